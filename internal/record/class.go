@@ -1,0 +1,37 @@
+package record
+
+// Class is the reason an envelope left the fast path: the label of its dead letter, a filter and a metric label.
+type Class string
+
+// The classes of errors; no others are ever written.
+const (
+	Malformed           Class = "malformed"
+	MessageTooLarge     Class = "message_too_large"
+	NotAllowed          Class = "not_allowed"
+	PartitionOutOfRange Class = "partition_out_of_range"
+	Expired             Class = "expired"
+	RecordRefused       Class = "record_refused"
+	AttemptsExhausted   Class = "attempts_exhausted"
+	Handler             Class = "handler"
+)
+
+// DeadAtOnce reports whether an envelope of this class goes to the dead letters without a retry (N17).
+func (c Class) DeadAtOnce() bool {
+	switch c {
+	case Malformed, MessageTooLarge, NotAllowed, PartitionOutOfRange, Expired:
+		return true
+	case RecordRefused, AttemptsExhausted, Handler:
+	}
+	return false
+}
+
+// Refusal is the error of one envelope or record that is at fault itself: it spends no patience of others.
+type Refusal struct {
+	Class  Class
+	Reason string // for people: what, which value, which limit; never payload
+	// ID and NS are the values of the record's headers `id` and `outrelay-ns`, set when the sink refuses a record after
+	// Send returned: whoever writes the dead letter finds the envelope by them.
+	ID, NS []byte
+}
+
+func (r *Refusal) Error() string { return string(r.Class) + ": " + r.Reason }

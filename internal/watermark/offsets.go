@@ -1,0 +1,81 @@
+package watermark
+
+import "github.com/outrelay/outrelay/internal/record"
+
+// N8: the stored offset of a partition is that of the first record of any target of an event above the watermark, acked or
+// not. Records go to a partition in order, so an unacked one stands at or above `next`, and the acked ones are the runs.
+type offsets struct {
+	next int64 // nothing of ours that is not acked yet can stand below
+	runs []run // acked, at least one ticket may still be above the watermark
+}
+
+// run is one acked batch: tickets[i] stands at offset base+i.
+type run struct {
+	base    int64
+	tickets []record.Ticket
+}
+
+func (o *offsets) acked(base int64, tickets []record.Ticket) {
+	o.next = max(o.next, base+int64(len(tickets)))
+	o.runs = append(o.runs, run{base, tickets})
+}
+
+// prune forgets what the watermark has passed and returns the stored offset.
+func (o *offsets) prune(low record.Ticket, recycle func([]record.Ticket)) int64 {
+	first, kept := o.next, o.runs[:0]
+	for _, r := range o.runs {
+		i := 0
+		for i < len(r.tickets) && r.tickets[i] < low {
+			i++
+		}
+		if i == len(r.tickets) {
+			recycle(r.tickets)
+			continue
+		}
+		// A read-back hit may stand below an earlier run: the lowest decides, not the first.
+		first = min(first, r.base+int64(i))
+		kept = append(kept, r)
+	}
+	clear(o.runs[len(kept):])
+	o.runs = kept
+	return first
+}
+
+func (t *Tracker[P]) partition(tp record.TopicPartition) *offsets {
+	o := t.parts[tp]
+	if o == nil {
+		o = &offsets{}
+		t.parts[tp] = o
+	}
+	return o
+}
+
+// Restore sets the stored offset of a partition at a take-over, or when it is adopted.
+func (t *Tracker[P]) Restore(tp record.TopicPartition, offset int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.partition(tp).next = offset
+}
+
+// Idle moves the stored offset of a partition that nothing holds up to offset: the caller knows that nothing of ours was
+// in flight to it when the offset was read, so that whatever follows stands at or above it.
+func (t *Tracker[P]) Idle(tp record.TopicPartition, offset int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o := t.partition(tp)
+	o.next = max(o.next, offset)
+}
+
+// offsets lists the stored offset of each partition by topic; a partition without one is 0, as if read from its start.
+func (t *Tracker[P]) offsets() map[string][]int64 {
+	all := make(map[string][]int64, len(t.parts))
+	for tp, o := range t.parts {
+		list := all[tp.Topic]
+		for len(list) <= int(tp.Partition) {
+			list = append(list, 0)
+		}
+		list[tp.Partition] = o.prune(t.low, t.recycle)
+		all[tp.Topic] = list
+	}
+	return all
+}

@@ -1,0 +1,191 @@
+// Package watermark finds the highest position of the stream below which every event is resolved, and from it the
+// offsets at which a successor has to begin its read-back.
+//
+// Order: tickets are numbered in the order of Begin; they resolve in any order. Blocking: never; every call holds one
+// mutex for a time that does not depend on the backlog, but for Offsets, which walks what was acked since it was last
+// called. Cost: no allocation per event; nine bytes of memory for each ticket above the watermark, plus eight for each
+// record acked above it. Not promised: that positions are kept for each event. Between two marks the watermark waits.
+package watermark
+
+import (
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+const (
+	firstRing = 1 << 12
+	maxMarks  = 1 << 11
+	// pruneRuns bounds what a partition remembers when nobody asks for Offsets.
+	pruneRuns = 64
+)
+
+// mark says that position p is reached once every ticket below upTo is resolved.
+type mark[P any] struct {
+	upTo record.Ticket
+	p    P
+}
+
+// Tracker follows the events of one term of ownership. P is the position that a checkpoint stores.
+type Tracker[P any] struct {
+	recycle func([]record.Ticket)
+
+	mu        sync.Mutex
+	low, next record.Ticket // low: first unresolved; next: next to be given out
+	left      []uint16      // ring: targets of a ticket that are not resolved yet
+	commit    []int64       // ring: commit time in Unix milliseconds
+	marks     []mark[P]     // ascending upTo, at most maxMarks
+	reached   P
+	has       bool
+	parts     map[record.TopicPartition]*offsets
+}
+
+// New makes an empty tracker. recycle, if not nil, gets the ticket slices back that Acked took over.
+func New[P any](recycle func([]record.Ticket)) *Tracker[P] {
+	if recycle == nil {
+		recycle = func([]record.Ticket) {}
+	}
+	return &Tracker[P]{
+		recycle: recycle,
+		left:    make([]uint16, firstRing),
+		commit:  make([]int64, firstRing),
+		parts:   map[record.TopicPartition]*offsets{},
+	}
+}
+
+// Begin gives the next event its ticket. The event is resolved after targets calls of Resolve or Acked; with no target at
+// once. commitMS is its commit time in Unix milliseconds.
+func (t *Tracker[P]) Begin(commitMS int64, targets int) record.Ticket {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if int(t.next-t.low) == len(t.left) {
+		t.grow()
+	}
+	k := t.next
+	i := int(k) & (len(t.left) - 1)
+	t.left[i], t.commit[i] = uint16(targets), commitMS
+	t.next++
+	if targets == 0 && k == t.low {
+		t.advance()
+	}
+	return k
+}
+
+func (t *Tracker[P]) grow() {
+	n := len(t.left)
+	left, commit := make([]uint16, 2*n), make([]int64, 2*n)
+	for k := t.low; k < t.next; k++ {
+		from, to := int(k)&(n-1), int(k)&(2*n-1)
+		left[to], commit[to] = t.left[from], t.commit[from]
+	}
+	t.left, t.commit = left, commit
+}
+
+// Position says that p is reached when all tickets given out so far are resolved. p belongs to the tracker from now on.
+// When more than 2,048 positions wait, a newer one replaces the newest, so that memory stays bounded.
+func (t *Tracker[P]) Position(p P) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.low == t.next {
+		t.reached, t.has = p, true
+		return
+	}
+	if n := len(t.marks); n > 0 && (t.marks[n-1].upTo == t.next || n == maxMarks) {
+		t.marks[n-1] = mark[P]{t.next, p}
+		return
+	}
+	t.marks = append(t.marks, mark[P]{t.next, p})
+}
+
+// Resolve takes one target off a ticket whose fate was recorded without a record in Kafka.
+func (t *Tracker[P]) Resolve(k record.Ticket) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.resolve(k)
+	t.advance()
+}
+
+// Acked takes one target off each ticket: tickets[i] stands at offset base+i of tp. The slice belongs to the tracker.
+func (t *Tracker[P]) Acked(tp record.TopicPartition, base int64, tickets []record.Ticket) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range tickets {
+		t.resolve(k)
+	}
+	t.partition(tp).acked(base, tickets)
+	t.advance()
+	if o := t.parts[tp]; len(o.runs) > pruneRuns {
+		o.prune(t.low, t.recycle)
+	}
+}
+
+func (t *Tracker[P]) resolve(k record.Ticket) {
+	if k < t.low || k >= t.next {
+		panic("watermark: a ticket was resolved twice or never given out")
+	}
+	i := int(k) & (len(t.left) - 1)
+	if t.left[i] == 0 {
+		panic("watermark: a ticket has more answers than targets")
+	}
+	t.left[i]--
+}
+
+func (t *Tracker[P]) advance() {
+	m := len(t.left) - 1
+	for t.low < t.next && t.left[int(t.low)&m] == 0 {
+		t.low++
+	}
+	n := 0
+	for n < len(t.marks) && t.marks[n].upTo <= t.low {
+		t.reached, t.has = t.marks[n].p, true
+		n++
+	}
+	if n > 0 {
+		rest := copy(t.marks, t.marks[n:])
+		clear(t.marks[rest:])
+		t.marks = t.marks[:rest]
+	}
+}
+
+// Reached is the watermark: everything up to it is acked by Kafka, recorded as an exception, or deleted by an operator.
+// It is false until the first position is reached.
+func (t *Tracker[P]) Reached() (P, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.reached, t.has
+}
+
+// Snapshot is the watermark and the stored offsets that belong to it, taken at one moment.
+func (t *Tracker[P]) Snapshot() (P, bool, map[string][]int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.reached, t.has, t.offsets()
+}
+
+// Unresolved is the number of tickets above the watermark.
+func (t *Tracker[P]) Unresolved() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return int(t.next - t.low)
+}
+
+// OldestMS is the commit time, in Unix milliseconds, of the oldest unresolved event; false if there is none.
+func (t *Tracker[P]) OldestMS() (int64, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.low == t.next {
+		return 0, false
+	}
+	return t.commit[int(t.low)&(len(t.commit)-1)], true
+}
+
+// CommitMS appends the commit times of unresolved tickets to dst.
+func (t *Tracker[P]) CommitMS(dst []int64, tickets []record.Ticket) []int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	m := len(t.commit) - 1
+	for _, k := range tickets {
+		dst = append(dst, t.commit[int(k)&m])
+	}
+	return dst
+}
