@@ -1,0 +1,158 @@
+package metrics
+
+import (
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+const namespace = "outrelay"
+
+// builder makes metrics under our prefix and registers them.
+type builder struct{ r *prometheus.Registry }
+
+func (b builder) counter(name, help string) prometheus.Counter {
+	c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
+	b.r.MustRegister(c)
+	return c
+}
+
+func (b builder) counterVec(name, help string, labels ...string) *prometheus.CounterVec {
+	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	b.r.MustRegister(c)
+	return c
+}
+
+func (b builder) gauge(name, help string) prometheus.Gauge {
+	g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})
+	b.r.MustRegister(g)
+	return g
+}
+
+func (b builder) gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
+	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels)
+	b.r.MustRegister(g)
+	return g
+}
+
+func (b builder) live(name, help string) *Live {
+	l := &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})}
+	b.r.MustRegister(l)
+	return l
+}
+
+func (b builder) states(name, help string) *States {
+	return &States{vec: b.gaugeVec(name, help, "state")}
+}
+
+func (b builder) histogram(name, help string, bounds []time.Duration) *Histogram {
+	h := newHistogram(prometheus.BuildFQName(namespace, "", name), help, bounds)
+	b.r.MustRegister(h)
+	return h
+}
+
+// Live is a gauge that may be asked at the time of the scrape: an age or a lag that is only set by a loop stands still,
+// and looks healthy, when the loop does.
+type Live struct {
+	prometheus.Gauge
+	source atomic.Pointer[func() float64]
+}
+
+// From makes f the source of the value from now on; nil goes back to the value last set. f must not block.
+func (l *Live) From(f func() float64) {
+	if f == nil {
+		l.source.Store(nil)
+		return
+	}
+	l.source.Store(&f)
+}
+
+// Collect implements [prometheus.Collector].
+func (l *Live) Collect(ch chan<- prometheus.Metric) {
+	if f := l.source.Load(); f != nil {
+		l.Set((*f)())
+	}
+	l.Gauge.Collect(ch)
+}
+
+// States is a gauge per state of which exactly one is 1.
+type States struct {
+	mu      sync.Mutex
+	vec     *prometheus.GaugeVec
+	current string
+}
+
+// Enter makes state the current one.
+func (s *States) Enter(state string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current == state {
+		return
+	}
+	if s.current != "" {
+		s.vec.WithLabelValues(s.current).Set(0)
+	}
+	s.vec.WithLabelValues(state).Set(1)
+	s.current = state
+}
+
+// Current is the state last entered, "" before the first.
+func (s *States) Current() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.current
+}
+
+// Histogram counts durations. Unlike the library's it takes a count, so that the records of one batch cost one
+// observation, and it needs neither a lock nor an allocation.
+type Histogram struct {
+	desc   *prometheus.Desc
+	bounds []time.Duration
+	counts []atomic.Uint64 // one more than bounds: the rest
+	sum    atomic.Uint64   // bits of a float64, seconds: nanoseconds in an integer overflow on a backlog of days
+}
+
+func newHistogram(name, help string, bounds []time.Duration) *Histogram {
+	return &Histogram{
+		desc:   prometheus.NewDesc(name, help, nil, nil),
+		bounds: bounds,
+		counts: make([]atomic.Uint64, len(bounds)+1),
+	}
+}
+
+// Observe adds n observations of d; a negative d counts as 0. It does nothing on a nil Histogram.
+func (h *Histogram) Observe(d time.Duration, n int) {
+	if h == nil || n <= 0 {
+		return
+	}
+	d = max(d, 0)
+	i := 0
+	for i < len(h.bounds) && d > h.bounds[i] {
+		i++
+	}
+	h.counts[i].Add(uint64(n))
+	for {
+		old := h.sum.Load()
+		if h.sum.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+d.Seconds()*float64(n))) {
+			return
+		}
+	}
+}
+
+// Describe implements [prometheus.Collector].
+func (h *Histogram) Describe(ch chan<- *prometheus.Desc) { ch <- h.desc }
+
+// Collect implements [prometheus.Collector].
+func (h *Histogram) Collect(ch chan<- prometheus.Metric) {
+	buckets := make(map[float64]uint64, len(h.bounds))
+	var total uint64
+	for i, b := range h.bounds {
+		total += h.counts[i].Load()
+		buckets[b.Seconds()] = total
+	}
+	total += h.counts[len(h.bounds)].Load()
+	ch <- prometheus.MustNewConstHistogram(h.desc, total, math.Float64frombits(h.sum.Load()), buckets)
+}

@@ -1,0 +1,227 @@
+// Package metrics is the one list of what outrelay measures about itself: every series has its name, unit and help here.
+//
+// A Set owns a registry of its own, so several relays can live in one process and tests never meet on a global one.
+// Nothing in it blocks. The calls of the hot path ([Set.ObservePublish], [Set.ObserveLatency]) take a count, so that a
+// batch costs one call; they allocate nothing once a topic was seen, and they do nothing on a nil Set. Labels are
+// bounded: topics beyond [MaxTopics] share the label "other".
+package metrics
+
+import (
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+)
+
+// MaxTopics is how many topics get a label of their own; envelopes name topics, so their number is not ours to trust.
+const MaxTopics = 1000
+
+// OtherTopics is the label of all topics beyond [MaxTopics].
+const OtherTopics = "other"
+
+// Set is every metric of one relay. Create it with [New]; its fields may be used from any goroutine.
+type Set struct {
+	// Registry holds all of the metrics below and the Go runtime's. It is what /metrics serves.
+	Registry *prometheus.Registry
+
+	Lag         *Live // seconds: now − commit time of the oldest unresolved envelope; 0 if there is none
+	TokenAge    *Live // seconds since the change stream's token last moved
+	OplogWindow *Live // seconds between the first and the last entry of the oplog
+
+	Published      *prometheus.CounterVec // {topic, result}: use ObservePublish
+	PublishLatency *Histogram             // seconds from commit to Kafka's ack: use ObserveLatency
+	Read           prometheus.Counter     // envelopes read from the change stream
+	ReadBytes      prometheus.Counter     // bytes of those envelopes
+	Batches        prometheus.Counter     // replies of the change stream that carried events
+	ProduceErrors  *prometheus.CounterVec // {error}: answers of Kafka other than success, by their name
+
+	InflightRecords *Live // records handed to the sink and not yet acked
+	InflightBytes   *Live // bytes of those records
+	BudgetUsed      *Live // bytes of the memory budget in use (N13)
+	Budget          prometheus.Gauge
+	TicketWindow    *Live // events between the watermark and the newest one read (N13)
+	MaxTicketWindow prometheus.Gauge
+
+	CheckpointSeconds *Histogram         // duration of one checkpoint's write
+	CheckpointAge     *Live              // seconds since the last checkpoint was written
+	Checkpoints       prometheus.Counter // checkpoints written
+
+	StreamState    *States                // {state}: 1 for the state the change stream is in
+	StreamRestarts *prometheus.CounterVec // {reason}
+	Gaps           *prometheus.CounterVec // {reason}
+
+	LeaseOwner     prometheus.Gauge   // 1 while this process owns the watcher
+	LeaseEpoch     prometheus.Gauge   // epoch of the ownership last seen
+	LeaseSuspended prometheus.Gauge   // 1 while the lease is past its local deadline and not yet known to be lost (N2)
+	Takeovers      prometheus.Counter // acquisitions by this process
+	LeaseLost      prometheus.Counter // ownerships that ended without a release
+	RenewSeconds   *Histogram         // duration of one renewal
+
+	ReadBack       prometheus.Counter     // records read at take-overs to find what was sent already
+	ReadBackHits   prometheus.Counter     // envelopes that a read-back spared from being sent twice
+	Quarantined    *Live                  // partitions that wait for a marker (N4)
+	BlockedTargets *prometheus.GaugeVec   // {topic, reason}: envelopes that wait for a target
+	Exceptions     *prometheus.GaugeVec   // {state}: envelopes whose fate is written on the document
+	Reconciled     *prometheus.CounterVec // {class}
+	DeadLetters    *prometheus.CounterVec // {class}
+	ConfigReloads  prometheus.Counter     // reloads of the log level or of certificates
+	KafkaReachable prometheus.Gauge       // 1 while the cluster answers
+	MongoReachable prometheus.Gauge       // 1 while the replica set answers
+
+	topics topics
+}
+
+// Result says what became of a record.
+type Result uint8
+
+// The results of outrelay_published_total.
+const (
+	Acked    Result = iota // Kafka acknowledged it
+	Skipped                // a read-back found it in the topic already
+	Refused                // Kafka or the relay refused it for a reason of its own
+	nResults = 3
+)
+
+// String is the label of the result.
+func (r Result) String() string {
+	switch r {
+	case Acked:
+		return "acked"
+	case Skipped:
+		return "skipped"
+	case Refused:
+		return "refused"
+	}
+	return "unknown"
+}
+
+var (
+	// latencyBuckets reach from half a millisecond, a good day, to ten seconds, a take-over.
+	latencyBuckets = []time.Duration{
+		500 * time.Microsecond, time.Millisecond, 2 * time.Millisecond, 3 * time.Millisecond, 5 * time.Millisecond,
+		10 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond,
+		200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
+	}
+	writeBuckets = latencyBuckets[1:]
+)
+
+// New makes a Set; version labels outrelay_build_info.
+func New(version string) *Set {
+	r := prometheus.NewRegistry()
+	b := builder{r}
+	s := &Set{Registry: r}
+	b.flow(s)
+	b.ownership(s)
+	b.fates(s)
+	s.topics.byName = make(map[string]*[nResults]prometheus.Counter)
+	info := b.gaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
+	info.WithLabelValues(version, runtime.Version()).Set(1)
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return s
+}
+
+// OrNew is s, or a Set that nobody scrapes if s is nil: for parts whose configuration leaves metrics out.
+func OrNew(s *Set) *Set {
+	if s == nil {
+		return New("")
+	}
+	return s
+}
+
+func (b builder) flow(s *Set) {
+	s.Lag = b.live("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none.")
+	s.TokenAge = b.live("token_age_seconds", "Time since the change stream's resume token last moved.")
+	s.OplogWindow = b.live("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
+	s.Published = b.counterVec("published_total", "Records by topic and by what became of them.", "topic", "result")
+	s.PublishLatency = b.histogram("publish_latency_seconds", "Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets)
+	s.Read = b.counter("read_total", "Envelopes read from the change stream.")
+	s.ReadBytes = b.counter("read_bytes_total", "Bytes of the envelopes read from the change stream.")
+	s.Batches = b.counter("read_batches_total", "Replies of the change stream that carried events.")
+	s.ProduceErrors = b.counterVec("produce_errors_total", "Answers of Kafka to a produce request other than success.", "error")
+	s.InflightRecords = b.live("inflight_records", "Records handed to the sink and not yet acked.")
+	s.InflightBytes = b.live("inflight_bytes", "Bytes of the records handed to the sink and not yet acked.")
+	s.BudgetUsed = b.live("budget_used_bytes", "Bytes of the memory budget in use.")
+	s.Budget = b.gauge("budget_bytes", "The memory budget.")
+	s.TicketWindow = b.live("ticket_window", "Events between the watermark and the newest one read.")
+	s.MaxTicketWindow = b.gauge("ticket_window_max", "Events above the watermark at which reading stops.")
+	s.StreamState = b.states("stream_state", "1 for the state that the change stream is in.")
+	s.StreamRestarts = b.counterVec("stream_restarts_total", "Reopenings of the change stream.", "reason")
+	s.Gaps = b.counterVec("gaps_total", "Stretches of the change stream that could not be read any more.", "reason")
+}
+
+func (b builder) ownership(s *Set) {
+	s.CheckpointSeconds = b.histogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets)
+	s.CheckpointAge = b.live("checkpoint_age_seconds", "Time since the last checkpoint was written.")
+	s.Checkpoints = b.counter("checkpoints_total", "Checkpoints written.")
+	s.LeaseOwner = b.gauge("lease_owner", "1 while this process owns the watcher.")
+	s.LeaseEpoch = b.gauge("lease_epoch", "Epoch of the ownership last seen.")
+	s.LeaseSuspended = b.gauge("lease_suspended", "1 while the lease is past its local deadline and work is suspended.")
+	s.Takeovers = b.counter("takeovers_total", "Acquisitions of the lease by this process.")
+	s.LeaseLost = b.counter("lease_lost_total", "Ownerships that ended without a release.")
+	s.RenewSeconds = b.histogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets)
+	s.ReadBack = b.counter("read_back_records_total", "Records read at take-overs to find what was sent already.")
+	s.ReadBackHits = b.counter("read_back_hits_total", "Envelopes that a read-back spared from being sent twice.")
+	s.Quarantined = b.live("quarantined_partitions", "Partitions that wait until earlier senders are known to be fenced.")
+}
+
+func (b builder) fates(s *Set) {
+	s.BlockedTargets = b.gaugeVec("blocked_targets", "Envelopes that wait for a target, by topic and reason.", "topic", "reason")
+	s.Exceptions = b.gaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state")
+	s.Reconciled = b.counterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class")
+	s.DeadLetters = b.counterVec("dead_letters_total", "Envelopes moved to the dead letters, by error class.", "class")
+	s.ConfigReloads = b.counter("config_reloads_total", "Reloads of the log level or of certificates.")
+	s.KafkaReachable = b.gauge("kafka_reachable", "1 while the Kafka cluster answers.")
+	s.MongoReachable = b.gauge("mongodb_reachable", "1 while the MongoDB replica set answers.")
+}
+
+// ObservePublish counts n records of topic with result. It allocates only the first time it sees a topic.
+func (s *Set) ObservePublish(topic string, result Result, n int) {
+	if s == nil || n <= 0 || result >= nResults {
+		return
+	}
+	s.topics.of(topic, s.Published)[result].Add(float64(n))
+}
+
+// ObserveLatency records n records that took d from commit to ack. Negative times, which clocks of two machines
+// produce, count as 0.
+func (s *Set) ObserveLatency(d time.Duration, n int) {
+	if s == nil {
+		return
+	}
+	s.PublishLatency.Observe(d, n)
+}
+
+// topics resolves the counters of a topic once.
+type topics struct {
+	mu     sync.RWMutex
+	byName map[string]*[nResults]prometheus.Counter
+}
+
+func (t *topics) of(name string, vec *prometheus.CounterVec) *[nResults]prometheus.Counter {
+	t.mu.RLock()
+	c := t.byName[name]
+	full := len(t.byName) >= MaxTopics
+	other := t.byName[OtherTopics]
+	t.mu.RUnlock()
+	if c != nil {
+		return c
+	}
+	if full && other != nil {
+		return other
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.byName) >= MaxTopics {
+		name = OtherTopics
+	}
+	if c = t.byName[name]; c == nil {
+		c = new([nResults]prometheus.Counter)
+		for r := range Result(nResults) {
+			c[r] = vec.WithLabelValues(name, r.String())
+		}
+		t.byName[name] = c
+	}
+	return c
+}
