@@ -1,0 +1,125 @@
+package event
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// cursor walks the elements of one BSON document without allocating. The driver's own walker lives in a package without
+// a promise of stability and costs twice as much.
+type cursor struct {
+	rest []byte // the elements not read yet, without the closing zero
+	typ  bson.Type
+	name []byte
+	val  []byte // the bytes of the value, with its length prefix if it has one
+	bad  bool
+}
+
+// open starts at the first element of a document; false if the bytes are not framed as one.
+func open(doc []byte) (cursor, bool) {
+	if len(doc) < 5 || uint64(binary.LittleEndian.Uint32(doc)) != uint64(len(doc)) || doc[len(doc)-1] != 0 {
+		return cursor{}, false
+	}
+	return cursor{rest: doc[4 : len(doc)-1]}, true
+}
+
+// next reads one element. At the end, and where the bytes make no sense, it is false; bad tells the two apart.
+func (c *cursor) next() bool {
+	if len(c.rest) == 0 {
+		return false
+	}
+	c.typ = bson.Type(c.rest[0])
+	end := bytes.IndexByte(c.rest[1:], 0)
+	if end < 0 {
+		c.bad = true
+		return false
+	}
+	c.name = c.rest[1 : 1+end]
+	body := c.rest[end+2:]
+	n := valueLen(c.typ, body)
+	if n < 0 || n > len(body) {
+		c.bad = true
+		return false
+	}
+	c.val, c.rest = body[:n], body[n:]
+	return true
+}
+
+// valueLen is the number of bytes that a value of type t takes at the front of b; −1 if b cannot hold one.
+func valueLen(t bson.Type, b []byte) int {
+	switch t {
+	case bson.TypeNull, bson.TypeUndefined, bson.TypeMinKey, bson.TypeMaxKey:
+		return 0
+	case bson.TypeBoolean:
+		return 1
+	case bson.TypeInt32:
+		return 4
+	case bson.TypeDouble, bson.TypeDateTime, bson.TypeTimestamp, bson.TypeInt64:
+		return 8
+	case bson.TypeObjectID:
+		return 12
+	case bson.TypeDecimal128:
+		return 16
+	case bson.TypeString, bson.TypeSymbol, bson.TypeJavaScript:
+		return stringLen(b)
+	case bson.TypeEmbeddedDocument, bson.TypeArray:
+		return framedLen(b, 0, 5)
+	case bson.TypeBinary:
+		return framedLen(b, 5, 5)
+	case bson.TypeCodeWithScope:
+		return framedLen(b, 0, 14)
+	case bson.TypeDBPointer:
+		if n := stringLen(b); n >= 0 {
+			return n + 12
+		}
+	case bson.TypeRegex:
+		if i := bytes.IndexByte(b, 0); i >= 0 {
+			if j := bytes.IndexByte(b[i+1:], 0); j >= 0 {
+				return i + j + 2
+			}
+		}
+	}
+	return -1
+}
+
+// stringLen is the length of a string value: prefix, bytes and closing zero, which must be there.
+func stringLen(b []byte) int {
+	if len(b) < 5 {
+		return -1
+	}
+	n := int64(int32(binary.LittleEndian.Uint32(b)))
+	if n < 1 || n > int64(len(b)-4) || b[3+n] != 0 {
+		return -1
+	}
+	return int(4 + n)
+}
+
+// framedLen is the length of a value that begins with its size: extra is what the size does not count, least what the
+// value takes at least.
+func framedLen(b []byte, extra, least int64) int {
+	if len(b) < 4 {
+		return -1
+	}
+	n := int64(int32(binary.LittleEndian.Uint32(b))) + extra
+	if n < least || n > int64(len(b)) {
+		return -1
+	}
+	return int(n)
+}
+
+// text is the bytes of a string value.
+func text(val []byte) []byte { return val[4 : len(val)-1 : len(val)-1] }
+
+// blob is the bytes and the subtype of a binary value. The old subtype 2 repeats its length inside.
+func blob(val []byte) (data []byte, subtype byte, ok bool) {
+	subtype, data = val[4], val[5:len(val):len(val)]
+	if subtype != bson.TypeBinaryBinaryOld {
+		return data, subtype, true
+	}
+	if len(data) < 4 || uint64(binary.LittleEndian.Uint32(data)) != uint64(len(data)-4) {
+		return nil, subtype, false
+	}
+	return data[4:], subtype, true
+}

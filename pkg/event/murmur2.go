@@ -1,0 +1,37 @@
+package event
+
+import "encoding/binary"
+
+// Slots is the number of slots that keys are hashed to (N28).
+const Slots = 1024
+
+// Slot is the slot of an ordering key: the low ten bits of its murmur2.
+func Slot(key []byte) int32 { return int32(Murmur2(key) & (Slots - 1)) } // N28
+
+// Murmur2 is the hash by which Kafka's Java client chooses a partition: `(Murmur2(key) & 0x7fffffff) % partitions`.
+func Murmur2(key []byte) uint32 {
+	const (
+		seed = 0x9747b28c
+		m    = 0x5bd1e995
+	)
+	h := uint32(seed) ^ uint32(len(key))
+	for len(key) >= 4 {
+		k := binary.LittleEndian.Uint32(key) * m
+		k ^= k >> 24
+		h = h*m ^ k*m
+		key = key[4:]
+	}
+	switch len(key) {
+	case 3:
+		h ^= uint32(key[2]) << 16
+		fallthrough
+	case 2:
+		h ^= uint32(key[1]) << 8
+		fallthrough
+	case 1:
+		h = (h ^ uint32(key[0])) * m
+	}
+	h ^= h >> 13
+	h *= m
+	return h ^ h>>15
+}
