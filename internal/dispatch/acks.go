@@ -1,0 +1,115 @@
+package dispatch
+
+import (
+	"context"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// Acked implements record.Acks.
+func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []record.Ticket, bytes int) {
+	crash.At("after-ack-before-watermark")
+	n := len(tickets)
+	d.observe(tickets)
+	d.tracker.Acked(tp, base, tickets)
+	d.budget.release(int64(bytes))
+	if d.cfg.Metrics.Published != nil {
+		d.cfg.Metrics.Published(tp.Topic, n)
+	}
+}
+
+func (d *Dispatcher) observe(tickets []record.Ticket) {
+	if d.cfg.Metrics.Latency == nil {
+		return
+	}
+	d.obs.Lock()
+	defer d.obs.Unlock()
+	now := d.cfg.Now().UnixNano()
+	d.times = d.tracker.CommitMS(d.times[:0], tickets)
+	for _, ms := range d.times {
+		d.cfg.Metrics.Latency(max(float64(now)/1e6-float64(ms), 0))
+	}
+}
+
+// Refused implements record.Acks.
+func (d *Dispatcher) Refused(topic string, t record.Ticket, why *record.Refusal, bytes int) {
+	floor, _ := d.tracker.Reached() // t is unresolved, so its event stands behind the watermark
+	d.refuse(Exception{Floor: floor, ID: why.ID, NSHash: why.NS, Topic: topic, Why: *why, ticket: t, bytes: int64(bytes)})
+}
+
+// Restore implements record.Acks.
+func (d *Dispatcher) Restore(tp record.TopicPartition, offset int64) { d.tracker.Restore(tp, offset) }
+
+// Idle implements record.Acks.
+func (d *Dispatcher) Idle(tp record.TopicPartition, offset int64) { d.tracker.Idle(tp, offset) }
+
+// maxExceptions of one write: a fenced transaction takes at most 1,000 documents (N3).
+const maxExceptions = 1000
+
+// Run writes exceptions down until ctx ends, and resolves their tickets after they are majority-committed: the checkpoint
+// that passes an exception is sent later than its record. It returns the error that the retry policy calls final.
+func (d *Dispatcher) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-d.wake:
+		}
+		for batch := d.take(); len(batch) > 0; batch = d.take() {
+			if err := d.cfg.Retry(ctx, func() error { return d.cfg.Exceptions.Record(ctx, batch) }); err != nil {
+				if ctx.Err() != nil {
+					return nil
+				}
+				return err
+			}
+			for _, e := range batch {
+				d.tracker.Resolve(e.ticket)
+				d.budget.release(e.bytes)
+				if d.cfg.Metrics.Dead != nil {
+					d.cfg.Metrics.Dead(e.Topic, e.Why.Class)
+				}
+			}
+		}
+	}
+}
+
+func (d *Dispatcher) take() []Exception {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n := min(len(d.exceptions), maxExceptions)
+	batch := d.exceptions[:n:n]
+	d.exceptions = d.exceptions[n:]
+	if len(d.exceptions) == 0 {
+		d.exceptions = nil
+	}
+	return batch
+}
+
+// Drain blocks until everything delivered so far is resolved, or ctx ends.
+func (d *Dispatcher) Drain(ctx context.Context) error {
+	d.sink.Flush()
+	return d.budget.reserve(ctx, 0, func() bool { return d.tracker.Unresolved() == 0 }, func() {})
+}
+
+// Snapshot is the watermark and the stored offsets at one moment: what a checkpoint writes.
+func (d *Dispatcher) Snapshot() (resume.Position, bool, map[string][]int64) { return d.tracker.Snapshot() }
+
+// Reached is the watermark alone.
+func (d *Dispatcher) Reached() (resume.Position, bool) { return d.tracker.Reached() }
+
+// Unresolved is the number of events above the watermark, and the bytes they hold.
+func (d *Dispatcher) Unresolved() (events int, bytes int64) {
+	return d.tracker.Unresolved(), d.budget.inUse()
+}
+
+// Lag is now minus the commit time of the oldest unresolved event; 0 if there is none.
+func (d *Dispatcher) Lag(now time.Time) time.Duration {
+	ms, ok := d.tracker.OldestMS()
+	if !ok {
+		return 0
+	}
+	return max(now.Sub(time.UnixMilli(ms)), 0)
+}

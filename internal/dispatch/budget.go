@@ -1,0 +1,69 @@
+package dispatch
+
+import (
+	"context"
+	"sync"
+)
+
+// budget is N13: one all-or-nothing reservation for each envelope, so that what is read and not yet acked stays inside the
+// configured bytes whatever the backlog or the broker does. An envelope larger than the whole share goes alone.
+type budget struct {
+	mu      sync.Mutex
+	changed *sync.Cond
+	share   int64 // what the stream may use; the rest of the configured bytes is the reconciler's
+	used    int64
+}
+
+// reconcilerShare of the budget is kept for the reconciler, so that a full stream cannot starve retries.
+const reconcilerShare = 4 // one in four
+
+func newBudget(total int64) *budget {
+	b := &budget{share: max(total-total/reconcilerShare, 1)}
+	b.changed = sync.NewCond(&b.mu)
+	return b
+}
+
+// reserve blocks until n bytes (at most the whole share) are free and ready() holds, or ctx ends. wait is called once,
+// without the lock, before it blocks for the first time.
+func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait func()) error {
+	n = min(n, b.share)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.used+n <= b.share && ready() {
+		b.used += n
+		return nil
+	}
+	b.mu.Unlock()
+	wait()
+	stop := context.AfterFunc(ctx, b.wake)
+	defer stop()
+	b.mu.Lock()
+	for b.used+n > b.share || !ready() {
+		if err := ctx.Err(); err != nil {
+			return context.Cause(ctx)
+		}
+		b.changed.Wait()
+	}
+	b.used += n
+	return nil
+}
+
+// release gives n bytes of one envelope back.
+func (b *budget) release(n int64) {
+	b.mu.Lock()
+	b.used = max(b.used-min(n, b.share), 0)
+	b.mu.Unlock()
+	b.changed.Broadcast()
+}
+
+func (b *budget) wake() {
+	b.mu.Lock()
+	b.mu.Unlock() //nolint:staticcheck // orders the wake-up after the check of a waiter
+	b.changed.Broadcast()
+}
+
+func (b *budget) inUse() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.used
+}

@@ -1,0 +1,245 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/resume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeSink keeps what was sent until the test answers; the faults it shows are answers that a broker gives rarely.
+type fakeSink struct {
+	mu     sync.Mutex
+	sent   []record.Ticket
+	topics []string
+	refuse map[string]*record.Refusal
+	flushs int
+	got    chan struct{}
+}
+
+func (f *fakeSink) Size(rec *record.Record) int { return len(rec.Value) }
+
+func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
+	if r := f.refuse[rec.Topic]; r != nil {
+		return r
+	}
+	f.mu.Lock()
+	f.sent, f.topics = append(f.sent, t), append(f.topics, rec.Topic)
+	f.mu.Unlock()
+	f.got <- struct{}{}
+	return nil
+}
+func (f *fakeSink) Flush()                  { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
+func (f *fakeSink) Recycle([]record.Ticket) {}
+
+type memory struct {
+	mu   sync.Mutex
+	got  []Exception
+	fail error
+	done chan struct{}
+}
+
+func (m *memory) Record(_ context.Context, b []Exception) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fail != nil {
+		return m.fail
+	}
+	m.got = append(m.got, b...)
+	close(m.done)
+	return nil
+}
+
+func start(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *memory) {
+	t.Helper()
+	s := &fakeSink{refuse: map[string]*record.Refusal{}, got: make(chan struct{}, 1000)}
+	m := &memory{done: make(chan struct{})}
+	cfg.Exceptions, cfg.Log = m, slog.New(slog.DiscardHandler)
+	cfg.Retry = func(_ context.Context, op func() error) error { return op() }
+	if cfg.Budget == 0 {
+		cfg.Budget = 1 << 20
+	}
+	d := New(cfg)
+	d.Use(s)
+	return d, s, m
+}
+
+func pos(n uint32) resume.Position {
+	return resume.Position{ClusterTime: bson.Timestamp{T: n}}
+}
+
+func item(topic string, size int) *Item {
+	return &Item{CommitMS: 1, Records: []record.Record{{Topic: topic, Value: make([]byte, size)}}}
+}
+
+func TestN13_BudgetBlocksUntilAcked(t *testing.T) {
+	t.Parallel()
+	d, s, _ := start(t, Config{Budget: 400}) // the stream's share is 300
+	for range 3 {
+		if err := d.Deliver(t.Context(), item("a", 100)); err != nil {
+			t.Fatal(err)
+		}
+		<-s.got
+	}
+	delivered := make(chan error, 1)
+	go func() { delivered <- d.Deliver(t.Context(), item("a", 100)) }()
+	select {
+	case <-delivered:
+		t.Fatal("a fourth envelope of 100 bytes fits into a share of 300")
+	case <-s.got:
+		t.Fatal("a fourth envelope was sent past the budget")
+	case <-time.After(20 * time.Millisecond):
+	}
+	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{0}, 100)
+	if err := <-delivered; err != nil {
+		t.Fatal(err)
+	}
+	if _, b := d.Unresolved(); b != 300 {
+		t.Fatalf("%d bytes in use, want 300", b)
+	}
+}
+
+func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
+	t.Parallel()
+	d, s, _ := start(t, Config{Budget: 400})
+	if err := d.Deliver(t.Context(), item("a", 5000)); err != nil {
+		t.Fatal(err)
+	}
+	<-s.got
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := d.Deliver(ctx, item("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("beside an oversized one: %v, want the deadline", err)
+	}
+	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{0}, 5000)
+	if err := d.Deliver(t.Context(), item("a", 1)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestN13_WindowOfTickets(t *testing.T) {
+	t.Parallel()
+	d, s, _ := start(t, Config{MaxTickets: 2})
+	for range 2 {
+		if err := d.Deliver(t.Context(), item("a", 1)); err != nil {
+			t.Fatal(err)
+		}
+		<-s.got
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if err := d.Deliver(ctx, item("a", 1)); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a third ticket in a window of two: %v", err)
+	}
+	if s.flushs == 0 {
+		t.Fatal("what is queued was not flushed before blocking: nobody would make room")
+	}
+}
+
+func TestFanOutResolvesWhenAllTargetsAreAcked(t *testing.T) {
+	t.Parallel()
+	d, s, _ := start(t, Config{})
+	d.Start(pos(1))
+	it := &Item{CommitMS: 1, Records: []record.Record{{Topic: "a"}, {Topic: "b"}}}
+	if err := d.Deliver(t.Context(), it); err != nil {
+		t.Fatal(err)
+	}
+	d.Position(pos(2))
+	<-s.got
+	<-s.got
+	d.Acked(record.TopicPartition{Topic: "a"}, 7, []record.Ticket{0}, 0)
+	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
+		t.Fatal("the watermark passed an event with a target that is not acked")
+	}
+	d.Acked(record.TopicPartition{Topic: "b"}, 9, []record.Ticket{0}, 0)
+	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
+		t.Fatal("the watermark stays although all targets are acked")
+	}
+	if err := d.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
+	t.Parallel()
+	d, s, m := start(t, Config{})
+	s.refuse["b"] = &record.Refusal{Class: record.MessageTooLarge, Reason: "too large"}
+	d.Start(pos(1))
+	raw := []byte("envelope")
+	for _, it := range []*Item{
+		{Dead: &record.Refusal{Class: record.Malformed, Reason: "no type"}, Raw: raw, NS: "x.outbox"},
+		{Records: []record.Record{{Topic: "b"}}, Raw: raw, NS: "x.outbox"},
+	} {
+		if err := d.Deliver(t.Context(), it); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.Position(pos(2))
+	copy(raw, "overwrit")
+	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
+		t.Fatal("the watermark passed an exception that is not recorded yet")
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- d.Run(ctx) }()
+	<-m.done
+	if err := d.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if p, _ := d.Reached(); p.ClusterTime.T != 2 {
+		t.Fatal("the watermark stays although the exceptions are recorded")
+	}
+	if len(m.got) != 2 || string(m.got[0].Raw) != "envelope" || m.got[1].Topic != "b" {
+		t.Fatalf("recorded %+v, want both envelopes as they were", m.got)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestN17_ARefusalThatWantsARetryHoldsTheWatermark(t *testing.T) {
+	t.Parallel()
+	d, s, _ := start(t, Config{})
+	d.Start(pos(1))
+	if err := d.Deliver(t.Context(), item("a", 1)); err != nil {
+		t.Fatal(err)
+	}
+	<-s.got
+	d.Refused("a", 0, &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, 1)
+	d.Position(pos(2))
+	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
+		t.Fatal("the watermark passed a record that Kafka refused")
+	}
+	if st := d.Stuck(); len(st) != 1 || st[0].Topic != "a" || st[0].Count != 1 {
+		t.Fatalf("stuck %+v, want topic a once", st)
+	}
+}
+
+func TestLagIsTheAgeOfTheOldestUnresolved(t *testing.T) {
+	t.Parallel()
+	d, s, _ := start(t, Config{})
+	now := time.UnixMilli(5000)
+	if d.Lag(now) != 0 {
+		t.Fatal("lag without an event")
+	}
+	it := item("a", 1)
+	it.CommitMS = 2000
+	if err := d.Deliver(t.Context(), it); err != nil {
+		t.Fatal(err)
+	}
+	<-s.got
+	if d.Lag(now) != 3*time.Second {
+		t.Fatalf("lag %v, want 3 s", d.Lag(now))
+	}
+}
