@@ -1,0 +1,179 @@
+package arch
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestImportsFollowTheLayers(t *testing.T) {
+	t.Parallel()
+	report(t, layerProblems(t, tree(t)))
+}
+
+func TestLibrariesStayInTheirRooms(t *testing.T) {
+	t.Parallel()
+	report(t, libraryProblems(t, tree(t)))
+}
+
+func TestTablesAreConsistent(t *testing.T) {
+	t.Parallel()
+	seen := map[string]bool{}
+	for _, r := range rooms {
+		if seen[r.dir] || r.why == "" {
+			t.Errorf("room %s: named twice or without a reason", r.dir)
+		}
+		seen[r.dir] = true
+	}
+	for _, r := range rooms {
+		for _, d := range slices.Concat(r.also, r.only) {
+			if !seen[d] {
+				t.Errorf("room %s names %s, which is no room", r.dir, d)
+			}
+		}
+	}
+	paths := map[string]bool{}
+	for _, l := range libraries {
+		if paths[l.path] || l.why == "" {
+			t.Errorf("library %s: named twice or without a reason", l.path)
+		}
+		paths[l.path] = true
+		for _, d := range slices.Concat(l.in, l.never) {
+			if !seen[d] {
+				t.Errorf("library %s names %s, which is no room", l.path, d)
+			}
+		}
+	}
+}
+
+func TestLayerRuleSeesWrongImports(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ file, imports, want string }{
+		{"internal/dispatch/a.go", "internal/watermark", ""},
+		{"internal/dispatch/a.go", "internal/kafka", "may not import internal/kafka"},
+		{"internal/dispatch/a_test.go", "internal/kafka", ""},
+		{"internal/kafka/fence/a.go", "internal/kafka/batch", ""},
+		{"internal/kafka/a.go", "internal/kafka/batch", ""},
+		{"internal/lease/a.go", "internal/app", "may not import internal/app"},
+		{"internal/lease/a.go", "internal/store", "may not import internal/store"},
+		{"internal/deadletter/a.go", "internal/store", ""},
+		{"internal/app/a.go", "internal/devstack/stacktest", "for tests only"},
+		{"internal/lease/a_test.go", "internal/devstack/stacktest", ""},
+		{"test/fault/child/a.go", "internal/devstack/stacktest", ""},
+		{"pkg/event/a.go", "internal/record", ""},
+		{"pkg/event/a.go", "internal/metrics", "may not import internal/metrics"},
+		{"resume/a.go", "internal/record", "may not import internal/record"},
+		{"internal/gadgets/a.go", "internal/record", "has no room"},
+		{"internal/lease/a.go", "test/fault", "may not import test/fault"},
+	} {
+		src := fmt.Sprintf("package x\nimport _ %q\n", module+"/"+c.imports)
+		finds(t, layerProblems(t, []source{parse(t, c.file, []byte(src))}), c.want)
+	}
+}
+
+func TestLibraryRuleSeesWrongImports(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ file, imports, want string }{
+		{"internal/kafka/fence/a.go", "github.com/segmentio/kafka-go/protocol", ""},
+		{"internal/app/a.go", "github.com/segmentio/kafka-go", "may not use github.com/segmentio/kafka-go"},
+		{"internal/kafka/a.go", "go.mongodb.org/mongo-driver/v2/mongo/options", "may not use"},
+		{"internal/kafka/a.go", "go.mongodb.org/mongo-driver/v2/bson", ""},
+		{"internal/lease/a.go", "github.com/anishathalye/porcupine", "for tests only"},
+		{"internal/lease/a_test.go", "github.com/anishathalye/porcupine", ""},
+		{"internal/lease/a.go", "github.com/example/leftpad", "is not in the table"},
+		{"internal/lease/a.go", "log/slog", ""},
+	} {
+		src := fmt.Sprintf("package x\nimport _ %q\n", c.imports)
+		finds(t, libraryProblems(t, []source{parse(t, c.file, []byte(src))}), c.want)
+	}
+}
+
+// layerProblems names each import within the module that the rooms do not allow. Tests may import what they need.
+func layerProblems(tb testing.TB, files []source) []string {
+	tb.Helper()
+	var out []string
+	for _, f := range files {
+		from, ok := roomOf(f.dir)
+		if !ok {
+			out = append(out, fmt.Sprintf("%s: package %s has no room in the table of layers", f.path, f.dir))
+			continue
+		}
+		for _, p := range f.imports(tb) {
+			dir, inside := strings.CutPrefix(p, module+"/")
+			if !inside || f.test {
+				continue
+			}
+			to, ok := roomOf(dir)
+			switch {
+			case !ok:
+				out = append(out, fmt.Sprintf("%s: imports %s, which has no room in the table of layers", f.path, dir))
+			case to.testsOnly && from.dir != to.dir:
+				out = append(out, fmt.Sprintf("%s: imports %s, which is for tests only", f.path, dir))
+			case !allowed(from, to):
+				out = append(out, fmt.Sprintf("%s: %s (layer %d: %s) may not import %s (layer %d)", f.path, from.dir, from.layer, from.why, dir, to.layer))
+			}
+		}
+	}
+	return out
+}
+
+func allowed(from, to room) bool {
+	switch {
+	case from.dir == to.dir || slices.Contains(from.also, to.dir):
+		return true
+	case from.only != nil:
+		return slices.Contains(from.only, to.dir)
+	}
+	return to.layer < from.layer
+}
+
+func roomOf(dir string) (room, bool) {
+	var best room
+	for _, r := range rooms {
+		if within(dir, r.dir) && len(r.dir) > len(best.dir) {
+			best = r
+		}
+	}
+	return best, best.dir != ""
+}
+
+func within(p, parent string) bool {
+	return p == parent || strings.HasPrefix(p, parent+"/")
+}
+
+// libraryProblems names each import from outside of the module that the table of libraries does not allow.
+func libraryProblems(tb testing.TB, files []source) []string {
+	tb.Helper()
+	var out []string
+	for _, f := range files {
+		if f.test {
+			continue
+		}
+		at, _ := roomOf(f.dir)
+		for _, p := range f.imports(tb) {
+			if first, _, _ := strings.Cut(p, "/"); !strings.Contains(first, ".") || within(p, module) {
+				continue
+			}
+			switch l, ok := libraryOf(p); {
+			case !ok:
+				out = append(out, fmt.Sprintf("%s: library %s is not in the table of libraries", f.path, p))
+			case l.testsOnly:
+				out = append(out, fmt.Sprintf("%s: library %s is for tests only (%s)", f.path, l.path, l.why))
+			case l.in != nil && !slices.Contains(l.in, at.dir), slices.Contains(l.never, at.dir):
+				out = append(out, fmt.Sprintf("%s: %s may not use %s (%s)", f.path, at.dir, l.path, l.why))
+			}
+		}
+	}
+	return out
+}
+
+func libraryOf(p string) (library, bool) {
+	var best library
+	for _, l := range libraries {
+		if within(p, l.path) && len(l.path) > len(best.path) {
+			best = l
+		}
+	}
+	return best, best.path != ""
+}

@@ -1,0 +1,74 @@
+package arch
+
+// room is a directory with the packages below it that share its rules. A package belongs to the room with the longest
+// matching directory, and may always import the other packages of its own room.
+type room struct {
+	dir   string
+	layer int // imports go from a higher layer to a lower one
+	why   string
+
+	also      []string // rooms of its own or a higher layer that it may import as well
+	only      []string // if not nil: the only rooms it may import, whatever their layers
+	testsOnly bool     // only test files and the packages below test/ may import it
+}
+
+var none = []string{}
+
+// rooms is the map of the module. A package outside of it fails the test: give it a room.
+var rooms = []room{
+	// Layer 0: words and tools. They know nothing of the project but each other's words.
+	{dir: "internal/record", layer: 0, only: none, why: "the vocabulary of the stages"},
+	{dir: "internal/crash", layer: 0, only: none, why: "points at which a test may kill the process"},
+	{dir: "internal/retry", layer: 0, only: none, why: "the one place that knows how to back off"},
+	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
+	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the process's entry chooses it"},
+	{dir: "internal/tracing", layer: 0, only: none, why: "spans of the relay itself"},
+	{dir: "pkg/event", layer: 0, only: []string{"internal/record"}, why: "the envelope is a value: writers import it, so it drags nothing along"},
+
+	// Layer 1: what can be said without a lease.
+	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
+	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record"}, why: "runs inside other people's services: no metrics, no Kafka"},
+	{dir: "internal/routing", layer: 1, why: "from an envelope to its records, without I/O"},
+	{dir: "internal/watermark", layer: 1, only: []string{"internal/record"}, why: "pure bookkeeping; knows neither server"},
+	{dir: "internal/config", layer: 1, also: []string{"internal/routing", "resume"}, why: "checks rules and policies by their own parsers"},
+
+	// Layer 2: statements on MongoDB that belong to the owner.
+	{dir: "internal/lease", layer: 2, why: "the watcher document"},
+	{dir: "internal/store", layer: 2, why: "statements on the outbox; gets the fence as an interface"},
+	{dir: "internal/migrate", layer: 2, why: "indexes and their ledger"},
+	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves what can never be sent"},
+	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
+
+	// Layer 3: the stages. None imports another; they meet through interfaces declared by their consumer.
+	{dir: "internal/changestream", layer: 3, why: "reads; knows no Kafka"},
+	{dir: "internal/dispatch", layer: 3, why: "orders and bounds what is in flight; sees tickets, no server"},
+	{dir: "internal/kafka", layer: 3, why: "the sink"},
+	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
+	{dir: "internal/retention", layer: 3, why: "the purge"},
+	{dir: "internal/admin", layer: 3, why: "use-cases behind the CLI, the API and the page"},
+	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
+	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
+
+	// Layer 4: what puts stages together.
+	{dir: "internal/app", layer: 4, also: []string{"internal/httpapi", "internal/opspage"}, why: "the composition root: builds, starts in flow order, stops in reverse"},
+	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics"}, why: "a thin shell over the use-cases"},
+	{dir: "internal/opspage", layer: 4, only: []string{"internal/admin"}, why: "a thin shell over the use-cases"},
+	{dir: "internal/devstack", layer: 4, only: []string{"internal/record", "internal/crash", "internal/retry", "internal/metrics", "internal/logging", "pkg/event"}, why: "real servers on this machine, for anyone: knows nothing of the relay"},
+	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics of a test's own"},
+	{dir: "internal/doctor", layer: 4, also: []string{"internal/app"}, why: "checks with the same connections as the relay"},
+	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay dev"},
+	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
+	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
+
+	// Layer 5: programs.
+	{dir: "cmd", layer: 5, why: "parses flags and prints; what it does lives below", only: []string{
+		"internal/app", "internal/httpapi", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
+		"internal/config", "internal/logging", "internal/admin",
+	}},
+	{dir: "examples", layer: 5, why: "what a user can write", only: []string{
+		"resume", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/saga", "pkg/relay",
+	}},
+
+	// Tests across packages.
+	{dir: "test", layer: 6, why: "may see everything"},
+}

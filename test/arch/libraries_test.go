@@ -1,0 +1,50 @@
+package arch
+
+// library says which rooms may use a library in files that are not tests. Tests use what they need.
+type library struct {
+	path string // the import path or the beginning of it; the longest match counts
+	why  string
+
+	in        []string // rooms that may import it; nil: all but those in never
+	never     []string // rooms that may not
+	testsOnly bool
+}
+
+// libraries are all that the module may import beside the standard library. A new one needs a line and a reason.
+var libraries = []library{
+	{path: "go.mongodb.org/mongo-driver/v2/mongo", never: []string{
+		"internal/record", "pkg/event", "internal/routing", "internal/watermark", "internal/dispatch", "internal/kafka", "internal/metrics", "internal/logging", "internal/opspage",
+	}, why: "statements on MongoDB live in stages that are about MongoDB"},
+	{path: "go.mongodb.org/mongo-driver/v2/x", in: none, why: "the driver's own unstable parts"},
+	{path: "go.mongodb.org/mongo-driver/v2", never: []string{"internal/record", "internal/watermark", "internal/opspage"}, why: "BSON values"},
+	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafka", "pkg/consumer", "internal/devstack", "internal/devstack/stacktest"}, why: "its Writer is not safe enough for the relay, so its use is confined to where that is known"},
+	{path: "github.com/lmittmann/tint", in: []string{"internal/logging"}, why: "colours are the terminal's business; everything else speaks slog"},
+	{path: "github.com/cenkalti/backoff", in: []string{"internal/retry"}, why: "one policy of waiting, one home"},
+	{path: "github.com/spf13/cobra", in: []string{"cmd"}, why: "the command line"},
+	{path: "github.com/spf13/pflag", in: []string{"cmd", "internal/config"}, why: "the command line"},
+	{path: "github.com/knadh/koanf", in: []string{"internal/config"}, why: "file, environment and flags in one tree"},
+	{path: "github.com/invopop/jsonschema", in: []string{"internal/config"}, why: "the schema of the configuration"},
+	{path: "github.com/agnivade/levenshtein", in: []string{"internal/config"}, why: "the nearest name to a misspelt one"},
+	{path: "go.yaml.in/yaml", in: []string{"internal/config", "cmd", "internal/devstack", "internal/demo"}, why: "configuration is YAML"},
+	{path: "github.com/prometheus", in: []string{"internal/metrics", "internal/httpapi", "internal/app"}, why: "stages count through the set they are given"},
+	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "pkg/consumer", "internal/tracing", "internal/app", "pkg/relay"}, why: "trace context in and out"},
+	{path: "github.com/google/uuid", why: "UUID v7 event ids and names of instances"},
+	{path: "golang.org/x/sync", why: "errgroup"},
+	{path: "golang.org/x/sys", in: []string{"internal/lease", "internal/devstack", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs through a suspend, process groups, memory of a process"},
+	{path: "golang.org/x/term", in: []string{"cmd", "internal/demo"}, why: "keys and width of a terminal"},
+	{path: "github.com/mattn/go-isatty", in: []string{"cmd", "internal/demo", "internal/logging", "internal/devstack"}, why: "terminal or not"},
+	{path: "github.com/klauspost/compress", in: []string{"internal/kafka", "internal/devstack"}, why: "record batches"},
+	{path: "github.com/pierrec/lz4", in: []string{"internal/kafka"}, why: "record batches"},
+	{path: "github.com/HdrHistogram/hdrhistogram-go", in: []string{"internal/bench", "internal/demo"}, why: "latencies of a run"},
+	{path: "github.com/schollz/progressbar", in: []string{"internal/devstack", "internal/demo", "cmd"}, why: "a download of 40 MB shows that it moves"},
+	{path: "github.com/gofrs/flock", in: []string{"internal/devstack"}, why: "one download, and one stack of test servers at a time"},
+
+	{path: "github.com/google/go-cmp", testsOnly: true, why: "differences in tests"},
+	{path: "pgregory.net/rapid", testsOnly: true, why: "properties"},
+	{path: "github.com/anishathalye/porcupine", testsOnly: true, why: "is a history of the lease linearizable"},
+	{path: "go.uber.org/goleak", testsOnly: true, why: "a goroutine that outlives its test"},
+	{path: "github.com/Shopify/toxiproxy", testsOnly: true, why: "a network that fails"},
+	{path: "github.com/twmb/franz-go", testsOnly: true, why: "a second Kafka client as a witness, and a broker that fails on demand"},
+	{path: "github.com/santhosh-tekuri/jsonschema", testsOnly: true, why: "the shipped schema against the shipped examples"},
+	{path: "golang.org/x/tools", testsOnly: true, why: "reading source in tests"},
+}

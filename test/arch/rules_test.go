@@ -1,0 +1,110 @@
+package arch
+
+import (
+	"fmt"
+	"go/ast"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// The rules of the design are numbered N1, N2, … A rule has one home in the code, a comment that begins with its number or
+// says "<name> is N13: …", and at least one test that fails without it, named TestN13_….
+const lastRule = 29
+
+var (
+	homeComment = regexp.MustCompile(`(?:^|\b(?:is|are) )(N\d+(?:(?:,| and|, and) N\d+)*)(?::|\.$|$)`)
+	ruleNumber  = regexp.MustCompile(`N(\d+)`)
+	ruleTest    = regexp.MustCompile(`^TestN(\d+)_`)
+)
+
+func TestEachRuleHasOneHomeAndATest(t *testing.T) {
+	t.Parallel()
+	report(t, ruleProblems(tree(t)))
+}
+
+func TestRuleRuleSeesStrays(t *testing.T) {
+	t.Parallel()
+	home := parse(t, "internal/lease/a.go", []byte("package lease\n\n// N2: suspended is not lost.\nvar x int\n"))
+	named := parse(t, "internal/lease/b.go", []byte("package lease\n\n// budget is N2: one reservation.\nvar budget int\n"))
+	test := parse(t, "internal/lease/a_test.go", []byte("package lease\nfunc TestN02_SuspendedIsNotLost(t *testing.T) {}\n"))
+	mention := parse(t, "internal/lease/c.go", []byte("package lease\n\n// y obeys the window (N2), see N2's text.\nvar y int\n"))
+	unknown := parse(t, "internal/lease/a_test.go", []byte("package lease\nfunc TestN77_Nothing(t *testing.T) {}\n"))
+	for _, c := range []struct {
+		files []source
+		want  string
+	}{
+		{[]source{home, test, mention}, ""},
+		{[]source{named, test}, ""},
+		{[]source{home, named, test}, "N2 has 2 homes"},
+		{[]source{test, mention}, "N2 has no home"},
+		{[]source{home}, "N2 has no test"},
+		{[]source{home, test, unknown}, "N77"},
+	} {
+		finds(t, ruleProblems(c.files), c.want)
+	}
+}
+
+// ruleProblems compares homes and tests for the rules that have either.
+func ruleProblems(files []source) []string {
+	homes, tests := map[int][]string{}, map[int][]string{}
+	for _, f := range files {
+		if f.test {
+			for _, d := range f.ast.Decls {
+				fn, ok := d.(*ast.FuncDecl)
+				if !ok || fn.Recv != nil {
+					continue
+				}
+				if m := ruleTest.FindStringSubmatch(fn.Name.Name); m != nil {
+					n, _ := strconv.Atoi(m[1])
+					tests[n] = append(tests[n], f.path)
+				}
+			}
+			continue
+		}
+		for _, n := range homesIn(f) {
+			homes[n] = append(homes[n], f.path)
+		}
+	}
+	numbers := slices.Collect(maps.Keys(homes))
+	for n := range tests {
+		if _, ok := homes[n]; !ok {
+			numbers = append(numbers, n)
+		}
+	}
+	slices.Sort(numbers)
+	var out []string
+	for _, n := range numbers {
+		switch {
+		case n < 1 || n > lastRule:
+			out = append(out, fmt.Sprintf("N%d is no rule of the design: %s", n, strings.Join(slices.Concat(homes[n], tests[n]), ", ")))
+		case len(homes[n]) == 0:
+			out = append(out, fmt.Sprintf("N%d has no home; its tests are in %s", n, strings.Join(tests[n], ", ")))
+		case len(homes[n]) > 1:
+			out = append(out, fmt.Sprintf("N%d has %d homes: %s", n, len(homes[n]), strings.Join(homes[n], ", ")))
+		case len(tests[n]) == 0:
+			out = append(out, fmt.Sprintf("N%d has no test TestN%02d_…; its home is %s", n, n, homes[n][0]))
+		}
+	}
+	return out
+}
+
+// homesIn lists the rules that the file says it is the home of, each once.
+func homesIn(f source) []int {
+	seen := map[int]bool{}
+	for _, group := range f.ast.Comments {
+		for _, c := range group.List {
+			text := strings.TrimSpace(strings.TrimPrefix(c.Text, "//"))
+			for _, m := range homeComment.FindAllStringSubmatch(text, -1) {
+				for _, k := range ruleNumber.FindAllStringSubmatch(m[1], -1) {
+					n, _ := strconv.Atoi(k[1])
+					seen[n] = true
+				}
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(seen))
+}
