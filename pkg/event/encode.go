@@ -1,0 +1,116 @@
+package event
+
+import (
+	"encoding/binary"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// MarshalBSON is the stored envelope, or what Validate says. `ts` is left for the server to stamp at the insert.
+func (e Event) MarshalBSON() ([]byte, error) { return e.AppendBSON(nil) }
+
+// AppendBSON appends the stored envelope to dst; on an error dst is returned as it was.
+func (e Event) AppendBSON(dst []byte) ([]byte, error) {
+	if err := e.Validate(); err != nil {
+		return dst, err
+	}
+	return e.append(dst), nil
+}
+
+// Size is the number of bytes of the stored envelope.
+func (e Event) Size() int { return len(e.append(nil)) }
+
+func (e Event) append(dst []byte) []byte {
+	start := len(dst)
+	dst = appendInt32(dst, 0)
+	if !e.id.IsZero() {
+		dst = e.id.appendValue(appendName(dst, e.id.typ, "_id"))
+	}
+	dst = appendString(dst, "aggregatetype", e.aggregateType)
+	dst = appendString(dst, "aggregateid", e.aggregateID)
+	dst = appendString(dst, "type", e.typ)
+	if e.payloadType != 0 {
+		dst = append(appendName(dst, e.payloadType, "payload"), e.payload...)
+	}
+	dst = appendOptional(dst, "key", e.key)
+	dst = appendOptional(dst, "topic", e.topic)
+	if e.partition != AnyPartition {
+		dst = appendInt32(appendName(dst, bson.TypeInt32, "partition"), e.partition)
+	}
+	dst = appendHeaders(dst, e.headers)
+	dst = appendOptional(dst, "contenttype", e.contentType)
+	dst = appendOptional(dst, "schemaversion", e.schemaVersion)
+	dst = appendOptional(dst, "source", e.source)
+	dst = appendOptional(dst, "subject", e.subject)
+	dst = appendDate(dst, "time", e.time)
+	dst = appendDate(dst, "dueAt", e.dueAt)
+	dst = appendDate(dst, "expiresAt", e.expiresAt)
+	dst = appendInt64(appendName(dst, bson.TypeTimestamp, "ts"), 0)
+	dst = appendInt32(appendName(dst, bson.TypeInt32, "slot"), Slot([]byte(e.Key()))) // N28
+	return closeDocument(dst, start)
+}
+
+func appendHeaders(dst []byte, hs []Header) []byte {
+	if len(hs) == 0 {
+		return dst
+	}
+	dst = appendName(dst, bson.TypeArray, "headers")
+	start := len(dst)
+	dst = appendInt32(dst, 0)
+	var index [20]byte
+	for i, h := range hs {
+		name := appendText(index[:0], bson.TypeInt32, binary.LittleEndian.AppendUint32(nil, uint32(i)))
+		dst = appendName(dst, bson.TypeEmbeddedDocument, string(name))
+		pair := len(dst)
+		dst = appendInt32(dst, 0)
+		dst = appendString(dst, "k", h.Key)
+		if h.Value == nil {
+			dst = appendName(dst, bson.TypeNull, "v")
+		} else {
+			dst = appendBinaryValue(appendName(dst, bson.TypeBinary, "v"), h.Value)
+		}
+		dst = closeDocument(dst, pair)
+	}
+	return closeDocument(dst, start)
+}
+
+// closeDocument ends the document that begins at start and writes its length there.
+func closeDocument(dst []byte, start int) []byte {
+	dst = append(dst, 0)
+	binary.LittleEndian.PutUint32(dst[start:], uint32(len(dst)-start))
+	return dst
+}
+
+func appendName(dst []byte, t bson.Type, name string) []byte {
+	return append(append(append(dst, byte(t)), name...), 0)
+}
+
+func appendInt32(dst []byte, n int32) []byte { return binary.LittleEndian.AppendUint32(dst, uint32(n)) }
+func appendInt64(dst []byte, n int64) []byte { return binary.LittleEndian.AppendUint64(dst, uint64(n)) }
+
+func appendString(dst []byte, name, s string) []byte {
+	return appendStringValue(appendName(dst, bson.TypeString, name), s)
+}
+
+func appendOptional(dst []byte, name, s string) []byte {
+	if s == "" {
+		return dst
+	}
+	return appendString(dst, name, s)
+}
+
+func appendDate(dst []byte, name string, t time.Time) []byte {
+	if t.IsZero() {
+		return dst
+	}
+	return appendInt64(appendName(dst, bson.TypeDateTime, name), t.UnixMilli())
+}
+
+func appendStringValue(dst []byte, s string) []byte {
+	return append(append(appendInt32(dst, int32(len(s)+1)), s...), 0)
+}
+
+func appendBinaryValue(dst, b []byte) []byte {
+	return append(append(appendInt32(dst, int32(len(b))), bson.TypeBinaryGeneric), b...)
+}

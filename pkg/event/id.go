@@ -1,0 +1,84 @@
+package event
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// ID is the id of an event: a UUID, an ObjectId or a string. It is comparable; the zero value is no id.
+type ID struct {
+	typ bson.Type
+	val string // 16 bytes, 12 bytes, or the text
+}
+
+// NewID makes an ID of one of the three kinds.
+func NewID[T uuid.UUID | bson.ObjectID | string](id T) ID {
+	switch v := any(id).(type) {
+	case uuid.UUID:
+		return ID{bson.TypeBinary, string(v[:])}
+	case bson.ObjectID:
+		return ID{bson.TypeObjectID, string(v[:])}
+	case string:
+		return ID{bson.TypeString, v}
+	}
+	return ID{}
+}
+
+// ParseID reads the canonical text of an id, as a person types it: 36 characters of a UUID, 24 hexadecimal digits of an
+// ObjectId, and anything else is a string id. A string id that looks like one of the others needs NewID.
+func ParseID(text string) ID {
+	if looksBinary([]byte(text)) {
+		if len(text) == 24 {
+			if id, err := bson.ObjectIDFromHex(text); err == nil {
+				return NewID(id)
+			}
+		} else if id, err := uuid.Parse(text); err == nil {
+			return NewID(id)
+		}
+	}
+	return NewID(text)
+}
+
+// IsZero reports whether there is no id.
+func (id ID) IsZero() bool { return id.typ == 0 }
+
+// String is the canonical text, which is also the record's header `id`.
+func (id ID) String() string { return string(appendText(nil, id.typ, []byte(id.val))) }
+
+// MarshalBSONValue stores the id as its own BSON type.
+func (id ID) MarshalBSONValue() (byte, []byte, error) {
+	if id.IsZero() {
+		return 0, nil, errors.New("event id: zero")
+	}
+	return byte(id.typ), id.appendValue(nil), nil
+}
+
+// UnmarshalBSONValue reads an id of any of the three types.
+func (id *ID) UnmarshalBSONValue(typ byte, data []byte) error {
+	n := valueLen(bson.Type(typ), data)
+	if n < 0 || n != len(data) {
+		return errors.New("event id: broken value")
+	}
+	var v View
+	if err := v.setID(&cursor{typ: bson.Type(typ), val: slices.Clone(data)}); err != nil {
+		return fmt.Errorf("event id: %w", err)
+	}
+	*id = ID{bson.Type(v.IDType), string(v.ID)}
+	return nil
+}
+
+func (id ID) appendValue(dst []byte) []byte {
+	switch id.typ {
+	case bson.TypeBinary:
+		dst = appendInt32(dst, int32(len(id.val)))
+		return append(append(dst, bson.TypeBinaryUUID), id.val...)
+	case bson.TypeString:
+		return appendStringValue(dst, id.val)
+	default:
+		return append(dst, id.val...)
+	}
+}

@@ -1,0 +1,40 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// What calls answer, to be asked for with errors.Is.
+var (
+	// ErrNoTransaction says that Append got a context without a running transaction. An event outside of the business
+	// write's transaction can be lost or be a lie; WithoutTransaction allows it.
+	ErrNoTransaction = errors.New("no running transaction in this context: use the context that the transaction's callback gets")
+	// ErrTooLarge says that an envelope is above the configured size; the error is a *TooLargeError.
+	ErrTooLarge = errors.New("envelope too large")
+	// ErrNotScheduled says that Cancel or Reschedule found no scheduled envelope of that id that is still to be had: it
+	// never was, it was cancelled, or it is on its way already.
+	ErrNotScheduled = errors.New("not scheduled, or on its way already")
+	// ErrRollbackOnly says that a transaction cannot commit, because something inside it failed although the callback
+	// went on. The cause is wrapped too.
+	ErrRollbackOnly = errors.New("transaction is rollback-only")
+	// ErrTransactionEnded says that the transaction of this context is over: the callback has returned, or has itself
+	// committed or aborted what Transaction was to commit.
+	ErrTransactionEnded = errors.New("transaction has ended")
+)
+
+// TooLargeError is ErrTooLarge with the sizes in bytes.
+type TooLargeError struct {
+	ID          event.ID
+	Size, Limit int
+}
+
+func (e *TooLargeError) Error() string {
+	return fmt.Sprintf("%s: event %s has %d bytes, the limit is %d; keep the body elsewhere and send a reference, or raise WithMaxSize and the topic's max.message.bytes",
+		ErrTooLarge, e.ID, e.Size, e.Limit)
+}
+
+// Unwrap is ErrTooLarge.
+func (e *TooLargeError) Unwrap() error { return ErrTooLarge }
