@@ -12,8 +12,8 @@ import (
 // Token is a change stream's resume token: the whole BSON document as the server sent it (`{_data: "82…"}`), owned by
 // whoever holds it. The zero value is no token.
 //
-// In BSON it is stored as the document that it is, and as null when it is zero, so that it can be handed back to the
-// server unchanged.
+// As a field in BSON it is stored as the document that it is, and as null when it is zero, so that it goes back to the
+// server unchanged. The options of the driver's change stream take it as bson.Raw(t).
 type Token []byte
 
 // TokenOf makes the token whose `_data` is data, as printed by Data. It does not check data: the server will.
@@ -67,7 +67,10 @@ func (t Token) ClusterTime() (bson.Timestamp, bool) {
 		T: uint32(b[1])<<24 | uint32(b[2])<<16 | uint32(b[3])<<8 | uint32(b[4]),
 		I: uint32(b[5])<<24 | uint32(b[6])<<16 | uint32(b[7])<<8 | uint32(b[8]),
 	}
-	return ts, ts.T != 0
+	if ts.T == 0 {
+		return bson.Timestamp{}, false
+	}
+	return ts, true
 }
 
 // String is Data: a token holds no payload and may be logged.

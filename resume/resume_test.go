@@ -1,0 +1,290 @@
+package resume_test
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/resume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func at(t, i uint32, rest string) resume.Position {
+	return resume.Position{Token: resume.TokenOf(fmt.Sprintf("82%08X%08X%s", t, i, rest)), ClusterTime: bson.Timestamp{T: t, I: i}}
+}
+
+func TestTokenClusterTime(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name  string
+		token resume.Token
+		want  bson.Timestamp
+		ok    bool
+	}{
+		{"event", resume.TokenOf("8266A1B2C3000000052B022C0100296E5A1004"), bson.Timestamp{T: 0x66A1B2C3, I: 5}, true},
+		{"lower case", resume.TokenOf("8266a1b2c300000005"), bson.Timestamp{T: 0x66A1B2C3, I: 5}, true},
+		{"zero", nil, bson.Timestamp{}, false},
+		{"short", resume.TokenOf("8266A1B2C30000000"), bson.Timestamp{}, false},
+		{"other type", resume.TokenOf("3C66A1B2C300000005"), bson.Timestamp{}, false},
+		{"not hex", resume.TokenOf("82zzA1B2C300000005"), bson.Timestamp{}, false},
+		{"no time", resume.TokenOf("820000000000000005"), bson.Timestamp{}, false},
+		{"garbage", resume.Token("garbage"), bson.Timestamp{}, false},
+		{"other document", marshal(t, bson.D{{Key: "_data", Value: 7}}), bson.Timestamp{}, false},
+	} {
+		if got, ok := c.token.ClusterTime(); got != c.want || ok != c.ok {
+			t.Errorf("%s: got %v %v, want %v %v", c.name, got, ok, c.want, c.ok)
+		}
+	}
+}
+
+func TestPositionOrder(t *testing.T) {
+	t.Parallel()
+	order := []resume.Position{
+		{},
+		{ClusterTime: bson.Timestamp{T: 100, I: 1}},
+		at(100, 1, "29"),
+		at(100, 1, "2B022C0100"),
+		at(100, 2, "29"),
+		{ClusterTime: bson.Timestamp{T: 0x9ABCDEF0, I: 1}},
+		at(0x9ABCDEF0, 1, "29"),
+	}
+	for i, p := range order {
+		for j, q := range order {
+			if got, want := p.Compare(q), cmpInt(i, j); got != want {
+				t.Errorf("Compare(%d, %d) = %d, want %d", i, j, got, want)
+			}
+		}
+	}
+	if ts, ok := (resume.Position{Token: at(7, 8, "29").Token}).Time(); !ok || ts != (bson.Timestamp{T: 7, I: 8}) {
+		t.Errorf("the time of a bare token is %v %v", ts, ok)
+	}
+	if !(resume.Position{}).IsZero() || order[1].IsZero() {
+		t.Error("IsZero")
+	}
+}
+
+func cmpInt(i, j int) int {
+	switch {
+	case i < j:
+		return -1
+	case i > j:
+		return 1
+	}
+	return 0
+}
+
+func TestTokenIsStoredAsItsDocument(t *testing.T) {
+	t.Parallel()
+	in := at(5, 6, "29")
+	raw := marshal(t, in)
+	if got := bson.Raw(raw).Lookup("token", "_data").StringValue(); got != in.Token.Data() {
+		t.Errorf("token._data is %q", got)
+	}
+	var out resume.Position
+	if err := bson.Unmarshal(raw, &out); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(in, out); diff != "" {
+		t.Error(diff)
+	}
+	raw = marshal(t, resume.Position{})
+	if typ := bson.Raw(raw).Lookup("token").Type; typ != bson.TypeNull {
+		t.Errorf("a zero token is stored as %s", typ)
+	}
+	if err := bson.Unmarshal(raw, &out); err != nil || !out.IsZero() {
+		t.Errorf("zero position reads as %v, %v", out, err)
+	}
+	var tok resume.Token
+	if err := tok.UnmarshalBSONValue(byte(bson.TypeString), []byte{1, 0, 0, 0, 0}); err == nil {
+		t.Error("a string was taken for a token")
+	}
+	if _, _, err := resume.Token("garbage").MarshalBSONValue(); err == nil {
+		t.Error("garbage was stored")
+	}
+}
+
+// A token that the server sends must survive the way through the type unchanged and carry the time it came with.
+func TestTokenOfRealStream(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("c")
+	cs, err := coll.Watch(t.Context(), mongo.Pipeline{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cs.Close(t.Context())
+	var last resume.Position
+	for i := range 3 {
+		if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "i", Value: i}}); err != nil {
+			t.Fatal(err)
+		}
+		if !cs.Next(t.Context()) {
+			t.Fatal(cs.Err())
+		}
+		sec, inc := cs.Current.Lookup("clusterTime").Timestamp()
+		pos := resume.Position{Token: resume.Token(cs.Current.Lookup("_id").Document()).Clone(), ClusterTime: bson.Timestamp{T: sec, I: inc}}
+		if got, ok := pos.Token.ClusterTime(); !ok || got != pos.ClusterTime {
+			t.Errorf("decoded %v, server says %v", got, pos.ClusterTime)
+		}
+		if pos.Compare(last) <= 0 {
+			t.Errorf("position %d does not come after the one before", i)
+		}
+		last = pos
+	}
+	again, err := coll.Watch(t.Context(), mongo.Pipeline{}, options.ChangeStream().SetResumeAfter(bson.Raw(last.Token)))
+	if err != nil {
+		t.Fatalf("resuming with the token: %v", err)
+	}
+	_ = again.Close(t.Context())
+}
+
+func stores(t *testing.T) map[string]func() resume.Store {
+	db := stacktest.Database(t, stacktest.Client(t))
+	n := 0
+	return map[string]func() resume.Store{
+		"memory": resume.NewMemory,
+		"mongo": func() resume.Store {
+			n++
+			return resume.NewMongo(db.Collection(fmt.Sprintf("checkpoints%d", n)))
+		},
+	}
+}
+
+func TestStore(t *testing.T) {
+	t.Parallel()
+	for name, open := range stores(t) {
+		t.Run(name, func(t *testing.T) {
+			ctx, s := t.Context(), open()
+			if _, err := s.Load(ctx, "w"); !errors.Is(err, resume.ErrNotFound) {
+				t.Fatalf("Load of nothing: %v", err)
+			}
+			if err := s.Save(ctx, "w", resume.Checkpoint{}); err == nil {
+				t.Fatal("a zero position was stored")
+			}
+			first := resume.Checkpoint{Position: at(10, 1, "29"), PipelineHash: "h",
+				Collections: []resume.Collection{{NS: "shop.outbox", UUID: [16]byte{1, 2, 3}}}}
+			save(t, s, first)
+			save(t, s, first) // the same again
+			got, err := s.Load(ctx, "w")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(first, got); diff != "" {
+				t.Error(diff)
+			}
+			for _, older := range []resume.Position{at(9, 9, "29"), at(10, 0, "29"), {ClusterTime: bson.Timestamp{T: 10, I: 1}}} {
+				if err := s.Save(ctx, "w", resume.Checkpoint{Position: older}); !errors.Is(err, resume.ErrStale) {
+					t.Errorf("going back to %s: %v", older.Token, err)
+				}
+			}
+			if err := s.Save(ctx, "other", resume.Checkpoint{Position: at(1, 1, "29")}); err != nil {
+				t.Errorf("another name: %v", err)
+			}
+			later := resume.Checkpoint{Position: resume.Position{ClusterTime: bson.Timestamp{T: 11}}}
+			save(t, s, later)
+			if got, _ := s.Load(ctx, "w"); got.Compare(later.Position) != 0 || len(got.Token) != 0 {
+				t.Errorf("got %v", got)
+			}
+		})
+	}
+}
+
+func save(t *testing.T, s resume.Store, c resume.Checkpoint) {
+	t.Helper()
+	if err := s.Save(t.Context(), "w", c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Whatever the order in which savers come, the furthest position stays and nobody sees it go back.
+func TestStoreNeverGoesBack(t *testing.T) {
+	t.Parallel()
+	for name, open := range stores(t) {
+		t.Run(name, func(t *testing.T) {
+			ctx, s := t.Context(), open()
+			var wg sync.WaitGroup
+			for w := range 4 {
+				wg.Go(func() {
+					var seen resume.Position
+					for i := range 25 {
+						err := s.Save(ctx, "w", resume.Checkpoint{Position: at(uint32(1+(i*7+w*13)%50), 1, "29")})
+						if err != nil && !errors.Is(err, resume.ErrStale) {
+							t.Error(err)
+							return
+						}
+						c, err := s.Load(ctx, "w")
+						if err != nil || c.Compare(seen) < 0 {
+							t.Errorf("loaded %s after %s, %v", c.Token, seen.Token, err)
+							return
+						}
+						seen = c.Position
+					}
+				})
+			}
+			wg.Wait()
+			want := uint32(0)
+			for w := range 4 {
+				for i := range 25 {
+					want = max(want, uint32(1+(i*7+w*13)%50))
+				}
+			}
+			if c, err := s.Load(ctx, "w"); err != nil || c.ClusterTime.T != want {
+				t.Errorf("the end is %v, want T %d (%v)", c.ClusterTime, want, err)
+			}
+		})
+	}
+}
+
+func TestPolicies(t *testing.T) {
+	t.Parallel()
+	if p, err := resume.ParseLostHistory(""); err != nil || p != resume.SweepLostHistory {
+		t.Error(p, err)
+	}
+	var l resume.LostHistory
+	if err := l.UnmarshalText([]byte("halt")); err != nil || l != resume.HaltLostHistory {
+		t.Error(l, err)
+	}
+	if err := l.UnmarshalText([]byte("skip")); err == nil || !strings.Contains(err.Error(), `"skip"`) || l != resume.HaltLostHistory {
+		t.Error(l, err)
+	}
+	if p, err := resume.ParseInvalidate(""); err != nil || p != resume.ResumeAfterInvalidate {
+		t.Error(p, err)
+	}
+	var i resume.Invalidate
+	if err := i.UnmarshalText([]byte("halt")); err != nil || i != resume.HaltOnInvalidate {
+		t.Error(i, err)
+	}
+	if err := i.UnmarshalText([]byte("go")); err == nil {
+		t.Error("a policy that is none was taken")
+	}
+}
+
+// Tokens come from a database: no bytes may make the type panic.
+func TestTokenOfAnyBytes(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		tok := resume.Token(rapid.SliceOf(rapid.Byte()).Draw(t, "bytes"))
+		_ = tok.Data()
+		_, _ = tok.ClusterTime()
+		_, _, _ = tok.MarshalBSONValue()
+	})
+}
+
+func marshal(t *testing.T, v any) []byte {
+	t.Helper()
+	raw, err := bson.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return raw
+}
