@@ -15,6 +15,7 @@ var libraries = []library{
 	{path: "go.mongodb.org/mongo-driver/v2/mongo", never: []string{
 		"internal/record", "pkg/event", "internal/routing", "internal/watermark", "internal/dispatch", "internal/kafka", "internal/metrics", "internal/logging", "internal/opspage",
 	}, why: "statements on MongoDB live in stages that are about MongoDB"},
+	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver/connstring", in: []string{"internal/config"}, why: "the database of an address, which the stable part does not tell"},
 	{path: "go.mongodb.org/mongo-driver/v2/x", in: none, why: "the driver's own unstable parts"},
 	{path: "go.mongodb.org/mongo-driver/v2", never: []string{"internal/record", "internal/watermark", "internal/opspage"}, why: "BSON values"},
 	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafka", "pkg/consumer", "internal/devstack", "internal/devstack/stacktest"}, why: "its Writer is not safe enough for the relay, so its use is confined to where that is known"},

@@ -1,0 +1,215 @@
+package coverage
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const (
+	top      = "../.."
+	document = "docs/coverage.md"
+)
+
+// rows that the document answers, by family.
+var rows = []string{
+	"R1-4 R9-11 R18-19 R30 R33 R36-38 R40",
+	"L1-8 L11-15 L17-18 L30 L32 L36-38",
+	"W1-6 W12-15 W17-23 W35-36 W40-46 W78-82 W115 W117-123",
+	"S1 S5-10 S14-21 S32-37 S41 S45-46 S48-50 S52 S54 S56-58",
+	"K1-11 K36",
+	"O1-10 O31-33 O59-65",
+	"T61 T69 T72 T75-76 T91 T93-94 T96 T100 T108-109 T111 T115 T117-118 T120-121 T123",
+}
+
+var (
+	testName = regexp.MustCompile("`([a-z0-9_/]+)\\.((?:Test|Fuzz|Example|Benchmark)\\w*)`")
+	link     = regexp.MustCompile(`\]\(([^)]+)\)`)
+)
+
+// line is one row of a table in the document.
+type line struct{ id, does, shown string }
+
+func TestEveryRowHasALine(t *testing.T) {
+	t.Parallel()
+	seen := map[string]int{}
+	for _, l := range lines(t) {
+		seen[l.id]++
+		if l.does == "" || l.shown == "" {
+			t.Errorf("%s: %s: an empty cell", document, l.id)
+		}
+	}
+	want := map[string]bool{}
+	for _, id := range expand(t, strings.Join(rows, " ")) {
+		want[id] = true
+		if seen[id] != 1 {
+			t.Errorf("%s: %d lines for %s, want 1", document, seen[id], id)
+		}
+	}
+	for id := range seen {
+		if !want[id] {
+			t.Errorf("%s: %s is no row of this version", document, id)
+		}
+	}
+}
+
+func TestEveryNameExists(t *testing.T) {
+	t.Parallel()
+	dirs := map[string]map[string]bool{}
+	for _, l := range lines(t) {
+		names, links := testName.FindAllStringSubmatch(l.shown, -1), link.FindAllStringSubmatch(l.shown, -1)
+		if len(names)+len(links) == 0 {
+			t.Errorf("%s: %s names neither a test nor a document: %s", document, l.id, l.shown)
+		}
+		if quotes := strings.Count(l.shown, "`"); quotes != 2*len(names) {
+			t.Errorf("%s: %s has a name that is not of the form directory.TestName: %s", document, l.id, l.shown)
+		}
+		for _, m := range names {
+			if dirs[m[1]] == nil {
+				dirs[m[1]] = tests(t, m[1])
+			}
+			if !dirs[m[1]][m[2]] {
+				t.Errorf("%s: %s: %s has no %s", document, l.id, m[1], m[2])
+			}
+		}
+		for _, m := range links {
+			if err := target(m[1]); err != nil {
+				t.Errorf("%s: %s: %v", document, l.id, err)
+			}
+		}
+	}
+}
+
+func TestExpand(t *testing.T) {
+	t.Parallel()
+	if got, want := fmt.Sprint(expand(t, "R1-3 L7")), "[R1 R2 R3 L7]"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
+func TestAnchors(t *testing.T) {
+	t.Parallel()
+	for heading, want := range map[string]string{
+		"What it promises":                  "what-it-promises",
+		"One event, from commit to Kafka":   "one-event-from-commit-to-kafka",
+		"`outrelay dev` in ten minutes":     "outrelay-dev-in-ten-minutes",
+		"A lock-order of a kind (and more)": "a-lock-order-of-a-kind-and-more",
+	} {
+		if got := anchor(heading); got != want {
+			t.Errorf("%q: %q, want %q", heading, got, want)
+		}
+	}
+	if target("../README.md#no-such-heading") == nil || target("../NOTHING.md") == nil {
+		t.Error("a link that leads nowhere was not noticed")
+	}
+}
+
+func lines(tb testing.TB) []line {
+	tb.Helper()
+	text, err := os.ReadFile(filepath.Join(top, document))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	var out []line
+	for s := range strings.Lines(string(text)) {
+		cells := strings.Split(strings.Trim(strings.TrimSpace(s), "|"), "|")
+		if !strings.HasPrefix(s, "|") || len(cells) < 3 {
+			continue
+		}
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		if id := cells[0]; id != "id" && !strings.HasPrefix(id, "---") {
+			if len(cells) != 3 {
+				tb.Errorf("%s: %s has %d cells, want 3", document, id, len(cells))
+				continue
+			}
+			out = append(out, line{id, cells[1], cells[2]})
+		}
+	}
+	return out
+}
+
+// expand writes ranges out: "R1-3" is R1 R2 R3.
+func expand(tb testing.TB, s string) []string {
+	tb.Helper()
+	var out []string
+	for _, f := range strings.Fields(s) {
+		from, to, ok := strings.Cut(f[1:], "-")
+		if !ok {
+			to = from
+		}
+		a, errA := strconv.Atoi(from)
+		b, errB := strconv.Atoi(to)
+		if errA != nil || errB != nil || a > b {
+			tb.Fatalf("not a row or a range: %s", f)
+		}
+		for n := a; n <= b; n++ {
+			out = append(out, fmt.Sprintf("%c%d", f[0], n))
+		}
+	}
+	return out
+}
+
+// tests lists the functions in the test files of one directory.
+func tests(tb testing.TB, dir string) map[string]bool {
+	tb.Helper()
+	files, err := filepath.Glob(filepath.Join(top, filepath.FromSlash(dir), "*_test.go"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	out := map[string]bool{}
+	for _, name := range files {
+		f, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.SkipObjectResolution)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		for _, d := range f.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil {
+				out[fn.Name.Name] = true
+			}
+		}
+	}
+	return out
+}
+
+// target checks that a link from the document leads to a file, and to a heading in it if it names one.
+func target(to string) error {
+	name, fragment, has := strings.Cut(to, "#")
+	file := path.Join(path.Dir(document), name)
+	text, err := os.ReadFile(filepath.Join(top, filepath.FromSlash(file)))
+	if err != nil {
+		return err
+	}
+	if !has {
+		return nil
+	}
+	for s := range strings.Lines(string(text)) {
+		if heading := strings.TrimLeft(s, "#"); heading != s && strings.HasPrefix(heading, " ") && anchor(strings.TrimSpace(heading)) == fragment {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s has no heading #%s", file, fragment)
+}
+
+// anchor is the fragment that Markdown renderers give a heading.
+func anchor(heading string) string {
+	var b strings.Builder
+	for _, r := range strings.ToLower(heading) {
+		switch {
+		case r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r > 127:
+			b.WriteRune(r)
+		case r == ' ':
+			b.WriteByte('-')
+		}
+	}
+	return b.String()
+}
