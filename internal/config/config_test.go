@@ -1,0 +1,305 @@
+package config
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// base is the environment that makes an otherwise empty configuration complete.
+var base = []string{"OUTRELAY_MONGODB_URI=mongodb://m1:27017/shop?replicaSet=rs0", "OUTRELAY_KAFKA_BROKERS=k1:9092, k2:9092"}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "outrelay.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func mustLoad(t *testing.T, text string, env, set []string) Config {
+	t.Helper()
+	path := ""
+	if text != "" {
+		path = write(t, text)
+	}
+	c, _, err := Load(path, env, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func problems(t *testing.T, text string, env, set []string) []string {
+	t.Helper()
+	_, _, err := Load(write(t, text), env, set)
+	p, ok := err.(*Problems)
+	if !ok {
+		t.Fatalf("error is %T: %v", err, err)
+	}
+	lines := make([]string, len(p.List))
+	for i, one := range p.List {
+		lines[i] = one.String()
+	}
+	return lines
+}
+
+func TestNoFileAtAll(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, "", base, nil)
+	if got := c.MongoDB.URI.Reveal(); got != "mongodb://m1:27017/shop?replicaSet=rs0" {
+		t.Errorf("uri = %s", got)
+	}
+	if !slices.Equal(c.Kafka.Brokers, []string{"k1:9092", "k2:9092"}) || !slices.Equal(c.Watch, []string{"shop.outbox"}) {
+		t.Errorf("brokers %v, watch %v", c.Kafka.Brokers, c.Watch)
+	}
+	if c.Checkpoint != 250*time.Millisecond || c.HTTP.Readiness != 30*time.Second || c.Limits.Memory != 32*MiB || c.HTTP.Listen != "127.0.0.1:9464" || !c.MongoDB.Indexes {
+		t.Errorf("defaults: %+v", c)
+	}
+	host, _ := os.Hostname()
+	if rest, ok := strings.CutPrefix(c.Node, host+"-"); !ok || len(rest) != 4 {
+		t.Errorf("node = %s", c.Node)
+	}
+	if again := mustLoad(t, "", base, nil); again.Node == c.Node {
+		t.Error("two nodes have one name")
+	}
+	if c := mustLoad(t, "", append(slices.Clone(base), "OUTRELAY_WATCH=a.outbox, b.outbox"), nil); !slices.Equal(c.Watch, []string{"a.outbox", "b.outbox"}) {
+		t.Errorf("watch = %v", c.Watch)
+	}
+	if c := mustLoad(t, "", []string{"OUTRELAY_MONGODB_URI=mongodb://u:p@m1/?replicaSet=rs0", base[1]}, nil); !slices.Equal(c.Watch, []string{"*.outbox"}) {
+		t.Errorf("watch = %v", c.Watch)
+	}
+}
+
+func TestFileThenEnvironmentThenFlags(t *testing.T) {
+	t.Parallel()
+	file := "watcher: file\nlog: {level: debug}\nlease: {ttl: 9s}\ntopics: {create: {partitions: 3, configs: {retention.ms: 5}}}\n"
+	env := append(slices.Clone(base), "OUTRELAY_WATCHER=env", "OUTRELAY_LOG_LEVEL=warn", "OUTRELAY_KAFKA_REQUEST_TIMEOUT=7s",
+		"OUTRELAY_TOPICS_RULES=[{match: {type: A}, to: [x, y]}]", "OUTRELAY_KAFKA_TLS={}", "OUTRELAY_MONGODB_INDEXES=false", "OUTRELAY_RETENTION=7d")
+	set := []string{"watcher=flag", "topics.create.configs.cleanup.policy=compact", "limits.memory=64MiB", "watch=[q.outbox]"}
+	c := mustLoad(t, file, env, set)
+	if c.Watcher != "flag" || c.Log.Level != "warn" || c.Lease.TTL != 9*time.Second || c.Lease.Renew != time.Second || c.Kafka.RequestTimeout != 7*time.Second {
+		t.Errorf("%+v", c)
+	}
+	if c.Kafka.TLS == nil || c.MongoDB.Indexes || c.Limits.Memory != 64*MiB || c.Retention != 7*24*time.Hour || !slices.Equal(c.Watch, []string{"q.outbox"}) {
+		t.Errorf("%+v", c)
+	}
+	if diff := cmp.Diff(&Create{Partitions: 3, Replication: -1, Configs: map[string]string{"retention.ms": "5", "cleanup.policy": "compact"}}, c.Topics.Create); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]Rule{{Match: Match{Type: "A"}, To: []string{"x", "y"}}}, c.Topics.Rules); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestEnvironmentNamesAreUnambiguous(t *testing.T) {
+	t.Parallel()
+	if len(envKeys) != len(keyTypes) {
+		t.Errorf("%d keys share %d names", len(keyTypes), len(envKeys))
+	}
+}
+
+func TestEveryProblemAtOnce(t *testing.T) {
+	t.Parallel()
+	got := problems(t, `
+watcher: "a b"
+watch: [shop, x.y, x.y, outrelay.z]
+kafka:
+  brokers: ["k1"]
+  compresion: zstd
+  delivery: transactional
+  sasl: { mechanism: scram-sha-521, username: u }
+lease: { ttl: 2s, renew: 1s }
+limits: { memory: 1k }
+brokers: [x]
+retention: 5
+recording: mark
+start: yesterday
+topics:
+  template: "a.{agregatetype}"
+  rules: [ { mach: {}, to: [__consumer_offsets] }, { match: {}, to: [] } ]
+  create: six
+record: { preset: plain, structured: true, headers: { id: x } }
+lost_history: swep
+mongodb: { tls: { ca: /no/such/file, cert: /x } }
+`, nil, []string{"log.levle=info", "nonsense"})
+	want := []string{
+		`--set: no = in it; write --set path=value`,
+		`brokers: unknown key; did you mean kafka.brokers?`,
+		`kafka.brokers[0]: found "k1"; expected host:port`,
+		`kafka.compresion: unknown key; did you mean kafka.compression?`,
+		`kafka.delivery: found transactional; only idempotent is available in this version`,
+		`kafka.sasl.mechanism: found "scram-sha-521"; expected one of plain, scram-sha-256, scram-sha-512 (did you mean scram-sha-512?)`,
+		`kafka.sasl.password: required and not set; give the password, best as ${file:/path} or ${env:NAME} (or OUTRELAY_KAFKA_SASL_PASSWORD)`,
+		`lease.renew: found 1s; expected at most a third of lease.ttl, 2s`,
+		`limits.memory: found "1k"; expected a size such as 900KiB or 32MiB`,
+		`log.levle: unknown key; did you mean log.level?`,
+		`lost_history: found "swep"; expected one of sweep, halt (did you mean sweep?)`,
+		`mongodb.tls.ca: the file /no/such/file cannot be read: no such file or directory`,
+		`mongodb.tls.key: required beside cert and not set; give the file with the private key`,
+		`mongodb.uri: required and not set; give the connection string, such as mongodb://host:27017/?replicaSet=rs0 (or OUTRELAY_MONGODB_URI)`,
+		`record.headers.id: found "id"; the names id and outrelay-* belong to outrelay`,
+		`record.structured: found "true"; only the cloudevents preset has a structured mode`,
+		`recording: found mark; only watermark is available in this version`,
+		`retention: found "5"; expected a duration such as 250ms, 5s, 24h or 7d`,
+		`start: found "yesterday"; expected backlog, now or a time such as 2026-11-20T08:00:00Z`,
+		`topics.create: found a text; expected a section with keys`,
+		`topics.rules[0].mach: unknown key; did you mean topics.rules[0].match?`,
+		`topics.rules[0].to[0]: found "__consumer_offsets"; topic "__consumer_offsets" is internal to Kafka`,
+		`topics.rules[1].to: found ""; expected at least one topic`,
+		`topics.template: found "a.{agregatetype}"; {agregatetype} is unknown; known are {aggregatetype}, {type}`,
+		`watch[0]: found "shop"; expected database.collection, in which * and ? may stand`,
+		`watch[2]: found "x.y"; it is in the list twice`,
+		`watch[3]: found "outrelay.z"; the state database holds outrelay's own documents and cannot be watched`,
+		`watcher: found "a b"; expected letters, digits, dot, dash, underscore; at most 100`,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestReferences(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	file := filepath.Join(dir, "secret")
+	if err := os.WriteFile(file, []byte("from ${file} \n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := append(slices.Clone(base), "NAME=abc", "N=6", "LIST=a.x,b.x")
+	c := mustLoad(t, `
+watcher: "w-${env:NAME}-$${env:NAME}x"
+`, append(env, "OUTRELAY_WATCHER=w-${env:NAME}"), nil)
+	if c.Watcher != "w-abc" {
+		t.Errorf("watcher = %q", c.Watcher)
+	}
+	c = mustLoad(t, `
+watch: "${env:LIST}"
+kafka: { sasl: { mechanism: plain, username: "$${x}", password: "${file:`+file+`}" }, tls: {} }
+topics: { create: { partitions: "${env:N}", configs: { a: "${env:NAME}" } } }
+`, env, nil)
+	if got := c.Kafka.SASL.Password.Reveal(); got != "from ${file} " {
+		t.Errorf("password = %q", got)
+	}
+	if c.Topics.Create.Partitions != 6 || c.Topics.Create.Configs["a"] != "abc" || c.Kafka.SASL.Username != "${x}" || !slices.Equal(c.Watch, []string{"a.x", "b.x"}) {
+		t.Errorf("%+v", c)
+	}
+	got := problems(t, `{watcher: "${env:MISSING}", node: "${evn:NAME}", address: "${env:NAME", record: {source: "${file:/no/such}"}}`, env, nil)
+	want := []string{
+		"address: a ${ that is not closed",
+		"node: a reference that is neither ${env:NAME} nor ${file:/path}; $${ stands for the characters themselves",
+		"record.source: the file /no/such cannot be read: no such file or directory",
+		"watcher: the environment variable MISSING is not set",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestUnknownEnvironment(t *testing.T) {
+	t.Parallel()
+	env := append(slices.Clone(base), "OUTRELAY_SERVICE_HOST=10.0.0.1", "OUTRELAY_TEST_KAFKA=x", "OUTRELAY_CONFIG=f", "OUTRELAY_SOMETHING_ELSE_ENTIRELY=1")
+	_, warnings, err := Load("", env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(warnings) != 1 || !strings.Contains(warnings[0], "OUTRELAY_SOMETHING_ELSE_ENTIRELY") {
+		t.Errorf("warnings = %v", warnings)
+	}
+	_, _, err = Load("", append(env, "OUTRELAY_KAFKA_BROKER=k:1"), nil)
+	if err == nil || !strings.Contains(err.Error(), "did you mean OUTRELAY_KAFKA_BROKERS?") {
+		t.Errorf("error = %v", err)
+	}
+}
+
+func TestFilesThatAreNone(t *testing.T) {
+	t.Parallel()
+	if _, _, err := Load("/no/such/file.yaml", base, nil); err == nil || !strings.Contains(err.Error(), "/no/such/file.yaml: cannot be read: no such file") {
+		t.Errorf("error = %v", err)
+	}
+	for text, want := range map[string]string{
+		"hunter2":                      "not a mapping",
+		"- hunter2":                    "not a mapping",
+		"a: b\n---\nc: d":              "more than one YAML document",
+		"watcher: a\nwatcher: hunter2": "already defined",
+		"kafka: {":                     "line",
+		"kafka: [hunter2":              "line",
+	} {
+		_, _, err := Load(write(t, text), base, nil)
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+	for _, text := range []string{" ", "# nothing\n", "null", "kafka:\n"} {
+		if _, _, err := Load(write(t, text), base, nil); err != nil {
+			t.Errorf("%q: %v", text, err)
+		}
+	}
+}
+
+func TestRedactedLoadsAgain(t *testing.T) {
+	t.Parallel()
+	c := mustLoad(t, `
+kafka: { tls: {} }
+topics: { rules: [ { match: {type: "A*"}, to: [x, y] } ], create: { partitions: 2, configs: { a: 1 } } }
+record: { preset: cloudevents, headers: { a: "{type}" } }
+start: 2026-11-20T08:00:00Z
+retention: 36h
+limits: { envelope: 1500 }
+`, base, nil)
+	again := mustLoad(t, c.Redacted(), nil, nil)
+	if c.Redacted() != again.Redacted() {
+		t.Errorf("%s\n---\n%s", c.Redacted(), again.Redacted())
+	}
+	c.MongoDB.URI, again.MongoDB.URI = URI{}, URI{}
+	c.Address, again.Address = "", ""
+	if !reflect.DeepEqual(normal(c), normal(again)) {
+		t.Errorf("%+v\n%+v", c, again)
+	}
+}
+
+// normal makes empty and nil lists alike.
+func normal(c Config) Config {
+	if len(c.Topics.Allow) == 0 {
+		c.Topics.Allow = nil
+	}
+	return c
+}
+
+func TestValues(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]Size{"0": 0, "1": 1, "900KiB": 900 * KiB, "1.5GiB": 3 * GiB / 2, "10MB": 10_000_000, "32 MiB": 32 * MiB, "5B": 5} {
+		if got, err := ParseSize(text); err != nil || got != want {
+			t.Errorf("ParseSize(%q) = %d, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "-1", "MiB", "1TiB", "NaN", "Inf", "1e30GiB"} {
+		if got, err := ParseSize(text); err == nil {
+			t.Errorf("ParseSize(%q) = %d", text, got)
+		}
+	}
+	for text, want := range map[string]time.Duration{"0s": 0, "250ms": 250 * time.Millisecond, "7d": 168 * time.Hour, "1d12h": 36 * time.Hour} {
+		if got, err := ParseDuration(text); err != nil || got != want {
+			t.Errorf("ParseDuration(%q) = %v, %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "5", "-1s", "1d-2h", "d", "99999999999d"} {
+		if got, err := ParseDuration(text); err == nil {
+			t.Errorf("ParseDuration(%q) = %v", text, got)
+		}
+	}
+	for _, text := range []string{"backlog", "now", "2026-11-20T08:00:00Z"} {
+		if got, err := ParseStart(text); err != nil || got.String() != text {
+			t.Errorf("ParseStart(%q) = %v, %v", text, got, err)
+		}
+	}
+}

@@ -1,0 +1,61 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"strings"
+)
+
+// expander returns the function that replaces ${env:NAME} and ${file:/path} in a string; $${ stands for ${. The error
+// names the variable or the file, never a content. What comes in is not expanded again.
+func expander(env []string) func(string) (string, error) {
+	vars := make(map[string]string, len(env))
+	for _, pair := range env {
+		name, value, _ := strings.Cut(pair, "=")
+		vars[name] = value
+	}
+	return func(s string) (string, error) {
+		var out strings.Builder
+		for {
+			i := strings.Index(s, "${")
+			if i < 0 {
+				out.WriteString(s)
+				return out.String(), nil
+			}
+			if i > 0 && s[i-1] == '$' {
+				out.WriteString(s[:i-1] + "${")
+				s = s[i+2:]
+				continue
+			}
+			out.WriteString(s[:i])
+			reference, rest, closed := strings.Cut(s[i+2:], "}")
+			if !closed {
+				return "", errors.New("a ${ that is not closed")
+			}
+			text, err := resolve(reference, vars)
+			if err != nil {
+				return "", err
+			}
+			out.WriteString(text)
+			s = rest
+		}
+	}
+}
+
+func resolve(reference string, vars map[string]string) (string, error) {
+	kind, name, _ := strings.Cut(reference, ":")
+	switch kind {
+	case "env":
+		if v, ok := vars[name]; ok {
+			return v, nil
+		}
+		return "", errors.New("the environment variable " + name + " is not set")
+	case "file":
+		text, err := os.ReadFile(name)
+		if err != nil {
+			return "", errors.New("the file " + name + " cannot be read: " + cause(err))
+		}
+		return strings.TrimRight(string(text), "\r\n"), nil
+	}
+	return "", errors.New("a reference that is neither ${env:NAME} nor ${file:/path}; $${ stands for the characters themselves")
+}

@@ -1,0 +1,126 @@
+package config
+
+import (
+	"fmt"
+	"log/slog"
+	"regexp"
+	"strings"
+)
+
+const mask = "***"
+
+// Secret is a string that prints as *** through every verb of fmt, slog, JSON, YAML and text encodings. The text is
+// behind a pointer, so that even a printer that walks unexported fields shows an address.
+type Secret struct{ text *string }
+
+// NewSecret wraps text.
+func NewSecret(text string) Secret {
+	if text == "" {
+		return Secret{}
+	}
+	return Secret{&text}
+}
+
+// Reveal is the text itself. Whoever calls it keeps it out of logs and errors.
+func (s Secret) Reveal() string {
+	if s.text == nil {
+		return ""
+	}
+	return *s.text
+}
+
+// IsZero reports whether there is no text.
+func (s Secret) IsZero() bool { return s.text == nil }
+
+// String is *** or, without a text, empty.
+func (s Secret) String() string {
+	if s.IsZero() {
+		return ""
+	}
+	return mask
+}
+
+// GoString is what %#v prints.
+func (s Secret) GoString() string { return `config.Secret("` + s.String() + `")` }
+
+// Format covers the verbs that would go past String.
+func (s Secret) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(s.String())) }
+
+// MarshalJSON implements [encoding/json.Marshaler].
+func (s Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + s.String() + `"`), nil }
+
+// MarshalText implements [encoding.TextMarshaler].
+func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// MarshalYAML is what Redacted prints.
+func (s Secret) MarshalYAML() (any, error) { return s.String(), nil }
+
+// LogValue implements [slog.LogValuer].
+func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
+
+// URI is an address that may hold a login. It prints without it.
+type URI struct{ text *string }
+
+// NewURI wraps text.
+func NewURI(text string) URI {
+	if text == "" {
+		return URI{}
+	}
+	return URI{&text}
+}
+
+// Reveal is the whole address, login and all. Whoever calls it keeps it out of logs and errors.
+func (u URI) Reveal() string {
+	if u.text == nil {
+		return ""
+	}
+	return *u.text
+}
+
+// IsZero reports whether there is no address.
+func (u URI) IsZero() bool { return u.text == nil }
+
+var schemeName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9+.-]*$`)
+
+// secretOption finds the values of options that are secrets themselves.
+var secretOption = regexp.MustCompile(`(?i)([?&][^=&]*(?:password|passwd|token|secret|authmechanismproperties|credential)[^=&]*=)[^&]*`)
+
+// String is the address with its user information and its secret options replaced by ***. The user information ends at
+// the last @, wherever it stands: a password that should have been escaped is cut off whole.
+func (u URI) String() string {
+	if u.IsZero() {
+		return ""
+	}
+	scheme, rest, ok := strings.Cut(*u.text, "://")
+	if !ok || !schemeName.MatchString(scheme) {
+		return mask
+	}
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		rest = mask + rest[at:]
+	}
+	return scheme + "://" + secretOption.ReplaceAllString(rest, "${1}"+mask)
+}
+
+// withoutLogin is the address without its user information, and whether it had any.
+func (u URI) withoutLogin() (string, bool) {
+	scheme, rest, _ := strings.Cut(u.Reveal(), "://")
+	if at := strings.LastIndexByte(rest, '@'); at >= 0 {
+		return scheme + "://" + rest[at+1:], true
+	}
+	return u.Reveal(), false
+}
+
+// GoString is what %#v prints.
+func (u URI) GoString() string { return `config.URI("` + u.String() + `")` }
+
+// Format covers the verbs that would go past String.
+func (u URI) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(u.String())) }
+
+// MarshalText implements [encoding.TextMarshaler]; JSON uses it too.
+func (u URI) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
+
+// MarshalYAML is what Redacted prints.
+func (u URI) MarshalYAML() (any, error) { return u.String(), nil }
+
+// LogValue implements [slog.LogValuer].
+func (u URI) LogValue() slog.Value { return slog.StringValue(u.String()) }

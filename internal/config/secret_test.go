@@ -1,0 +1,133 @@
+package config
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+)
+
+const planted = "hunter2hunter2"
+
+func TestSecretsPrintAsAsterisks(t *testing.T) {
+	t.Parallel()
+	type inner struct {
+		S Secret
+		u URI
+		h Secret
+	}
+	values := []any{
+		NewSecret(planted), NewURI("mongodb://user:" + planted + "@h/db?tlsCertificateKeyFilePassword=" + planted),
+		&inner{S: NewSecret(planted), u: NewURI(planted), h: NewSecret(planted)},
+		inner{S: NewSecret(planted), u: NewURI("a://" + planted + "@h"), h: NewSecret(planted)},
+		map[string]Secret{"a": NewSecret(planted)}, []Secret{NewSecret(planted)}, fmt.Errorf("bad: %v", NewSecret(planted)),
+	}
+	var out bytes.Buffer
+	for _, v := range values {
+		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%T"} {
+			fmt.Fprintf(&out, verb+"\n", v)
+		}
+		js, _ := json.Marshal(v)
+		out.Write(js)
+		if y, err := yaml.Marshal(v); err == nil {
+			out.Write(y)
+		}
+		for _, h := range []slog.Handler{slog.NewTextHandler(&out, nil), slog.NewJSONHandler(&out, nil)} {
+			slog.New(h).Info("m", "v", v)
+		}
+	}
+	if i := strings.Index(out.String(), planted); i >= 0 {
+		t.Errorf("printed: …%s", out.String()[max(0, i-60):i+40])
+	}
+	if strings.Contains(out.String(), fmt.Sprintf("%x", planted)) {
+		t.Error("printed in hexadecimal")
+	}
+	if !strings.Contains(out.String(), "mongodb://***@h/db?tlsCertificateKeyFilePassword=***") {
+		t.Error("the rest of the URI is gone")
+	}
+}
+
+func TestURIRedaction(t *testing.T) {
+	t.Parallel()
+	for in, want := range map[string]string{
+		"mongodb://h1,h2/db?replicaSet=rs0": "mongodb://h1,h2/db?replicaSet=rs0",
+		"mongodb://u:p@h/db":                "mongodb://***@h/db",
+		"mongodb://u:p@ss/w?rd#@h/db":       "mongodb://***@h/db",
+		"mongodb+srv://u:p@h/?authMechanismProperties=AWS_SESSION_TOKEN:x&w=1": "mongodb+srv://***@h/?authMechanismProperties=***&w=1",
+		"u:p@h":                        "***",
+		"u p://x":                      "***",
+		"http://user:p@collector:4318": "http://***@collector:4318",
+	} {
+		if got := NewURI(in).String(); got != want {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+}
+
+// TestPlantedSecretsNeverShow puts a secret wherever one may stand, also in wrong places of the right shape, and looks
+// for it in everything that loading prints.
+func TestPlantedSecretsNeverShow(t *testing.T) {
+	t.Parallel()
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte(planted+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"S=" + planted}
+	good := `
+mongodb: { uri: "mongodb://user:` + planted + `@h1,h2/shop?authSource=admin" }
+kafka: { brokers: [k:1], sasl: { mechanism: plain, username: u, password: "${file:` + file + `}" } }
+http: { admin: { listen: "127.0.0.1:1", token: "${env:S}" } }
+otel: { endpoint: "https://u:` + planted + `@collector" }
+`
+	c, warnings, err := Load(write(t, good), env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Kafka.SASL.Password.Reveal() != planted || c.HTTP.Admin.Token.Reveal() != planted || !strings.Contains(c.MongoDB.URI.Reveal(), planted) {
+		t.Fatal("the secrets did not arrive")
+	}
+	js, _ := json.Marshal(c)
+	out := fmt.Sprintln(c.Redacted(), string(js), warnings) + fmt.Sprintf("%v %+v %#v", c, c, c)
+
+	for _, bad := range []string{
+		`mongodb: { uri: "user:` + planted + `@host" }`,
+		`mongodb: { uri: "mongodb://user:` + planted + `@" }`,
+		`mongodb: { uri: "mongodb://user:` + planted + `/x@host:99999999" }`,
+		`mongodb: { uri: "mongodb://user:%zz` + planted + `@host" }`,
+		`mongodb: { uri: "mongodb://host/?tlsCertificateKeyFilePassword=` + planted + `&tls=perhaps" }`,
+		`mongodb: { uri: "mongodb://host/?authMechanism=PLAIN&authMechanismProperties=A:` + planted + `" }`,
+		`mongodb: { uri: ["` + planted + `"] }`,
+		`mongodb: "` + planted + `"`,
+		`kafka: { sasl: "` + planted + `" }`,
+		`kafka: { sasl: { password: [` + planted + `] } }`,
+		`kafka: { sasl: { pasword: ` + planted + ` } }`,
+		`kafka: { brokers: ["u:` + planted + `@k:9092"] }`,
+		`retention: "${env:S}"`,
+		`log: { level: "${file:` + file + `}" }`,
+		`limits: { tickets: "${env:S}" }`,
+		`http: { admin: { token: "${env:S} ${env:MISSING}" } }`,
+		`otel: { endpoint: "ftp://u:` + planted + `@x" }`,
+		`topics: { create: { configs: { a: [` + planted + `] } } }`,
+		"kafka: { sasl: { password: `" + planted + "` } }",
+		planted,
+	} {
+		_, _, err := Load(write(t, bad), env, nil)
+		if err == nil {
+			t.Errorf("accepted: %s", bad)
+		}
+		js, _ := json.Marshal(err)
+		out += fmt.Sprintf("%v %+v %#v %s\n", err, err, err, js)
+	}
+	_, _, err = Load("", append(slices.Clone(env), "OUTRELAY_KAFKA_SASL={"+planted, "OUTRELAY_MONGODB_URI="+planted), []string{"kafka.sasl.password.x=" + planted, planted + "x"})
+	out += fmt.Sprint(err)
+	if i := strings.Index(out, planted); i >= 0 {
+		t.Errorf("printed: …%s", out[max(0, i-200):i+40])
+	}
+}

@@ -1,0 +1,118 @@
+package config
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Size is a number of bytes.
+type Size int64
+
+// The units of sizes.
+const (
+	KiB Size = 1 << 10
+	MiB Size = 1 << 20
+	GiB Size = 1 << 30
+)
+
+var units = []struct {
+	name string
+	size Size
+}{{"GiB", GiB}, {"MiB", MiB}, {"KiB", KiB}, {"GB", 1e9}, {"MB", 1e6}, {"kB", 1e3}, {"KB", 1e3}, {"B", 1}}
+
+// ParseSize reads a size: 900KiB, 32MiB, 1.5GiB, 10MB, or a plain number of bytes.
+func ParseSize(s string) (Size, error) {
+	number, unit := strings.TrimSpace(s), Size(1)
+	for _, u := range units {
+		if rest, ok := strings.CutSuffix(number, u.name); ok {
+			number, unit = strings.TrimSpace(rest), u.size
+			break
+		}
+	}
+	f, err := strconv.ParseFloat(number, 64)
+	if err != nil || f < 0 || f*float64(unit) >= math.MaxInt64 || math.IsNaN(f) {
+		return 0, fmt.Errorf("%q is not a size such as 900KiB or 32MiB", s)
+	}
+	return Size(f * float64(unit)), nil
+}
+
+// String is the size in the largest unit that divides it.
+func (s Size) String() string {
+	for _, u := range units[:3] {
+		if s >= u.size && s%u.size == 0 {
+			return strconv.FormatInt(int64(s/u.size), 10) + u.name
+		}
+	}
+	return strconv.FormatInt(int64(s), 10)
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// MarshalYAML is what Redacted prints.
+func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
+
+var days = regexp.MustCompile(`^(\d+)d(.*)$`)
+
+// ParseDuration reads a duration as [time.ParseDuration] does, and days before it: 250ms, 5s, 24h, 7d, 1d12h.
+func ParseDuration(s string) (time.Duration, error) {
+	wrong := fmt.Errorf("%q is not a duration such as 250ms, 5s, 24h or 7d", s)
+	rest, d := s, time.Duration(0)
+	if m := days.FindStringSubmatch(s); m != nil {
+		n, err := strconv.Atoi(m[1])
+		if err != nil || n > 36500 {
+			return 0, wrong
+		}
+		if d, rest = time.Duration(n)*24*time.Hour, m[2]; rest == "" {
+			return d, nil
+		}
+	}
+	more, err := time.ParseDuration(rest)
+	if err != nil || more < 0 || d+more < d {
+		return 0, wrong
+	}
+	return d + more, nil
+}
+
+// Start is where a watcher without a position begins. The zero value is the backlog.
+type Start struct {
+	Now bool      // skip what the outbox holds
+	At  time.Time // take what was committed since; zero if not asked for
+}
+
+// ParseStart reads backlog, now, or a time as RFC 3339 has it.
+func ParseStart(s string) (Start, error) {
+	switch s {
+	case "backlog":
+		return Start{}, nil
+	case "now":
+		return Start{Now: true}, nil
+	}
+	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00", time.DateOnly} {
+		if at, err := time.Parse(layout, s); err == nil {
+			return Start{At: at.UTC()}, nil
+		}
+	}
+	return Start{}, fmt.Errorf("%q is neither backlog, now nor a time such as 2026-11-20T08:00:00Z", s)
+}
+
+// String is what ParseStart reads.
+func (s Start) String() string {
+	switch {
+	case s.Now:
+		return "now"
+	case !s.At.IsZero():
+		return s.At.Format(time.RFC3339Nano)
+	}
+	return "backlog"
+}
+
+// MarshalText implements [encoding.TextMarshaler].
+func (s Start) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
+
+// MarshalYAML is what Redacted prints.
+func (s Start) MarshalYAML() (any, error) { return s.String(), nil }
