@@ -72,7 +72,10 @@ func (it *HeaderIter) pair() bool {
 			return it.fail("a header has a field other than k and v")
 		}
 	}
-	if e.bad || !hasKey {
+	switch {
+	case e.bad:
+		return it.fail("an element of headers is broken")
+	case !hasKey:
 		return it.fail("a header has no k")
 	}
 	return true
