@@ -1,0 +1,93 @@
+package routing
+
+import (
+	"bytes"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// The presets.
+const (
+	Debezium    = "debezium"    // what Debezium's MongoEventRouter emits with its defaults: header id and nothing else
+	CloudEvents = "cloudevents" // binary mode with ce_ headers, or structured
+	Plain       = "plain"       // every field of the envelope as a header
+)
+
+// PresetConfig is the shape of records.
+type PresetConfig struct {
+	Name       string            // Debezium (also if empty), CloudEvents or Plain
+	Structured bool              // CloudEvents only: the whole event as one JSON document
+	Source     string            // CloudEvents source of envelopes without one; empty is /<database>/<collection>
+	Headers    map[string]string // further headers: name to template; one that comes out empty is left out
+}
+
+// Preset is a checked PresetConfig. It is immutable.
+type Preset struct {
+	name       string
+	structured bool
+	source     []byte
+	headers    []extraHeader
+}
+
+type extraHeader struct {
+	name  []byte
+	value template
+	text  []byte // the value if it has no placeholder
+}
+
+// placeholders are the fields that a header of the configuration may name.
+var placeholders = []string{"aggregatetype", "aggregateid", "type", "contenttype", "schemaversion", "source", "subject", "time"}
+
+// NewPreset checks the configuration; its error is an [*InvalidError] with everything that is wrong.
+func NewPreset(c PresetConfig) (*Preset, error) {
+	p := &Preset{name: c.Name, structured: c.Structured, source: []byte(c.Source)}
+	bad := &InvalidError{}
+	switch c.Name {
+	case "":
+		p.name = Debezium
+	case Debezium, CloudEvents, Plain:
+	default:
+		bad.add("preset", c.Name, "expected one of debezium, cloudevents, plain")
+	}
+	if c.Structured && p.name != CloudEvents {
+		bad.add("structured", "true", "only the cloudevents preset has a structured mode")
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
+		field, text := "headers."+name, c.Headers[name]
+		if name == "" || name == "id" || strings.HasPrefix(name, "outrelay-") {
+			bad.add(field, name, "the names id and outrelay-* belong to outrelay")
+			continue
+		}
+		t, err := parseTemplate(text, placeholders...)
+		if err != nil {
+			bad.add(field, text, err.Error())
+			continue
+		}
+		h := extraHeader{name: []byte(name), value: t}
+		if s, ok := t.static(); ok {
+			h.text = []byte(s)
+		}
+		p.headers = append(p.headers, h)
+	}
+	if err := bad.err(); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// String names the preset.
+func (p *Preset) String() string {
+	if p.structured {
+		return fmt.Sprintf("%s, structured", p.name)
+	}
+	return p.name
+}
+
+// isJSON reports whether a content type is JSON: application/json or anything +json, whatever its parameters.
+func isJSON(contentType []byte) bool {
+	kind, _, _ := bytes.Cut(contentType, []byte(";"))
+	kind = bytes.TrimSpace(kind)
+	return bytes.EqualFold(kind, jsonType) || len(kind) > 5 && bytes.EqualFold(kind[len(kind)-5:], []byte("+json"))
+}

@@ -1,0 +1,301 @@
+package routing
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// Config is what a Router goes by.
+type Config struct {
+	Template string   // topic of what no rule matches; {aggregatetype} and {type} are filled in. Empty: DefaultTemplate
+	Rules    []Rule   // the first that matches decides
+	Allow    []string // patterns of topics that may be written; empty allows all but Kafka's internal ones
+}
+
+// DefaultTemplate is the topic that Debezium's outbox routers use.
+const DefaultTemplate = "outbox.event.{aggregatetype}"
+
+// Rule sends what it matches to one or several topics.
+type Rule struct {
+	AggregateType string   // pattern with * and ?; empty matches all
+	Type          string   // likewise
+	To            []string // topics, as templates
+}
+
+// Target is one topic an envelope goes to, and the partition it asks for or [record.AnyPartition].
+type Target struct {
+	Topic     string
+	Partition int32
+}
+
+// Problem is one thing that is wrong with a configuration.
+type Problem struct {
+	Field  string // template, rules[1].to[0], allow[2], headers.name…
+	Found  string
+	Reason string // what is allowed
+}
+
+// InvalidError is everything that is wrong with a configuration.
+type InvalidError struct{ Problems []Problem }
+
+func (e *InvalidError) Error() string {
+	lines := make([]string, len(e.Problems))
+	for i, p := range e.Problems {
+		lines[i] = fmt.Sprintf("%s: found %q; %s", p.Field, p.Found, p.Reason)
+	}
+	return "routing: " + strings.Join(lines, "; ")
+}
+
+func (e *InvalidError) add(field, found, reason string) {
+	e.Problems = append(e.Problems, Problem{field, found, reason})
+}
+
+func (e *InvalidError) err() error {
+	if len(e.Problems) == 0 {
+		return nil
+	}
+	return e
+}
+
+// MaxCached is how many decisions a Router remembers. Envelopes choose the keys, so beyond it the memory starts over.
+const MaxCached = 10_000
+
+// maxKey is the longest pair of names whose decision is remembered.
+const maxKey = 512
+
+// Router chooses topics. Create it with [New].
+type Router struct {
+	fallback template
+	rules    []rule
+	allow    []string
+	byType   bool // decisions depend on the type, not on the aggregatetype alone
+
+	mu     sync.RWMutex
+	routes map[string]decision // aggregatetype, or aggregatetype NUL type
+	topics map[string]decision // topics that envelopes name themselves
+}
+
+type rule struct {
+	aggregateType, typ string
+	to                 []template
+}
+
+// decision is what Route answers for a key; targets have AnyPartition.
+type decision struct {
+	targets []Target
+	refusal *record.Refusal
+}
+
+// New checks the configuration; its error is an [*InvalidError] with everything that is wrong.
+func New(c Config) (*Router, error) {
+	r := &Router{allow: c.Allow, routes: make(map[string]decision), topics: make(map[string]decision)}
+	bad := &InvalidError{}
+	for i, pattern := range c.Allow {
+		if why := topicCharacters(strings.NewReplacer("*", "", "?", "").Replace(pattern)); pattern == "" || why != "" {
+			bad.add(fmt.Sprintf("allow[%d]", i), pattern, "expected a topic name, in which * and ? may stand")
+		}
+	}
+	if c.Template == "" {
+		c.Template = DefaultTemplate
+	}
+	r.fallback = r.topicTemplate(bad, "template", c.Template)
+	for i, one := range c.Rules {
+		field := fmt.Sprintf("rules[%d]", i)
+		made := rule{aggregateType: orAny(one.AggregateType), typ: orAny(one.Type)}
+		if len(one.To) == 0 {
+			bad.add(field+".to", "", "expected at least one topic")
+		}
+		for j, to := range one.To {
+			at := fmt.Sprintf("%s.to[%d]", field, j)
+			if slices.Contains(one.To[:j], to) {
+				bad.add(at, to, "the rule has this topic already")
+				continue
+			}
+			made.to = append(made.to, r.topicTemplate(bad, at, to))
+		}
+		r.rules = append(r.rules, made)
+		r.byType = r.byType || made.typ != "*" || slices.ContainsFunc(made.to, func(t template) bool { return t.uses("type") })
+	}
+	r.byType = r.byType || r.fallback.uses("type")
+	if err := bad.err(); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+func orAny(pattern string) string {
+	if pattern == "" {
+		return "*"
+	}
+	return pattern
+}
+
+// topicTemplate parses a template of a topic; one without placeholders is judged at once.
+func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
+	t, err := parseTemplate(text, "aggregatetype", "type")
+	if err != nil {
+		bad.add(field, text, err.Error())
+		return nil
+	}
+	if name, ok := t.static(); ok {
+		if refusal := r.judge(name); refusal != nil {
+			bad.add(field, text, refusal.Reason)
+		}
+	} else {
+		for _, p := range t {
+			if why := topicCharacters(p.literal); why != "" {
+				bad.add(field, text, why)
+				break
+			}
+		}
+	}
+	return t
+}
+
+// Route appends the targets of v to dst. The error is a [*record.Refusal]: the topic's name is not one (Malformed), it
+// may not be written (NotAllowed), or the partition is none (PartitionOutOfRange; whether it is too high only the sink
+// knows). On an error dst comes back as it was. Topics live as long as the Router.
+func (r *Router) Route(v *event.View, dst []Target) ([]Target, error) {
+	if v.Partition < record.AnyPartition {
+		return dst, &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("partition %d is negative", v.Partition)}
+	}
+	var d decision
+	if v.Topic != nil {
+		d = r.named(v.Topic)
+	} else {
+		d = r.ruled(v)
+	}
+	if d.refusal != nil {
+		return dst, d.refusal
+	}
+	at := len(dst)
+	dst = append(dst, d.targets...)
+	if v.Partition != record.AnyPartition {
+		for i := range dst[at:] {
+			dst[at+i].Partition = v.Partition
+		}
+	}
+	return dst, nil
+}
+
+// named is the decision for a topic that the envelope names itself.
+func (r *Router) named(topic []byte) decision {
+	r.mu.RLock()
+	d, ok := r.topics[string(topic)]
+	r.mu.RUnlock()
+	if ok {
+		return d
+	}
+	name := string(topic)
+	d = r.decide([]string{name})
+	r.remember(r.topics, name, d)
+	return d
+}
+
+// ruled is the decision of the rules and the template.
+func (r *Router) ruled(v *event.View) decision {
+	var array [maxKey]byte
+	key := array[:0]
+	cacheable := len(v.AggregateType)+len(v.Type) < maxKey
+	if cacheable {
+		key = append(key, v.AggregateType...)
+		if r.byType {
+			key = append(append(key, 0), v.Type...)
+		}
+		r.mu.RLock()
+		d, ok := r.routes[string(key)]
+		r.mu.RUnlock()
+		if ok {
+			return d
+		}
+	}
+	d := r.decide(r.names(v))
+	if cacheable {
+		r.remember(r.routes, string(key), d)
+	}
+	return d
+}
+
+func (r *Router) names(v *event.View) []string {
+	to := []template{r.fallback}
+	aggregateType, typ := string(v.AggregateType), string(v.Type)
+	for _, one := range r.rules {
+		if match(one.aggregateType, aggregateType) && match(one.typ, typ) {
+			to = one.to
+			break
+		}
+	}
+	names := make([]string, 0, len(to))
+	for _, t := range to {
+		// Two templates may come out as one topic; one record per topic is what the identity of a delivery knows (N7).
+		if name := string(t.append(nil, v)); !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func (r *Router) decide(names []string) decision {
+	d := decision{targets: make([]Target, len(names))}
+	for i, name := range names {
+		if refusal := r.judge(name); refusal != nil {
+			return decision{refusal: refusal}
+		}
+		d.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
+	}
+	return d
+}
+
+func (r *Router) remember(m map[string]decision, key string, d decision) {
+	if len(key) > maxKey {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(m) >= MaxCached {
+		clear(m)
+	}
+	m[key] = d
+}
+
+// judge says why a record may not go to the topic called name, or nil.
+func (r *Router) judge(name string) *record.Refusal {
+	if why := topicName(name); why != "" {
+		return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf("topic %.260q: %s", name, why)}
+	}
+	if strings.HasPrefix(name, "__") {
+		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q is internal to Kafka", name)}
+	}
+	if len(r.allow) == 0 || slices.ContainsFunc(r.allow, func(pattern string) bool { return match(pattern, name) }) {
+		return nil
+	}
+	return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q matches nothing in topics.allow", name)}
+}
+
+// topicName says why name is no topic for Kafka, or "".
+func topicName(name string) string {
+	switch {
+	case name == "":
+		return "a topic has a name"
+	case name == "." || name == "..":
+		return "a topic is not called . or .."
+	case len(name) > 249:
+		return fmt.Sprintf("a topic's name has at most 249 characters, not %d", len(name))
+	}
+	return topicCharacters(name)
+}
+
+func topicCharacters(s string) string {
+	for i := range len(s) {
+		c := s[i]
+		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {
+			return "a topic's name is made of letters, digits, dot, dash and underscore"
+		}
+	}
+	return ""
+}

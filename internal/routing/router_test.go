@@ -1,0 +1,231 @@
+package routing
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func view(t testing.TB, e event.Event) *event.View {
+	t.Helper()
+	raw, err := e.MarshalBSON()
+	if err != nil {
+		t.Fatal(err)
+	}
+	v := new(event.View)
+	if err := event.Parse(raw, v); err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func mustNew(t testing.TB, c Config) *Router {
+	t.Helper()
+	r, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func class(err error) record.Class {
+	var refusal *record.Refusal
+	if errors.As(err, &refusal) {
+		return refusal.Class
+	}
+	return ""
+}
+
+func TestRoutes(t *testing.T) {
+	t.Parallel()
+	full := Config{
+		Rules: []Rule{
+			{AggregateType: "order", Type: "Order*", To: []string{"orders", "audit"}}, // fan-out
+			{AggregateType: "order", To: []string{"order.{type}"}},
+			{Type: "*.v?", To: []string{"versioned.{aggregatetype}", "versioned.{aggregatetype}x"}},
+			{AggregateType: "bad*", To: []string{"{aggregatetype}"}},
+			{AggregateType: "same", To: []string{"x.{type}", "x.{aggregatetype}"}},
+		},
+		Allow: []string{"outbox.*", "orders", "audit", "order.*", "versioned.*", "bad*", "x.*", "named-?"},
+	}
+	any32 := record.AnyPartition
+	for name, test := range map[string]struct {
+		config Config
+		event  event.Event
+		want   []Target
+		class  record.Class
+	}{
+		"default template":     {Config{}, event.New("order", "1", "A", nil), []Target{{"outbox.event.order", any32}}, ""},
+		"template with type":   {Config{Template: "{aggregatetype}.{type}"}, event.New("order", "1", "A", nil), []Target{{"order.A", any32}}, ""},
+		"fan-out":              {full, event.New("order", "1", "OrderPlaced", nil), []Target{{"orders", any32}, {"audit", any32}}, ""},
+		"second rule":          {full, event.New("order", "1", "Cancelled", nil), []Target{{"order.Cancelled", any32}}, ""},
+		"by type":              {full, event.New("bill", "1", "Paid.v2", nil), []Target{{"versioned.bill", any32}, {"versioned.billx", any32}}, ""},
+		"two that are one":     {full, event.New("same", "1", "same", nil), []Target{{"x.same", any32}}, ""},
+		"no rule":              {full, event.New("bill", "1", "Paid", nil), []Target{{"outbox.event.bill", any32}}, ""},
+		"own topic":            {full, event.New("order", "1", "OrderPlaced", nil, event.WithTopic("named-1")), []Target{{"named-1", any32}}, ""},
+		"own partition":        {full, event.New("order", "1", "OrderPlaced", nil, event.WithPartition(7)), []Target{{"orders", 7}, {"audit", 7}}, ""},
+		"own topic forbidden":  {full, event.New("order", "1", "A", nil, event.WithTopic("named-10")), nil, record.NotAllowed},
+		"internal topic":       {Config{}, event.New("order", "1", "A", nil, event.WithTopic("__consumer_offsets")), nil, record.NotAllowed},
+		"internal by pattern":  {Config{Template: "{aggregatetype}", Allow: []string{"*"}}, event.New("__transaction_state", "1", "A", nil), nil, record.NotAllowed},
+		"no topic's name":      {Config{}, event.New("a b", "1", "A", nil), nil, record.Malformed},
+		"too long":             {Config{}, event.New(strings.Repeat("a", 240), "1", "A", nil), nil, record.Malformed},
+		"only dots":            {Config{Template: "{aggregatetype}"}, event.New("..", "1", "A", nil), nil, record.Malformed},
+		"fan-out is all or no": {Config{Rules: []Rule{{To: []string{"a", "{type}"}}}, Allow: []string{"a"}}, event.New("x", "1", "b", nil), nil, record.NotAllowed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r := mustNew(t, test.config)
+			for range 2 { // decided, then remembered
+				kept := []Target{{"kept", 3}}
+				got, err := r.Route(view(t, test.event), kept)
+				if class(err) != test.class || (err == nil) != (test.class == "") {
+					t.Fatalf("error = %v, want class %q", err, test.class)
+				}
+				if diff := cmp.Diff(append(kept, test.want...), got); diff != "" {
+					t.Error(diff)
+				}
+			}
+		})
+	}
+}
+
+func TestNegativePartition(t *testing.T) {
+	t.Parallel()
+	v := view(t, event.New("order", "1", "A", nil))
+	v.Partition = -2
+	if _, err := mustNew(t, Config{}).Route(v, nil); class(err) != record.PartitionOutOfRange {
+		t.Errorf("error = %v", err)
+	}
+}
+
+func TestPartitionOfOneEnvelopeStaysItsOwn(t *testing.T) {
+	t.Parallel()
+	r := mustNew(t, Config{})
+	if got, _ := r.Route(view(t, event.New("order", "1", "A", nil, event.WithPartition(3))), nil); got[0].Partition != 3 {
+		t.Errorf("%v", got)
+	}
+	if got, _ := r.Route(view(t, event.New("order", "1", "A", nil)), nil); got[0].Partition != record.AnyPartition {
+		t.Errorf("the remembered decision carries another envelope's partition: %v", got)
+	}
+}
+
+func TestInvalidConfigNamesEverything(t *testing.T) {
+	t.Parallel()
+	_, err := New(Config{
+		Template: "a b",
+		Rules:    []Rule{{To: []string{"__x", "{id}", "ok", "ok", "{type"}}, {}, {To: []string{"with space {type}"}}},
+		Allow:    []string{"", "a/b", "ok", "fine*"},
+	})
+	var bad *InvalidError
+	if !errors.As(err, &bad) {
+		t.Fatal(err)
+	}
+	var fields []string
+	for _, p := range bad.Problems {
+		fields = append(fields, p.Field)
+	}
+	want := []string{"allow[0]", "allow[1]", "template", "rules[0].to[0]", "rules[0].to[1]", "rules[0].to[3]", "rules[0].to[4]", "rules[1].to", "rules[2].to[0]"}
+	if diff := cmp.Diff(want, fields); diff != "" {
+		t.Error(diff, err)
+	}
+}
+
+func TestMemoryOfDecisionsIsBounded(t *testing.T) {
+	t.Parallel()
+	r := mustNew(t, Config{Template: "{aggregatetype}"})
+	v := view(t, event.New("order", "1", "A", nil))
+	for i := range MaxCached + 100 {
+		v.AggregateType, v.Topic = fmt.Appendf(nil, "t%d", i), nil
+		if got, err := r.Route(v, nil); err != nil || got[0].Topic != string(v.AggregateType) {
+			t.Fatalf("%v, %v", got, err)
+		}
+		v.Topic = fmt.Appendf(nil, "n%d", i)
+		if got, err := r.Route(v, nil); err != nil || got[0].Topic != string(v.Topic) {
+			t.Fatalf("%v, %v", got, err)
+		}
+	}
+	if len(r.routes) > MaxCached || len(r.topics) > MaxCached {
+		t.Errorf("%d and %d remembered", len(r.routes), len(r.topics))
+	}
+	v.Topic, v.AggregateType = nil, []byte(strings.Repeat("x", 2*maxKey))
+	if _, err := r.Route(v, nil); class(err) != record.Malformed || r.routes[string(v.AggregateType)].refusal != nil {
+		t.Errorf("error = %v", err)
+	}
+}
+
+func TestRouterFromManyGoroutines(t *testing.T) {
+	t.Parallel()
+	r := mustNew(t, Config{})
+	var wg sync.WaitGroup
+	for i := range 4 {
+		wg.Go(func() {
+			v := view(t, event.New("order", "1", "A", nil))
+			for j := range 1000 {
+				v.AggregateType = fmt.Appendf(nil, "t%d", (i+j)%50)
+				if got, err := r.Route(v, nil); err != nil || got[0].Topic != "outbox.event."+string(v.AggregateType) {
+					t.Errorf("%v, %v", got, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// TestMatch compares the matcher with the obvious recursive definition.
+func TestMatch(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		pattern := rapid.StringOfN(rapid.SampledFrom([]rune("ab*?")), 0, 8, -1).Draw(t, "pattern")
+		s := rapid.StringOfN(rapid.SampledFrom([]rune("ab")), 0, 8, -1).Draw(t, "s")
+		if got, want := match(pattern, s), naive(pattern, s); got != want {
+			t.Fatalf("match(%q, %q) = %v", pattern, s, got)
+		}
+	})
+}
+
+func naive(pattern, s string) bool {
+	switch {
+	case pattern == "":
+		return s == ""
+	case pattern[0] == '*':
+		return naive(pattern[1:], s) || s != "" && naive(pattern, s[1:])
+	}
+	return s != "" && (pattern[0] == '?' || pattern[0] == s[0]) && naive(pattern[1:], s[1:])
+}
+
+// TestEveryTopicIsLegal feeds hostile names: whatever comes out is a topic that Kafka takes and the list allows.
+func TestEveryTopicIsLegal(t *testing.T) {
+	t.Parallel()
+	allow := []string{"outbox.*", "_*"}
+	r := mustNew(t, Config{Rules: []Rule{{Type: "*x*", To: []string{"outbox.{type}", "{aggregatetype}"}}}, Allow: allow})
+	v := view(t, event.New("order", "1", "A", nil))
+	rapid.Check(t, func(t *rapid.T) {
+		name := rapid.OneOf(rapid.String(), rapid.StringMatching(`_{0,3}[a-zA-Z._-]{0,5}`))
+		v.AggregateType, v.Type, v.Topic = []byte(name.Draw(t, "aggregatetype")), []byte(name.Draw(t, "type")), nil
+		if rapid.Bool().Draw(t, "named") {
+			v.Topic = []byte(name.Draw(t, "topic"))
+		}
+		targets, err := r.Route(v, nil)
+		if (err == nil) == (len(targets) == 0) {
+			t.Fatalf("%v with %v", targets, err)
+		}
+		for _, one := range targets {
+			if topicName(one.Topic) != "" || strings.HasPrefix(one.Topic, "__") || !slices.ContainsFunc(allow, func(p string) bool { return naive(p, one.Topic) }) {
+				t.Fatalf("routed to %q", one.Topic)
+			}
+		}
+	})
+}

@@ -1,0 +1,96 @@
+package routing
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// part is a piece of a template: a literal, or the name of a placeholder.
+type part struct {
+	literal     string
+	placeholder string
+}
+
+type template []part
+
+// parseTemplate splits s at its {placeholders}, of which only those in known may occur.
+func parseTemplate(s string, known ...string) (template, error) {
+	var t template
+	for s != "" {
+		before, rest, open := strings.Cut(s, "{")
+		if strings.Contains(before, "}") {
+			return nil, fmt.Errorf("a } without a {")
+		}
+		if before != "" {
+			t = append(t, part{literal: before})
+		}
+		if !open {
+			break
+		}
+		name, after, closed := strings.Cut(rest, "}")
+		if !closed {
+			return nil, fmt.Errorf("a { that is not closed")
+		}
+		if !slices.Contains(known, name) {
+			return nil, fmt.Errorf("{%s} is unknown; known are {%s}", name, strings.Join(known, "}, {"))
+		}
+		t = append(t, part{placeholder: name})
+		s = after
+	}
+	return t, nil
+}
+
+// uses reports whether one of names occurs in t.
+func (t template) uses(names ...string) bool {
+	return slices.ContainsFunc(t, func(p part) bool { return p.placeholder != "" && slices.Contains(names, p.placeholder) })
+}
+
+// static is the text of a template without placeholders.
+func (t template) static() (string, bool) {
+	var b strings.Builder
+	for _, p := range t {
+		if p.placeholder != "" {
+			return "", false
+		}
+		b.WriteString(p.literal)
+	}
+	return b.String(), true
+}
+
+// append appends the template with v's fields filled in.
+func (t template) append(dst []byte, v *event.View) []byte {
+	for _, p := range t {
+		switch p.placeholder {
+		case "":
+			dst = append(dst, p.literal...)
+		case "aggregatetype":
+			dst = append(dst, v.AggregateType...)
+		case "aggregateid":
+			dst = append(dst, v.AggregateID...)
+		case "type":
+			dst = append(dst, v.Type...)
+		case "contenttype":
+			dst = append(dst, v.ContentType...)
+		case "schemaversion":
+			dst = append(dst, v.SchemaVersion...)
+		case "source":
+			dst = append(dst, v.Source...)
+		case "subject":
+			dst = append(dst, v.Subject...)
+		case "time":
+			if v.HasTime {
+				dst = appendTime(dst, v.Time)
+			}
+		}
+	}
+	return dst
+}
+
+// appendTime appends Unix milliseconds as RFC 3339 has them.
+func appendTime(dst []byte, ms int64) []byte {
+	return time.UnixMilli(ms).UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
+}
