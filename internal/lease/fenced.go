@@ -1,0 +1,128 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// Fenced runs fn in a transaction that commits only while this process owns the watcher (N3): its first statement writes
+// to the watcher document and names owner and epoch, so a take-over and the transaction cannot both happen. (A read would
+// fence nothing: under snapshot isolation it does not conflict with the take-over.) The namespaces of dirty are added to
+// the document in the same statement (N17).
+//
+// fn must use the context it is given, with collections of [mongo.SessionFromContext]'s client, and may run several
+// times: after an unknown outcome it runs again although it may have been committed, so it must be idempotent. While
+// the work is suspended Fenced waits. It returns once the transaction is majority committed, and else fn's error, ctx's
+// end, or [ErrLeaseLost].
+func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
+	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
+	for {
+		if err := h.awaitValid(ctx); err != nil {
+			return err
+		}
+		err := h.transact(ctx, dirty, fn)
+		switch {
+		case err == nil:
+			return nil
+		case h.ctx.Err() != nil:
+			return context.Cause(h.ctx)
+		case ctx.Err() != nil || !transient(err):
+			return err
+		}
+		if back.Wait(ctx) != nil {
+			return err
+		}
+	}
+}
+
+// transact is one attempt. The turn is given back between two of them, so that renewals come through.
+func (h *Held) transact(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
+	if err := h.take(ctx); err != nil {
+		return err
+	}
+	defer h.give()
+	within, cancel := context.WithTimeoutCause(ctx, h.left(), errUnknown)
+	defer cancel()
+	defer context.AfterFunc(h.ctx, cancel)()
+	if err := h.session.StartTransaction(options.Transaction().SetReadConcern(readconcern.Majority()).
+		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
+		return fmt.Errorf("starting transaction: %w", err)
+	}
+	err := h.fence(mongo.NewSessionContext(within, h.session), dirty)
+	if err == nil {
+		err = fn(mongo.NewSessionContext(within, h.session))
+	}
+	if err == nil {
+		err = h.commit(within)
+	}
+	if err != nil {
+		h.abort(ctx)
+	}
+	if errors.Is(err, errNotOurs) {
+		// The snapshot does not show the lease as ours; only the document itself tells whether it is lost.
+		call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
+		defer cancel()
+		if _, err := h.confirm(call, h.seq, false); err != nil {
+			return err
+		}
+		return errUnknown
+	}
+	return err
+}
+
+// fence is the first statement of each transaction (N3).
+func (h *Held) fence(ctx context.Context, dirty []string) error {
+	call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
+	defer cancel()
+	update := bson.D{{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}}}
+	if len(dirty) > 0 {
+		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: bson.D{{Key: "$each", Value: dirty}}}}})
+	}
+	res, err := h.l.coll.UpdateOne(call, bson.D{
+		{Key: "_id", Value: h.l.cfg.ID}, {Key: "owner", Value: h.acq.Owner}, {Key: "epoch", Value: h.acq.Epoch},
+	}, update)
+	if err != nil {
+		return fmt.Errorf("fencing: %w", err)
+	}
+	if res.MatchedCount == 0 {
+		return errNotOurs
+	}
+	return nil
+}
+
+// commit repeats the commit while its outcome is unknown and the lease lasts: a commit that is sent again does nothing
+// twice.
+func (h *Held) commit(ctx context.Context) error {
+	for {
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout)
+		err := h.session.CommitTransaction(call)
+		cancel()
+		var le mongo.LabeledError
+		unknown := mongo.IsTimeout(err) || errors.As(err, &le) && le.HasErrorLabel("UnknownTransactionCommitResult")
+		if err == nil || !unknown || retry.Sleep(ctx, 10*time.Millisecond) != nil {
+			return err
+		}
+	}
+}
+
+// abort ends what is left of the transaction. A server that did not hear of it would keep the write lock on the watcher
+// document, and our own renewals would wait behind it: so the session's work is ended by name too.
+func (h *Held) abort(ctx context.Context) {
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout)
+	defer cancel()
+	_ = h.session.AbortTransaction(call)
+	if err := killSession(call, h.l.coll.Database().Client(), h.session.ID()); err != nil {
+		h.log.Debug("cannot end the transaction's session", "error", err)
+	}
+}

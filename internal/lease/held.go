@@ -1,0 +1,245 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/resume"
+)
+
+// Held is one term of ownership. Its methods may be called from any goroutine; writes of the owner's fields follow one
+// another, whoever asks for them.
+type Held struct {
+	l       *Lease
+	log     *slog.Logger
+	acq     Document
+	session *mongo.Session
+
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	deadline atomic.Int64 // on Lease.clock; past it work is suspended (N2)
+	pulse    atomic.Pointer[chan struct{}]
+	wrote    atomic.Int64 // on Lease.clock: when the last successful write was sent
+	saved    atomic.Int64 // on Lease.clock: when the position was last written
+	source   atomic.Pointer[func() Checkpoint]
+	control  chan Control // 1 slot, the latest
+	suspend  atomic.Bool
+
+	turn chan struct{} // 1 slot: held by whoever writes the owner's fields; guards what follows
+	// seq is the number of the last write sent, whatever became of it.
+	seq     int64
+	written resume.Position
+	offsets map[string][]int64
+	trips   roundTrips
+	told    Control // last sent to control
+	lapsed  string  // the pin that this term disregards because its node was dead at the acquisition
+}
+
+func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration) *Held {
+	l := c.l
+	h := &Held{
+		l: l, acq: doc, session: c.session,
+		log:     l.log.With("epoch", doc.Epoch),
+		control: make(chan Control, 1),
+		turn:    make(chan struct{}, 1),
+		seq:     doc.Seq,
+		written: doc.Position(),
+		offsets: doc.OffsetMap(),
+	}
+	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	pulse := make(chan struct{})
+	h.pulse.Store(&pulse)
+	h.saved.Store(int64(sent))
+	h.extend(sent)
+	l.cfg.Metrics.Takeovers.Inc()
+	l.stand(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
+	h.log.Info("lease acquired", "owner", doc.Owner)
+	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node {
+		h.lapsed = pin
+		h.log.Error("ALARM: the watcher is pinned to a node that gives no sign of life; running it here", "pin", pin, "advice", "start that node, or end the pin")
+	}
+	return h
+}
+
+// Document is the watcher document as the acquisition returned it: the token, offsets and senders to go on from (N1).
+func (h *Held) Document() Document { return h.acq }
+
+// Context ends with cause [ErrLeaseLost] or [ErrReleased]; it carries the values of the context given to Acquire.
+func (h *Held) Context() context.Context { return h.ctx }
+
+// Control delivers what operators ask, latest only, whenever it changes. A Control with Yield set means: drain and
+// Release now.
+func (h *Held) Control() <-chan Control { return h.control }
+
+// SetSource names the function that renewals ask for the present checkpoint. It must not block, nor call back into the
+// Held.
+func (h *Held) SetSource(f func() Checkpoint) { h.source.Store(&f) }
+
+// Valid reports whether work may be done now: it is false from the guard before the expiry until a renewal succeeds (N2).
+// It costs a read of the clock.
+func (h *Held) Valid() bool { return int64(h.l.clock()) < h.deadline.Load() }
+
+// left is how long Valid stays true without a renewal.
+func (h *Held) left() time.Duration { return time.Duration(h.deadline.Load()) - h.l.clock() }
+
+// extend moves the deadline after a write that was sent at sent and succeeded.
+func (h *Held) extend(sent time.Duration) {
+	end := sent + h.l.cfg.TTL - guard(h.l.cfg.TTL, h.l.cfg.Guard, h.trips.p99())
+	h.deadline.Store(int64(end))
+	h.wrote.Store(int64(sent))
+	fresh := make(chan struct{})
+	close(*h.pulse.Swap(&fresh))
+}
+
+// awaitValid blocks while the work is suspended.
+func (h *Held) awaitValid(ctx context.Context) error {
+	for {
+		pulse := *h.pulse.Load()
+		switch {
+		case h.ctx.Err() != nil:
+			return context.Cause(h.ctx)
+		case h.Valid():
+			return nil
+		}
+		select {
+		case <-pulse:
+		case <-h.ctx.Done():
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// take waits for the turn to write the owner's fields.
+func (h *Held) take(ctx context.Context) error {
+	select {
+	case h.turn <- struct{}{}:
+	case <-h.ctx.Done():
+		return context.Cause(h.ctx)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	if h.ctx.Err() != nil {
+		<-h.turn
+		return context.Cause(h.ctx)
+	}
+	return nil
+}
+
+func (h *Held) give() { <-h.turn }
+
+// lose ends the term.
+func (h *Held) lose(why error) error {
+	err := ErrLeaseLost
+	if why != nil {
+		err = fmt.Errorf("%w: %w", ErrLeaseLost, why)
+	}
+	h.deadline.Store(math.MinInt64)
+	if h.ctx.Err() == nil {
+		h.cancel(err)
+		h.l.cfg.Metrics.LeaseLost.Inc()
+		h.l.stand(Standing{Reason: "the lease was lost", Epoch: h.acq.Epoch})
+		h.log.Warn("lease lost; everything begun under it ends", "error", err)
+		h.endSession()
+	}
+	return context.Cause(h.ctx)
+}
+
+// endSession gives the session back. It is called with the turn taken, so no transaction is under way.
+func (h *Held) endSession() {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), h.l.cfg.CallTimeout)
+	defer cancel()
+	h.session.EndSession(ctx)
+}
+
+// view is what a write of the owner's fields returns.
+type view struct {
+	Owner     string    `bson:"owner"`
+	Epoch     int64     `bson:"epoch"`
+	Seq       int64     `bson:"seq"`
+	Control   Control   `bson:"control"`
+	RenewedAt time.Time `bson:"renewedAt"`
+}
+
+// write sets fields and renews, or releases, in one fenced statement. Call it with the turn taken. Its errors are
+// [ErrLeaseLost] and those of the server, after which the outcome is not known: the next write has a higher seq and
+// settles it, because a late one with a lower seq matches nothing any more.
+func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, error) {
+	h.seq++ // N1: never the same seq for another content
+	seq, l := h.seq, h.l
+	set := append(bson.D{
+		{Key: "seq", Value: seq},
+		{Key: "renewedAt", Value: "$$NOW"},
+		{Key: "expiresAt", Value: op("$add", "$$NOW", l.cfg.TTL.Milliseconds())},
+	}, fields...)
+	if release {
+		set[2].Value = "$$NOW"
+		set = append(set, bson.E{Key: "owner", Value: lit(nil)})
+	}
+	// N1: own fields only, never control, and no comparison of tokens: after a restore that would look like a lost lease.
+	filter := bson.D{
+		{Key: "_id", Value: l.cfg.ID}, {Key: "owner", Value: h.acq.Owner}, {Key: "epoch", Value: h.acq.Epoch},
+		{Key: "seq", Value: bson.D{{Key: "$lt", Value: seq}}},
+	}
+	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(bson.D{
+		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}})
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
+	defer cancel()
+	first := l.clock()
+	for again := false; ; again = true {
+		sent := l.clock()
+		var v view
+		err := l.coll.FindOneAndUpdate(call, filter, mongo.Pipeline{{{Key: "$set", Value: set}}}, opts).Decode(&v)
+		switch {
+		case errors.Is(err, mongo.ErrNoDocuments):
+			v, err = h.confirm(call, seq, release)
+			sent = first // the earliest that may have been applied
+		case err != nil && !again && ambiguous(err):
+			continue
+		}
+		if err != nil {
+			return view{}, err
+		}
+		h.trips.add(l.clock() - sent)
+		if !release {
+			h.extend(sent)
+		}
+		return v, nil
+	}
+}
+
+// confirm reads the document after a write matched nothing: it may be this very write that was applied before its answer
+// was lost (N1). Another's epoch is the loss; a document that shows neither is not up to date yet.
+func (h *Held) confirm(ctx context.Context, seq int64, released bool) (view, error) {
+	var v view
+	err := h.l.coll.FindOne(ctx, bson.D{{Key: "_id", Value: h.l.cfg.ID}}, options.FindOne().SetProjection(bson.D{
+		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}})).Decode(&v)
+	switch {
+	case errors.Is(err, mongo.ErrNoDocuments):
+		return view{}, h.lose(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", ErrVanished, h.l.cfg.ID))
+	case err != nil:
+		return view{}, fmt.Errorf("reading back the watcher document: %w", err)
+	case v.Epoch > h.acq.Epoch:
+		return view{}, h.lose(fmt.Errorf("epoch %d of %s took over from epoch %d", v.Epoch, v.Owner, h.acq.Epoch))
+	case v.Epoch < h.acq.Epoch && !h.Valid():
+		// The document went back, as a restore does, and stayed there past our deadline.
+		return view{}, h.lose(fmt.Errorf("the document went back from epoch %d to %d", h.acq.Epoch, v.Epoch))
+	case v.Epoch < h.acq.Epoch:
+		return view{}, errUnknown
+	case v.Owner == h.acq.Owner && v.Seq == seq && !released, v.Owner == "" && v.Seq == seq && released:
+		return v, nil
+	case v.Owner != h.acq.Owner:
+		return view{}, h.lose(errors.New("it was released"))
+	}
+	return view{}, errUnknown
+}

@@ -1,0 +1,267 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// The model of a lease: what the server's answers must add up to, in some order that fits their times. Expiry is judged
+// by the server's clock, so the times in the answers are part of the history.
+type leaseState struct {
+	epoch   int64
+	held    bool
+	expires time.Time
+}
+
+type leaseOp struct {
+	kind  string // acquire, renew, release
+	epoch int64  // of the caller; 0 for acquire
+}
+
+type leaseAnswer struct {
+	won         bool
+	lost        bool
+	epoch       int64
+	at, expires time.Time // of the server
+}
+
+var leaseModel = porcupine.Model{
+	Init: func() any { return leaseState{} },
+	Step: func(state, input, output any) (bool, any) {
+		s, in, out := state.(leaseState), input.(leaseOp), output.(leaseAnswer)
+		if in.kind == "acquire" {
+			if !out.won {
+				return s.held && out.epoch == s.epoch, s // it was refused by this very owner
+			}
+			legal := out.epoch == s.epoch+1 && (!s.held || !out.at.Before(s.expires))
+			return legal, leaseState{out.epoch, true, out.expires}
+		}
+		if mine := s.held && s.epoch == in.epoch; out.lost || !mine {
+			return out.lost && !mine, s
+		}
+		return true, leaseState{in.epoch, in.kind == "renew", out.expires}
+	},
+	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v → %+v", input, output) },
+}
+
+type history struct {
+	mu    sync.Mutex
+	start time.Time
+	ops   []porcupine.Operation
+	valid map[int64][2]time.Duration // by epoch: first and last moment at which its holder was seen valid
+}
+
+func (h *history) record(client int, in leaseOp, do func() (leaseAnswer, bool)) (leaseAnswer, bool) {
+	called := time.Since(h.start)
+	out, known := do()
+	if known {
+		op := porcupine.Operation{ClientId: client, Input: in, Call: int64(called), Output: out, Return: int64(time.Since(h.start))}
+		h.mu.Lock()
+		h.ops = append(h.ops, op)
+		h.mu.Unlock()
+	}
+	return out, known
+}
+
+// saw notes that the holder of epoch found itself valid. The clock is read before Valid is asked and so errs to no side
+// that would excuse an overlap: it was valid then, or it would not be now.
+func (h *history) saw(epoch int64, held *Held) bool {
+	at := time.Since(h.start)
+	if !held.Valid() {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	span, known := h.valid[epoch]
+	if !known {
+		span[0] = at
+	}
+	span[1] = at
+	h.valid[epoch] = span
+	return true
+}
+
+func (h *history) acquire(t *testing.T, client int, c *contender) *Held {
+	var held *Held
+	h.record(client, leaseOp{kind: "acquire"}, func() (leaseAnswer, bool) {
+		c.claim.owner = ownerName(c.l.cfg.Node)
+		sent := c.l.clock()
+		var doc Document
+		err := c.l.coll.FindOneAndUpdate(t.Context(), bson.D{{Key: "_id", Value: slot}}, c.claim.pipeline(),
+			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
+		if err != nil {
+			t.Error(err)
+			return leaseAnswer{}, false
+		}
+		if doc.Owner == c.claim.owner {
+			held = newHeld(t.Context(), c, doc, sent)
+		}
+		return leaseAnswer{won: held != nil, epoch: doc.Epoch, at: doc.AcquiredAt, expires: doc.ExpiresAt}, true
+	})
+	return held
+}
+
+func (h *history) write(t *testing.T, client int, held *Held, release bool) bool {
+	kind := "renew"
+	if release {
+		kind = "release"
+	}
+	out, _ := h.record(client, leaseOp{kind: kind, epoch: held.acq.Epoch}, func() (leaseAnswer, bool) {
+		v, err := held.write(t.Context(), nil, release)
+		if held.ctx.Err() != nil {
+			return leaseAnswer{lost: true}, true
+		}
+		if err != nil {
+			t.Error(err)
+			return leaseAnswer{}, false
+		}
+		expires := v.RenewedAt.Add(held.l.cfg.TTL)
+		if release {
+			expires = v.RenewedAt
+		}
+		return leaseAnswer{epoch: v.Epoch, at: v.RenewedAt, expires: expires}, true
+	})
+	return !out.lost
+}
+
+// stall is a process that does not run for a while: 0 … 2 ttl, mostly short.
+func stall(r *rand.Rand, ttl time.Duration) {
+	d := time.Duration(r.Int64N(int64(ttl / 4)))
+	if r.IntN(8) == 0 {
+		d = time.Duration(r.Int64N(int64(2 * ttl)))
+	}
+	<-time.After(d)
+}
+
+func (h *history) contend(t *testing.T, client int, coll *mongo.Collection, until time.Time) {
+	cfg := config(coll, fmt.Sprintf("node%d", client))
+	cfg.TTL, cfg.Renew, cfg.CallTimeout = 150*time.Millisecond, 30*time.Millisecond, 5*time.Second
+	l, err := New(cfg)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	r := rand.New(rand.NewPCG(uint64(client), 1))
+	c, err := l.contend()
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	defer c.end()
+	for time.Now().Before(until) {
+		held := h.acquire(t, client, c)
+		for held != nil {
+			// A stalled process asks again before it does anything, and finds itself suspended; it renews all the same.
+			for range 3 {
+				if h.saw(held.acq.Epoch, held) {
+					stall(r, cfg.TTL)
+				}
+			}
+			h.saw(held.acq.Epoch, held)
+			end := r.IntN(5)
+			if end == 0 {
+				break // it died: nothing is released
+			}
+			if !h.write(t, client, held, end == 1) || end == 1 {
+				break
+			}
+		}
+		stall(r, cfg.TTL/2)
+	}
+}
+
+func TestN01_EightContendersWithStallsAreLinearizable(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	stream, err := coll.Watch(t.Context(), mongo.Pipeline{}, options.ChangeStream().SetMaxAwaitTime(100*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = stream.Close(context.WithoutCancel(t.Context())) }()
+
+	h := &history{start: time.Now(), valid: make(map[int64][2]time.Duration)}
+	var wg sync.WaitGroup
+	for client := range 8 {
+		wg.Go(func() { h.contend(t, client, coll, h.start.Add(3*time.Second)) })
+	}
+	wg.Wait()
+
+	if verdict := porcupine.CheckOperationsTimeout(leaseModel, h.ops, 30*time.Second); verdict != porcupine.Ok {
+		t.Errorf("the history of %d operations is %s", len(h.ops), verdict)
+	}
+	last := stored(t, coll)
+	if last.Epoch < 10 {
+		t.Errorf("only %d epochs in %d operations", last.Epoch, len(h.ops))
+	}
+	for e := int64(1); e < last.Epoch; e++ {
+		if a, b := h.valid[e], h.valid[e+1]; b[0] != 0 && a[1] >= b[0] {
+			t.Errorf("epoch %d was valid at %v although epoch %d was since %v", e, a[1], e+1, b[0])
+		}
+	}
+	t.Logf("%d operations, %d epochs", len(h.ops), last.Epoch)
+	checkWrites(t, stream, last)
+}
+
+// checkWrites replays what the server really wrote: epochs go up by one, an owner has one epoch, a lease is taken only
+// after its release or expiry, seq never goes back (I5).
+func checkWrites(t *testing.T, stream *mongo.ChangeStream, last Document) {
+	t.Helper()
+	var now leaseState
+	owners := make(map[string]int64)
+	var owner string
+	var seq int64
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	for events := 0; seq < last.Seq || now.epoch < last.Epoch || owner != last.Owner; events++ {
+		if !stream.Next(ctx) {
+			t.Fatalf("the history ends after %d events: %v", events, stream.Err())
+		}
+		var ev struct {
+			Full   bson.Raw `bson:"fullDocument"`
+			Update struct {
+				Fields bson.Raw `bson:"updatedFields"`
+			} `bson:"updateDescription"`
+		}
+		if err := stream.Decode(&ev); err != nil {
+			t.Fatal(err)
+		}
+		fields := ev.Update.Fields
+		if fields == nil {
+			fields = ev.Full
+		}
+		if v, err := fields.LookupErr("epoch"); err == nil {
+			taken := fields.Lookup("acquiredAt").Time()
+			if epoch := v.AsInt64(); epoch != now.epoch+1 || now.held && taken.Before(now.expires) {
+				t.Errorf("epoch %d at %v after %+v", epoch, taken, now)
+			}
+			now.epoch, now.held = v.AsInt64(), true
+		}
+		if v, err := fields.LookupErr("owner"); err == nil {
+			owner, _ = v.StringValueOK()
+			if now.held = owner != ""; now.held {
+				if e, seen := owners[owner]; seen {
+					t.Errorf("owner %s of epoch %d came back in epoch %d", owner, e, now.epoch)
+				}
+				owners[owner] = now.epoch
+			}
+		}
+		if v, err := fields.LookupErr("expiresAt"); err == nil {
+			now.expires = v.Time()
+		}
+		if v, err := fields.LookupErr("seq"); err == nil {
+			if v.AsInt64() < seq {
+				t.Errorf("seq went from %d to %d", seq, v.AsInt64())
+			}
+			seq = v.AsInt64()
+		}
+	}
+}

@@ -1,0 +1,317 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/gofrs/flock"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/resume"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const slot = "orders/0of1"
+
+// place is a watchers collection of the test's own, seen by a client that fail points can single out by its appName.
+func place(t *testing.T) (*mongo.Collection, string) {
+	t.Helper()
+	app := stacktest.Name(t)
+	c := stacktest.Client(t, options.Client().SetAppName(app).SetRetryWrites(false).SetServerSelectionTimeout(3*time.Second))
+	return stacktest.Database(t, c).Collection("watchers"), app
+}
+
+// other is the same collection through a client that no fail point of place reaches.
+func other(t *testing.T, coll *mongo.Collection) *mongo.Collection {
+	t.Helper()
+	return stacktest.Client(t).Database(coll.Database().Name()).Collection(coll.Name())
+}
+
+func config(coll *mongo.Collection, node string) Config {
+	return Config{
+		Collection: coll, ID: slot, Node: node, TTL: time.Second, Renew: 200 * time.Millisecond,
+		CheckpointEvery: 20 * time.Millisecond, ReplicaSetID: "here", Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+func newLease(t *testing.T, cfg Config) *Lease {
+	t.Helper()
+	l, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func acquire(t *testing.T, l *Lease) *Held {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	h, err := l.Acquire(ctx)
+	if err != nil {
+		t.Fatalf("acquiring: %v", err)
+	}
+	return h
+}
+
+// run renews until the test ends and returns where Run's error will be.
+func run(t *testing.T, h *Held) <-chan error {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	out := make(chan error, 1)
+	ended := make(chan struct{})
+	go func() { defer close(ended); out <- h.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-ended })
+	return out
+}
+
+func stored(t *testing.T, coll *mongo.Collection) Document {
+	t.Helper()
+	doc, _, err := Read(t.Context(), coll, slot)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return doc
+}
+
+// eventually waits for cond by looking often; it is for states that nothing signals.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	end := time.After(15 * time.Second)
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-end:
+			t.Fatalf("not in 15 s: %s", what)
+		}
+	}
+}
+
+func within[T any](t *testing.T, c <-chan T, what string) T {
+	t.Helper()
+	select {
+	case v := <-c:
+		return v
+	case <-time.After(15 * time.Second):
+		t.Fatalf("not in 15 s: %s", what)
+		panic("unreachable")
+	}
+}
+
+// failCommand sets the server's one fail point of that name, for the clients called app alone. A second setting replaces
+// the first, whatever its appName, so whoever uses it holds a lock of the whole machine until off.
+func failCommand(t *testing.T, app string, mode any, data bson.D) (off func()) {
+	t.Helper()
+	lock := flock.New(filepath.Join(os.TempDir(), "outrelay-failcommand.lock"))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := lock.TryLockContext(ctx, 10*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	admin := stacktest.Client(t).Database("admin")
+	set := func(mode any, data bson.D) {
+		cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: mode}}
+		if data != nil {
+			cmd = append(cmd, bson.E{Key: "data", Value: append(data, bson.E{Key: "appName", Value: app})})
+		}
+		if err := admin.RunCommand(context.WithoutCancel(t.Context()), cmd).Err(); err != nil {
+			t.Error(err)
+		}
+	}
+	set(mode, data)
+	off = sync.OnceFunc(func() {
+		set("off", nil)
+		_ = lock.Unlock()
+	})
+	t.Cleanup(off)
+	return off
+}
+
+// position is a made-up place in the stream, at second n.
+func position(n uint32) resume.Position {
+	data := "82" + hex32(1_700_000_000+n) + hex32(1) + "2B0229296E04"
+	return resume.Position{Token: resume.TokenOf(data), ClusterTime: bson.Timestamp{T: 1_700_000_000 + n, I: 1}}
+}
+
+func hex32(n uint32) string {
+	const digits = "0123456789ABCDEF"
+	b := make([]byte, 8)
+	for i := range b {
+		b[7-i] = digits[n>>(4*i)&15]
+	}
+	return string(b)
+}
+
+func TestConfigReportsEveryProblemAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := New(Config{ID: "orders/3of2", TTL: 10 * time.Millisecond, Renew: time.Second, CheckpointEvery: -1})
+	for _, want := range []string{"collection", "slot 3", "node", "ttl", "renew", "checkpoint"} {
+		if err == nil || !contains(err.Error(), want) {
+			t.Errorf("no word of %q in: %v", want, err)
+		}
+	}
+}
+
+func contains(s, sub string) bool {
+	for i := 0; i+len(sub) <= len(s); i++ {
+		if s[i:i+len(sub)] == sub {
+			return true
+		}
+	}
+	return false
+}
+
+func TestGuard(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ ttl, configured, p99, want time.Duration }{
+		{5 * time.Second, 0, 0, time.Second},
+		{5 * time.Second, 0, 800 * time.Millisecond, 1600 * time.Millisecond},
+		{5 * time.Second, 2 * time.Second, 0, 2 * time.Second},
+		{5 * time.Second, 0, time.Minute, 2500 * time.Millisecond},
+	} {
+		if got := guard(c.ttl, c.configured, c.p99); got != c.want {
+			t.Errorf("guard(%v, %v, %v) = %v, want %v", c.ttl, c.configured, c.p99, got, c.want)
+		}
+	}
+	var r roundTrips
+	for i := range 300 {
+		r.add(time.Duration(i) * time.Millisecond)
+	}
+	if p := r.p99(); p < 296*time.Millisecond || p > 299*time.Millisecond {
+		t.Errorf("p99 of the last 128 = %v", p)
+	}
+}
+
+func TestMergeOffsetsKeepsWhatTheSnapshotDoesNotKnow(t *testing.T) {
+	t.Parallel()
+	held := map[string][]int64{"a.b": {5, 6, 7}, "c": {1}}
+	got := mergeOffsets(held, map[string][]int64{"a.b": {9, -1}, "d": {4}})
+	want := map[string][]int64{"a.b": {9, 6, 7}, "c": {1}, "d": {4}}
+	if len(got) != len(want) {
+		t.Fatalf("got %v", got)
+	}
+	for topic, w := range want {
+		for p, o := range w {
+			if got[topic][p] != o {
+				t.Errorf("%s[%d] = %d, want %d", topic, p, got[topic][p], o)
+			}
+		}
+	}
+	if held["a.b"][0] != 5 {
+		t.Error("the held map was changed")
+	}
+}
+
+func TestReleaseWakesTheStandby(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	cfg := config(coll, "a")
+	cfg.TTL, cfg.Renew = 20*time.Second, time.Second // only the wake-up can be quick
+	a := newLease(t, cfg)
+	cfg.Node = "b"
+	standby := newLease(t, cfg)
+	h := acquire(t, a)
+	var took []time.Duration
+	for n := uint32(1); n <= 6; n++ {
+		run(t, h)
+		got := make(chan *Held, 1)
+		go func() { b, _ := standby.Acquire(t.Context()); got <- b }()
+		// Its stream may be open by then or not: a release in between must not be missed either way.
+		eventually(t, "the standby sees the owner", func() bool { return standby.Standing().Owner == h.Document().Owner })
+		start := time.Now()
+		if err := h.Release(t.Context(), Checkpoint{Position: position(n)}); err != nil {
+			t.Fatal(err)
+		}
+		b := within(t, got, "take-over")
+		took = append(took, time.Since(start))
+		if b == nil || b.Document().Position().Compare(position(n)) != 0 {
+			t.Fatal("the final checkpoint is not what the next owner got")
+		}
+		if b.Document().Epoch != int64(n)+1 {
+			t.Fatalf("epoch %d after %d acquisitions", b.Document().Epoch, n+1)
+		}
+		h, a, standby = b, standby, a
+	}
+	_ = h.Release(t.Context(), Checkpoint{})
+	t.Logf("release to take-over: %v", took)
+	for _, d := range took {
+		if d > time.Second { // the figure is 300 ms; a loaded test machine gets some room
+			t.Errorf("a standby took %v", d)
+		}
+	}
+}
+
+func TestExpiryIsTakenByTheTimer(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a"))) // never renews, as after kill -9
+	start := time.Now()
+	b := acquire(t, newLease(t, config(coll, "b")))
+	if d := time.Since(start); d > h.l.cfg.TTL+time.Second {
+		t.Errorf("an expired lease was taken after %v", d)
+	} else {
+		t.Logf("acquired by kill -9's standby after %v with ttl %v", d, h.l.cfg.TTL)
+	}
+	if h.Valid() {
+		t.Error("two valid leases")
+	}
+	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	h.SetSource(func() Checkpoint {
+		return Checkpoint{Position: position(7), Offsets: map[string][]int64{"outbox.event.order": {3, -1}}, Stats: bson.D{{Key: "rate", Value: 12}}}
+	})
+	run(t, h)
+	eventually(t, "the position is written", func() bool { return stored(t, coll).Position().Compare(position(7)) == 0 })
+	gen, hash := 2, "abc"
+	senders := sampleSenders()
+	if err := h.Save(t.Context(), Update{
+		Senders: &senders, Offsets: map[string][]int64{"outbox.event.order": {3, 40, 50}, "x": {1}}, Generation: &gen, PipelineHash: &hash,
+		Dirty: []string{"shop.outbox"}, Gap: &Gap{Reason: "286"}, Collections: &[]Collection{{NS: "shop.outbox", UUID: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Save(t.Context(), Update{Offsets: map[string][]int64{"x": nil}, ClearGap: true}); err != nil {
+		t.Fatal(err)
+	}
+	after := stored(t, coll).Seq
+	eventually(t, "a renewal after the save", func() bool { return stored(t, coll).Seq > after })
+	d := stored(t, coll)
+	if o := d.OffsetMap(); len(o) != 1 || len(o["outbox.event.order"]) != 3 || o["outbox.event.order"][1] != 40 {
+		t.Errorf("a renewal undid the saved offsets: %v", o)
+	}
+	if got := d.Senders(); len(got) != 1 || got[0].ID != senders[0].ID || got[0].Open[0] != senders[0].Open[0] || got[0].Until["t.u"][1] != 9 {
+		t.Errorf("senders: %+v", got)
+	}
+	if d.Generation != 2 || d.PipelineHash != "abc" || len(d.Dirty) != 1 || len(d.Collections) != 1 || d.Gap != nil {
+		t.Errorf("document: %+v", d)
+	}
+	if v, ok := d.Stats.Lookup("rate").AsInt64OK(); !ok || v != 12 {
+		t.Error("stats are missing")
+	}
+	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Save(t.Context(), Update{}); !errors.Is(err, ErrReleased) {
+		t.Errorf("saving after the release: %v", err)
+	}
+}

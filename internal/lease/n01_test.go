@@ -1,0 +1,170 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+func sampleSenders() []record.Sender {
+	return []record.Sender{{ID: 4001, Epoch: 3, Generation: 1, Open: []record.TopicPartition{{Topic: "t.u", Partition: 2}}, Until: map[string][]int64{"t.u": {-1, 9}}}}
+}
+
+func TestN01_EveryAcquisitionIsANewEpochAlsoByTheSameNode(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	l := newLease(t, config(coll, "$node")) // a name that is an expression where it is not a literal
+	var owner, instance string
+	for epoch := int64(1); epoch <= 3; epoch++ {
+		h := acquire(t, l)
+		d := h.Document()
+		if d.Epoch != epoch || d.Owner == owner || d.Node != "$node" {
+			t.Fatalf("acquisition %d: epoch %d, owner %q after %q", epoch, d.Epoch, d.Owner, owner)
+		}
+		if epoch == 1 {
+			instance = d.Instance
+		}
+		if d.Instance != instance || instance == "" || d.ReplicaSetID != "here" {
+			t.Fatalf("instance %q, replica set %q", d.Instance, d.ReplicaSetID)
+		}
+		owner = d.Owner
+		for range 3 {
+			if err := h.Save(t.Context(), Update{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := stored(t, coll); got.Epoch != epoch || got.Seq <= d.Seq {
+			t.Fatalf("a renewal made epoch %d of %d, seq %d of %d", got.Epoch, epoch, got.Seq, d.Seq)
+		}
+		if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestN01_RenewalsLeaveControlAlone(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	if err := StepDown(t.Context(), coll, slot, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if err := Pin(t.Context(), coll, slot, "z"); err != nil {
+		t.Fatal(err)
+	}
+	want := stored(t, coll).Control
+	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: position(1)}}); err != nil {
+		t.Fatal(err)
+	}
+	if got := stored(t, coll).Control; !got.equal(want) || want.Pin != "z" || want.StepDownNode != "a" {
+		t.Errorf("control was %+v, is %+v", want, got)
+	}
+}
+
+func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
+	t.Parallel()
+	coll, app := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	before := stored(t, coll).Seq
+	// The write is applied, its answer is an error: the repetition matches nothing and must find its own seq.
+	off := failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"findAndModify"}},
+		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
+	})
+	if err := h.take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	err := h.checkpoint(t.Context(), Checkpoint{Position: position(5)}, nil)
+	h.give()
+	if err != nil {
+		t.Fatalf("a renewal whose answer was lost: %v", err)
+	}
+	d := stored(t, coll)
+	if d.Seq != before+1 || d.Position().Compare(position(5)) != 0 || h.Context().Err() != nil || !h.Valid() {
+		t.Errorf("seq %d after %d, position %s", d.Seq, before, d.Token)
+	}
+	off()
+	// A connection that breaks before the write is no loss either.
+	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "closeConnection", Value: true}})
+	if err := h.Save(t.Context(), Update{}); err != nil {
+		t.Errorf("after a broken connection: %v", err)
+	}
+}
+
+func TestN01_ALateWriteAndAnOldPositionChangeNothing(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	for _, n := range []uint32{5, 3} { // the second one goes back
+		if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: position(n)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if p := stored(t, coll).Position(); p.Compare(position(5)) != 0 {
+		t.Errorf("the position went back to %s", p.Token)
+	}
+	// A write that was under way all the time arrives with a lower seq than the document's.
+	h.seq -= 2
+	if _, err := h.write(t.Context(), bson.D{{Key: "token", Value: lit(position(1).Token)}}, false); err == nil {
+		t.Error("a late write was taken for a success")
+	}
+	if p := stored(t, coll).Position(); p.Compare(position(5)) != 0 {
+		t.Errorf("a late write moved the position to %s", p.Token)
+	}
+	if h.Context().Err() != nil {
+		t.Error("a late write cost the lease")
+	}
+}
+
+func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	senders := sampleSenders()
+	if err := h.Save(t.Context(), Update{Senders: &senders, Offsets: map[string][]int64{"t.u": {1, 2, 3}}, Checkpoint: Checkpoint{Position: position(9)}}); err != nil {
+		t.Fatal(err)
+	}
+	b := acquire(t, newLease(t, config(coll, "b"))) // a is as dead
+	d := b.Document()
+	if d.Position().Compare(position(9)) != 0 || len(d.OffsetMap()["t.u"]) != 3 || len(d.Senders()) != 1 {
+		t.Errorf("the new owner got %+v", d)
+	}
+	if err := h.Save(t.Context(), Update{Checkpoint: Checkpoint{Position: position(10)}}); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("the deposed owner's checkpoint: %v", err)
+	}
+	if err := h.Release(t.Context(), Checkpoint{Position: position(11)}); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("the deposed owner's release: %v", err)
+	}
+	if now := stored(t, coll); now.Position().Compare(position(9)) != 0 || now.Owner != d.Owner {
+		t.Errorf("the deposed owner changed the document: %+v", now)
+	}
+}
+
+func TestN01_AnAcquisitionWhoseAnswerWasLostIsFound(t *testing.T) {
+	t.Parallel()
+	coll, app := place(t)
+	l := newLease(t, config(coll, "a"))
+	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"findAndModify"}},
+		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
+	})
+	start := time.Now()
+	h := acquire(t, l)
+	if e := h.Document().Epoch; e != 1 {
+		t.Errorf("epoch %d: the process waited for its own lease to expire", e)
+	}
+	if d := time.Since(start); d >= l.cfg.TTL {
+		t.Errorf("it took %v", d)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := newLease(t, config(coll, "b")).Acquire(ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("a standby that is told to end: %v", err)
+	}
+}

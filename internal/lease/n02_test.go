@@ -1,0 +1,133 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+func outage() bson.D {
+	return bson.D{{Key: "failCommands", Value: bson.A{"findAndModify", "update"}}, {Key: "closeConnection", Value: true}}
+}
+
+func TestN02_SuspendedIsNotLost(t *testing.T) {
+	t.Parallel()
+	coll, app := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	ended := run(t, h)
+	off := failCommand(t, app, "alwaysOn", outage())
+	eventually(t, "the work is suspended", func() bool { return !h.Valid() })
+	fenced := make(chan error, 1)
+	go func() { fenced <- h.Fenced(t.Context(), nil, func(context.Context) error { return nil }) }()
+	// Past the expiry on the server, too: nobody else is there, so nothing is lost.
+	eventually(t, "the lease is expired", func() bool {
+		d, now, err := Read(t.Context(), coll, slot)
+		return err == nil && now.After(d.ExpiresAt.Add(h.l.cfg.TTL/2))
+	})
+	select {
+	case err := <-ended:
+		t.Fatalf("the outage ended the term: %v", err)
+	case err := <-fenced:
+		t.Fatalf("a transaction while suspended: %v", err)
+	default:
+	}
+	if h.Context().Err() != nil {
+		t.Fatal("the outage ended the context")
+	}
+	off()
+	eventually(t, "the work goes on", h.Valid)
+	if err := within(t, fenced, "the transaction that waited"); err != nil {
+		t.Errorf("the transaction that waited: %v", err)
+	}
+	if d := stored(t, coll); d.Epoch != 1 || d.Owner != h.Document().Owner || d.Fence != 1 {
+		t.Errorf("epoch %d, fence %d", d.Epoch, d.Fence)
+	}
+}
+
+func TestN02_OnlyTheDocumentSaysThatItIsLost(t *testing.T) {
+	t.Parallel()
+	coll, app := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	ended := run(t, h)
+	off := failCommand(t, app, "alwaysOn", outage())
+	b := acquire(t, newLease(t, config(other(t, coll), "b")))
+	if h.Valid() {
+		t.Error("two valid leases at once")
+	}
+	select {
+	case err := <-ended:
+		t.Errorf("lost before the document could say so: %v", err)
+	default:
+	}
+	off()
+	if err := within(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("Run returned %v", err)
+	}
+	if cause := context.Cause(h.Context()); !errors.Is(cause, ErrLeaseLost) {
+		t.Errorf("the context's cause is %v", cause)
+	}
+	if h.Valid() || h.Save(t.Context(), Update{}) == nil {
+		t.Error("a lost lease still works")
+	}
+	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestN02_ADeletedDocumentIsALoss(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	ended := run(t, h)
+	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := within(t, ended, "the loss"); !errors.Is(err, ErrLeaseLost) || !errors.Is(err, ErrVanished) {
+		t.Errorf("Run returned %v", err)
+	}
+}
+
+func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *testing.T) {
+	t.Parallel()
+	coll, app := place(t)
+	l := newLease(t, config(coll, "a"))
+	var jump atomic.Int64
+	l.clock = func() time.Duration { return bootClock() + time.Duration(jump.Load()) }
+	h := acquire(t, l)
+	if !h.Valid() {
+		t.Fatal("a fresh lease is not valid")
+	}
+	jump.Store(int64(l.cfg.TTL)) // the machine slept; the monotonic clock did not see it
+	if h.Valid() {
+		t.Error("valid after a sleep longer than the lease")
+	}
+	if err := h.Save(t.Context(), Update{}); err != nil || !h.Valid() {
+		t.Errorf("after a renewal: %v", err)
+	}
+	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 300}})
+	start := l.clock()
+	if err := h.Save(t.Context(), Update{}); err != nil {
+		t.Fatal(err)
+	}
+	if late := time.Duration(h.deadline.Load()) - start - l.cfg.TTL; late > 0 {
+		t.Errorf("the deadline is %v later than the lease that began when the slow renewal was sent", late)
+	}
+	if g := l.cfg.TTL - (time.Duration(h.deadline.Load()) - start); g < l.cfg.TTL/2-time.Millisecond { // twice the round trip, at most half of ttl
+		t.Errorf("guard %v after a round trip of 300 ms", g)
+	}
+}
+
+func BenchmarkValid(b *testing.B) {
+	h := &Held{l: &Lease{clock: bootClock}}
+	h.deadline.Store(1 << 62)
+	for b.Loop() {
+		if !h.Valid() {
+			b.Fatal("not valid")
+		}
+	}
+}

@@ -1,0 +1,146 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+func insert(coll *mongo.Collection, doc any) func(context.Context) error {
+	return func(ctx context.Context) error {
+		c := mongo.SessionFromContext(ctx).Client()
+		_, err := c.Database(coll.Database().Name()).Collection("things").InsertOne(ctx, doc)
+		return err
+	}
+}
+
+func things(t *testing.T, coll *mongo.Collection) int64 {
+	t.Helper()
+	n, err := majority(coll.Database().Collection("things")).CountDocuments(t.Context(), bson.D{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestN03_FencedIsSerialisedWithTheRenewals(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	cfg := config(coll, "a")
+	cfg.CheckpointEvery = time.Millisecond
+	h := acquire(t, newLease(t, cfg))
+	var n atomic.Uint32
+	h.SetSource(func() Checkpoint { return Checkpoint{Position: position(n.Add(1))} }) // moves each time
+	run(t, h)
+	var wg sync.WaitGroup
+	var runs atomic.Int64
+	for i := range 4 {
+		wg.Go(func() {
+			for j := range 10 {
+				err := h.Fenced(t.Context(), []string{"shop.outbox", "shop.outbox"}, func(ctx context.Context) error {
+					runs.Add(1)
+					return insert(coll, bson.D{{Key: "i", Value: i}, {Key: "j", Value: j}})(ctx)
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	d := stored(t, coll)
+	if got := things(t, coll); got != 40 || d.Fence != 40 || runs.Load() != 40 {
+		t.Errorf("%d documents, fence %d, %d runs of 40 transactions: a renewal was in the way", got, d.Fence, runs.Load())
+	}
+	if len(d.Dirty) != 1 || d.Dirty[0] != "shop.outbox" {
+		t.Errorf("dirty: %v", d.Dirty)
+	}
+}
+
+func TestN03_FencedIsRefusedAfterASteal(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	b := acquire(t, newLease(t, config(other(t, coll), "b")))
+	h.deadline.Store(1 << 62) // a process that was stopped just after it had looked at its clock
+	err := h.Fenced(t.Context(), []string{"x.y"}, insert(coll, bson.D{{Key: "zombie", Value: true}}))
+	if !errors.Is(err, ErrLeaseLost) || !errors.Is(context.Cause(h.Context()), ErrLeaseLost) {
+		t.Errorf("a deposed owner's transaction: %v", err)
+	}
+	d := stored(t, coll)
+	if things(t, coll) != 0 || d.Fence != 0 || len(d.Dirty) != 0 || d.Owner != b.Document().Owner {
+		t.Errorf("the deposed owner wrote: %+v", d)
+	}
+	_ = b.Release(t.Context(), Checkpoint{})
+}
+
+func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	// The owner is killed between its fence and its commit: the server would keep the transaction, and the lock on the
+	// document, for a minute.
+	if err := h.session.StartTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	ctx := mongo.NewSessionContext(t.Context(), h.session)
+	if err := h.fence(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := insert(coll, bson.D{{Key: "zombie", Value: true}})(ctx); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	b := acquire(t, newLease(t, config(other(t, coll), "b")))
+	if d := time.Since(start); d > h.l.cfg.TTL+2*time.Second {
+		t.Errorf("the take-over waited %v for a dead owner's transaction", d)
+	} else {
+		t.Logf("take-over after %v, ttl %v", d, h.l.cfg.TTL)
+	}
+	if err := h.session.CommitTransaction(t.Context()); err == nil {
+		t.Error("the dead owner's transaction was committed after the take-over")
+	}
+	if things(t, coll) != 0 {
+		t.Error("a zombie's write is there")
+	}
+	_ = b.Release(t.Context(), Checkpoint{})
+}
+
+func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
+	t.Parallel()
+	coll, app := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	run(t, h)
+	if err := h.Fenced(t.Context(), nil, insert(coll, bson.D{{Key: "n", Value: 0}})); err != nil {
+		t.Fatal(err)
+	}
+	for i, data := range []bson.D{
+		{{Key: "failCommands", Value: bson.A{"insert"}}, {Key: "errorCode", Value: 112}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}},
+		{{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "closeConnection", Value: true}},
+		{{Key: "failCommands", Value: bson.A{"update"}}, {Key: "closeConnection", Value: true}},
+	} {
+		off := failCommand(t, app, bson.D{{Key: "times", Value: 2}}, data)
+		if err := h.Fenced(t.Context(), nil, insert(coll, bson.D{{Key: "n", Value: i + 1}})); err != nil {
+			t.Errorf("case %d: %v", i, err)
+		}
+		off()
+	}
+	mine := errors.New("mine")
+	if err := h.Fenced(t.Context(), nil, func(context.Context) error { return mine }); !errors.Is(err, mine) {
+		t.Errorf("fn's own error: %v", err)
+	}
+	if n := things(t, coll); n != 4 {
+		t.Errorf("%d documents of 4 transactions", n)
+	}
+	// The transactions that failed left nothing behind that a renewal would wait for.
+	start := time.Now()
+	if err := h.Save(t.Context(), Update{}); err != nil || time.Since(start) > time.Second {
+		t.Errorf("a renewal after them: %v in %v", err, time.Since(start))
+	}
+}

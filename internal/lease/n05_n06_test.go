@@ -1,0 +1,223 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+func TestN05_CopiedStateIsRefused(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	instance := h.Document().Instance
+	cfg := config(coll, "b")
+	cfg.ReplicaSetID = "there"
+	if err := Adopt(t.Context(), coll, slot, "there"); err == nil {
+		t.Error("state that is in use was adopted")
+	}
+	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	before := stored(t, coll)
+	_, err := newLease(t, cfg).Acquire(t.Context())
+	var copied *CopiedStateError
+	if !errors.Is(err, ErrCopiedState) || !errors.As(err, &copied) || copied.Stored != "here" || copied.Here != "there" {
+		t.Fatalf("acquiring copied state: %v", err)
+	}
+	// Also where the first look came too early to see it: the server itself refuses.
+	c, err := newLease(t, cfg).contend()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.end()
+	if _, err := c.attempt(t.Context()); !errors.Is(err, ErrCopiedState) {
+		t.Errorf("the attempt: %v", err)
+	}
+	if after := stored(t, coll); after.Epoch != before.Epoch || after.Owner != "" {
+		t.Errorf("the refused acquisition changed the document: %+v", after)
+	}
+	if err := Adopt(t.Context(), coll, slot, "there"); err != nil {
+		t.Fatal(err)
+	}
+	b := acquire(t, newLease(t, cfg))
+	if b.Document().Instance == instance {
+		t.Error("adopted state kept the transactional ids of where it came from")
+	}
+}
+
+func TestN05_TheReplicaSetTellsItsID(t *testing.T) {
+	t.Parallel()
+	id, err := ReplicaSetID(t.Context(), stacktest.Client(t))
+	if err != nil || len(id) != 24 {
+		t.Errorf("id %q, %v", id, err)
+	}
+	coll, _ := place(t)
+	cfg := config(coll, "a")
+	cfg.ReplicaSetID = ""
+	if got := acquire(t, newLease(t, cfg)).Document().ReplicaSetID; got != id {
+		t.Errorf("stored %q, the server says %q", got, id)
+	}
+}
+
+func control(t *testing.T, h *Held, want func(Control) bool) {
+	t.Helper()
+	end := time.After(15 * time.Second)
+	for {
+		select {
+		case c := <-h.Control():
+			if want(c) {
+				return
+			}
+		case <-end:
+			t.Fatal("the owner did not hear of it in 15 s")
+		}
+	}
+}
+
+func stood(t *testing.T, l *Lease) (<-chan *Held, context.CancelFunc) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	got := make(chan *Held, 1)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if h, err := l.Acquire(ctx); err == nil {
+			got <- h
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	return got, cancel
+}
+
+func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	run(t, h)
+	if err := Pause(t.Context(), coll, slot); err != nil {
+		t.Fatal(err)
+	}
+	control(t, h, func(c Control) bool { return c.Paused && c.Yield != "" })
+	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	b := newLease(t, config(coll, "b"))
+	got, _ := stood(t, b)
+	eventually(t, "the standby knows why it waits", func() bool { return b.Standing().Reason == "paused by an operator" })
+	c, err := b.contend()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.end()
+	if won, err := c.attempt(t.Context()); won != nil || err != nil {
+		t.Errorf("a paused watcher was acquired: %v, %v", won, err)
+	}
+	if err := Resume(t.Context(), coll, slot); err != nil {
+		t.Fatal(err)
+	}
+	_ = within(t, got, "taking over after the pause").Release(t.Context(), Checkpoint{})
+	if err := Pause(t.Context(), coll, "no/0of1"); !errors.Is(err, ErrNotFound) {
+		t.Errorf("pausing a watcher that is not there: %v", err)
+	}
+}
+
+func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	var alive atomic.Bool
+	cfg := config(coll, "a")
+	cfg.NodeAlive = func(_ context.Context, node string) bool { return node == "b" && alive.Load() }
+	a := newLease(t, cfg)
+	h := acquire(t, a)
+	run(t, h)
+	if err := Pin(t.Context(), coll, slot, "b"); err != nil {
+		t.Fatal(err)
+	}
+	control(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" }) // b is dead: it stays
+	alive.Store(true)
+	control(t, h, func(c Control) bool { return c.Yield != "" })
+	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	got, cancel := stood(t, a)
+	eventually(t, "a keeps away", func() bool { return a.Standing().Reason == "pinned to node b" })
+	b := acquire(t, newLease(t, config(coll, "b")))
+	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	select {
+	case <-got:
+		t.Error("a acquired what is pinned to b")
+	default:
+	}
+	// b dies: after 10 × ttl the pin holds nobody back any more.
+	alive.Store(false)
+	cfg.TTL, cfg.Renew, cfg.CallTimeout = 150*time.Millisecond, 40*time.Millisecond, 2*time.Second
+	start := time.Now()
+	h = acquire(t, newLease(t, cfg))
+	if d := time.Since(start); d < pinLapse*cfg.TTL*8/10 {
+		t.Errorf("the pin lapsed after %v", d)
+	}
+	run(t, h)
+	control(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
+}
+
+func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	a := newLease(t, config(coll, "a"))
+	h := acquire(t, a)
+	run(t, h)
+	if err := StepDown(t.Context(), coll, slot, 1500*time.Millisecond); err != nil {
+		t.Fatal(err)
+	}
+	control(t, h, func(c Control) bool { return c.Yield != "" })
+	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	c, err := a.contend()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.end()
+	if won, err := c.attempt(t.Context()); won != nil || err != nil {
+		t.Fatalf("the node that stepped down took over from itself: %v", err)
+	}
+	b := acquire(t, newLease(t, config(coll, "b")))
+	if d := time.Since(start); d > time.Second {
+		t.Errorf("another node waited %v", d)
+	}
+	run(t, b)
+	if err := b.Save(t.Context(), Update{}); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case c := <-b.Control():
+		if c.Yield != "" {
+			t.Errorf("the next owner was asked to step down, too: %s", c.Yield)
+		}
+	default:
+	}
+	if err := b.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	h = acquire(t, a)
+	if d := time.Since(start); d < time.Second {
+		t.Errorf("a was back after %v", d)
+	}
+	// Stepping down of its own accord keeps this process away by its own clock.
+	_ = h.Release(t.Context(), Checkpoint{})
+	a.HoldOff(400 * time.Millisecond)
+	start = time.Now()
+	acquire(t, a)
+	if d := time.Since(start); d < 350*time.Millisecond {
+		t.Errorf("back after %v of 400 ms", d)
+	}
+}

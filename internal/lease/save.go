@@ -1,0 +1,153 @@
+package lease
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// Update is what Save changes; a nil field leaves the stored one as it is.
+type Update struct {
+	Checkpoint   Checkpoint
+	Senders      *[]record.Sender
+	Offsets      map[string][]int64 // merged per partition, as in Checkpoint; a nil list forgets the topic
+	Generation   *int
+	Instance     *string
+	ReplicaSetID *string
+	Collections  *[]Collection
+	PipelineHash *string
+	Dirty        []string // added to those stored
+	Gap          *Gap
+	ClearGap     bool
+}
+
+// Save writes u now, fenced and majority committed, and renews with it. It is tried again until it is known to be
+// written, ctx ends, or the lease is lost; it needs no valid lease, because the document itself decides. When ctx ends
+// first the outcome is unknown, and what was merged into the offsets is written with the next checkpoint.
+func (h *Held) Save(ctx context.Context, u Update) error {
+	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
+	for {
+		err := h.save(ctx, u)
+		if err == nil || h.ctx.Err() != nil {
+			return err
+		}
+		if ctx.Err() == nil && back.Wait(ctx) == nil {
+			continue
+		}
+		return fmt.Errorf("saving the watcher document: %w", err)
+	}
+}
+
+func (h *Held) save(ctx context.Context, u Update) error {
+	if err := h.take(ctx); err != nil {
+		return err
+	}
+	defer h.give()
+	set := u.fields()
+	if len(u.Offsets) > 0 {
+		h.offsets = mergeOffsets(h.offsets, u.Offsets)
+		for topic, list := range u.Offsets {
+			if list == nil {
+				delete(h.offsets, topic)
+			}
+		}
+		if len(u.Checkpoint.Offsets) == 0 {
+			set = append(set, bson.E{Key: "offsets", Value: lit(fromMap(h.offsets))})
+		}
+	}
+	return h.checkpoint(ctx, u.Checkpoint, set)
+}
+
+func (u *Update) fields() bson.D {
+	var set bson.D
+	put := func(name string, v any) { set = append(set, bson.E{Key: name, Value: v}) }
+	if u.Senders != nil {
+		put("senders", lit(fromSenders(*u.Senders)))
+	}
+	if u.Generation != nil {
+		put("generation", lit(*u.Generation))
+	}
+	if u.Instance != nil {
+		put("instance", lit(*u.Instance))
+	}
+	if u.ReplicaSetID != nil {
+		put("replicaSetId", lit(*u.ReplicaSetID))
+	}
+	if u.Collections != nil {
+		put("collections", lit(*u.Collections))
+	}
+	if u.PipelineHash != nil {
+		put("pipelineHash", lit(*u.PipelineHash))
+	}
+	if len(u.Dirty) > 0 {
+		put("dirty", op("$setUnion", ifNull("$dirty", bson.A{}), lit(u.Dirty)))
+	}
+	switch {
+	case u.ClearGap:
+		put("gap", "$$REMOVE")
+	case u.Gap != nil:
+		put("gap", lit(*u.Gap))
+	}
+	return set
+}
+
+// Offsets is a copy of what the document holds, or will with the next write.
+func (h *Held) Offsets(ctx context.Context) (map[string][]int64, error) {
+	if err := h.take(ctx); err != nil {
+		return nil, err
+	}
+	defer h.give()
+	out := maps.Clone(h.offsets)
+	for t := range out {
+		out[t] = slices.Clone(out[t])
+	}
+	return out, nil
+}
+
+// Release writes the final checkpoint and gives the lease up at once; a standby that watches takes it within
+// milliseconds. It is tried again until ctx ends. Afterwards Context is over with cause [ErrReleased] and Run returns
+// nil. A lease that was lost before is [ErrLeaseLost]; one already released is nil.
+func (h *Held) Release(ctx context.Context, final Checkpoint) error {
+	defer h.l.watchers.Wait()
+	crash.At("before-release")
+	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
+	for {
+		err := h.release(ctx, final)
+		if h.ctx.Err() != nil {
+			return h.end()
+		}
+		if ctx.Err() == nil && back.Wait(ctx) == nil {
+			continue
+		}
+		return fmt.Errorf("releasing the lease (it expires by itself): %w", err)
+	}
+}
+
+func (h *Held) release(ctx context.Context, final Checkpoint) error {
+	if err := h.take(ctx); err != nil {
+		return err
+	}
+	defer h.give()
+	set, moved := h.fields(final)
+	if _, err := h.write(ctx, set, true); err != nil {
+		return err
+	}
+	if moved {
+		h.checkpointed(final.Position, h.l.clock())
+	}
+	crash.At("after-release")
+	h.deadline.Store(0)
+	h.cancel(ErrReleased)
+	h.l.stand(Standing{Reason: "released", Epoch: h.acq.Epoch})
+	h.log.Info("lease released")
+	h.endSession()
+	return nil
+}
