@@ -1,4 +1,8 @@
-// Package stacktest gives tests a database and topics of their own on real servers.
+// Package stacktest gives tests a database and topics of their own on real servers: those that
+// OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA name, else one stack that all test processes of
+// this machine share. The first process starts it (about 2 s, longer where the servers must be
+// fetched first) and it ends 20 s after the last process that used it. Tests fail where no servers
+// can be had; they never skip. A test that breaks servers starts its own with [Own].
 package stacktest
 
 import (
@@ -13,16 +17,17 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack"
 )
 
 // MongoURI is the address of a replica set of one member with test commands enabled.
 func MongoURI(tb testing.TB) string {
 	tb.Helper()
-	if uri := os.Getenv("OUTRELAY_TEST_MONGODB_URI"); uri != "" {
+	if uri := os.Getenv(devstack.EnvMongoDB); uri != "" {
 		return uri
 	}
-	tb.Fatal("OUTRELAY_TEST_MONGODB_URI is not set")
-	return ""
+	return shared(tb).MongoURI
 }
 
 // Client connects to MongoURI and disconnects when the test ends.
@@ -63,11 +68,10 @@ func Database(tb testing.TB, c *mongo.Client) *mongo.Database {
 // Brokers are the addresses of a Kafka cluster of one broker.
 func Brokers(tb testing.TB) []string {
 	tb.Helper()
-	if b := os.Getenv("OUTRELAY_TEST_KAFKA"); b != "" {
+	if b := os.Getenv(devstack.EnvKafka); b != "" {
 		return strings.Split(b, ",")
 	}
-	tb.Fatal("OUTRELAY_TEST_KAFKA is not set")
-	return nil
+	return shared(tb).Brokers
 }
 
 // Topic creates a topic of the test's own with that many partitions and deletes it when the test ends.
@@ -81,11 +85,18 @@ func Topic(tb testing.TB, partitions int) string {
 // CreateTopic creates a topic by name.
 func CreateTopic(tb testing.TB, name string, partitions int, configs ...kafka.ConfigEntry) {
 	tb.Helper()
+	CreateTopicOn(tb, Brokers(tb), name, partitions, 1, configs...)
+}
+
+// CreateTopicOn creates a topic on those brokers, with that many replicas of each partition, and
+// deletes it when the test ends.
+func CreateTopicOn(tb testing.TB, brokers []string, name string, partitions, replicas int, configs ...kafka.ConfigEntry) {
+	tb.Helper()
 	tr := &kafka.Transport{}
-	cl := &kafka.Client{Addr: kafka.TCP(Brokers(tb)...), Transport: tr, Timeout: 10 * time.Second}
+	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: name, NumPartitions: partitions, ReplicationFactor: 1, ConfigEntries: configs}}})
+	res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas, ConfigEntries: configs}}})
 	if err == nil {
 		err = res.Errors[name]
 	}

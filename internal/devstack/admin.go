@@ -1,0 +1,131 @@
+package devstack
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+)
+
+// knowsBroker is nil once the broker at addr answers, sees at least n live brokers and, with an id
+// above 0, itself among them.
+func knowsBroker(ctx context.Context, addr string, id, n int) error {
+	conn, err := (&kafka.Dialer{}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if d, ok := ctx.Deadline(); ok {
+		_ = conn.SetDeadline(d)
+	}
+	brokers, err := conn.Brokers()
+	if err != nil {
+		return err
+	}
+	if len(brokers) < n {
+		return fmt.Errorf("knows %d of %d brokers", len(brokers), n)
+	}
+	if id > 0 && !slices.ContainsFunc(brokers, func(b kafka.Broker) bool { return b.ID == id }) {
+		return fmt.Errorf("broker %d is not part of the cluster yet", id)
+	}
+	return nil
+}
+
+// client talks to the brokers over their plain listeners; the returned function ends it.
+func (s *Stack) client() (*kafka.Client, func()) {
+	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
+	return &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}, tr.CloseIdleConnections
+}
+
+// partition is the cluster's present view of one partition.
+func partition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafka.Partition, error) {
+	res, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
+	if err != nil {
+		return kafka.Partition{}, fmt.Errorf("asking for topic %s: %w", topic, err)
+	}
+	for _, t := range res.Topics {
+		if t.Error != nil {
+			return kafka.Partition{}, fmt.Errorf("topic %s: %w", topic, t.Error)
+		}
+		for _, q := range t.Partitions {
+			if q.ID == p {
+				return q, nil
+			}
+		}
+	}
+	return kafka.Partition{}, fmt.Errorf("topic %s has no partition %d", topic, p)
+}
+
+// Leader is the broker that leads the partition; an error while there is none.
+func (s *Stack) Leader(ctx context.Context, topic string, p int) (*Member, error) {
+	cl, done := s.client()
+	defer done()
+	q, err := partition(ctx, cl, topic, p)
+	if err != nil {
+		return nil, err
+	}
+	if m := s.broker(q.Leader.ID); m != nil {
+		return m, nil
+	}
+	return nil, fmt.Errorf("partition %s/%d has no leader", topic, p)
+}
+
+// MoveLeader makes a broker the leader of a partition of which it is a live replica, or makes it a
+// replica in place of the leader first. It returns when the cluster says so.
+func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
+	cl, done := s.client()
+	defer done()
+	q, err := partition(ctx, cl, topic, p)
+	if err != nil {
+		return err
+	}
+	order := []int{to}
+	for _, r := range q.Replicas {
+		if r.ID != to && len(order) < len(q.Replicas) {
+			order = append(order, r.ID)
+		}
+	}
+	moved, err := cl.AlterPartitionReassignments(ctx, &kafka.AlterPartitionReassignmentsRequest{
+		Topic: topic, Timeout: 10 * time.Second,
+		Assignments: []kafka.AlterPartitionReassignmentsRequestAssignment{{PartitionID: p, BrokerIDs: order}},
+	})
+	if err == nil {
+		err = moved.Error
+	}
+	if err == nil && len(moved.PartitionResults) > 0 {
+		err = moved.PartitionResults[0].Error
+	}
+	if err != nil {
+		return fmt.Errorf("reassigning %s/%d to %v: %w", topic, p, order, err)
+	}
+	return awaitLeader(ctx, cl, topic, p, to)
+}
+
+// awaitLeader asks for the preferred leader until it leads: the election is refused while the new
+// replica is not in sync.
+func awaitLeader(ctx context.Context, cl *kafka.Client, topic string, p, to int) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		_, err := cl.ElectLeaders(ctx, &kafka.ElectLeadersRequest{Topic: topic, Partitions: []int{p}, Timeout: 5 * time.Second})
+		if q, qerr := partition(ctx, cl, topic, p); qerr == nil && q.Leader.ID == to {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("broker %d does not lead %s/%d: %w (last answer: %v)", to, topic, p, context.Cause(ctx), err)
+		case <-tick.C:
+		}
+	}
+}
+
+func (s *Stack) broker(id int) *Member {
+	for _, m := range s.brokers {
+		if m.id == id {
+			return m
+		}
+	}
+	return nil
+}

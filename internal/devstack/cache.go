@@ -1,0 +1,162 @@
+package devstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gofrs/flock"
+)
+
+// cache is the directory that keeps what was fetched, the locks of the machine and the data of
+// running stacks. Every entry appears by one rename, so a reader sees all of it or nothing.
+type cache struct{ root string }
+
+// CacheDir is where devstack keeps what it fetched and what it runs: the folder outrelay/devstack in
+// the user's cache directory, or in the temporary directory of a user who has none.
+func CacheDir() string {
+	base, err := os.UserCacheDir()
+	if err != nil {
+		base = filepath.Join(os.TempDir(), fmt.Sprintf("cache-%d", os.Getuid()))
+	}
+	return filepath.Join(base, "outrelay", "devstack")
+}
+
+func openCache() (cache, error) {
+	c := cache{CacheDir()}
+	if err := os.MkdirAll(c.root, 0o755); err != nil {
+		return c, fmt.Errorf("making the cache directory: %w", err)
+	}
+	return c, nil
+}
+
+func (c cache) path(elem ...string) string {
+	return filepath.Join(append([]string{c.root}, elem...)...)
+}
+
+func (c cache) has(name string) bool {
+	_, err := os.Stat(c.path(name))
+	return err == nil
+}
+
+// once makes the entry `name` with fill, which writes into a directory of its own, unless it is
+// there already. Of several processes one fills and the others wait for it.
+func (c cache) once(ctx context.Context, name string, waiting func(), fill func(tmp string) error) error {
+	if c.has(name) {
+		return nil
+	}
+	unlock, err := c.lock(ctx, name, waiting)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if c.has(name) {
+		return nil
+	}
+	// Under the lock every other directory of this name belongs to a process that died.
+	if old, err := filepath.Glob(c.path(".filling-" + name + "-*")); err == nil {
+		for _, dir := range old {
+			_ = os.RemoveAll(dir)
+		}
+	}
+	tmp, err := os.MkdirTemp(c.root, ".filling-"+name+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	if err := fill(tmp); err != nil {
+		return err
+	}
+	return os.Rename(tmp, c.path(name))
+}
+
+// discard removes an entry that turned out to be unusable.
+func (c cache) discard(ctx context.Context, name string) error {
+	unlock, err := c.lock(ctx, name, func() {})
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return os.RemoveAll(c.path(name))
+}
+
+// lock takes the machine's lock of that name; waiting is called if another process has it.
+func (c cache) lock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
+	l := flock.New(c.path(name + ".lock"))
+	ok, err := l.TryLock()
+	if err == nil && !ok {
+		waiting()
+		ok, err = l.TryLockContext(ctx, 100*time.Millisecond)
+	}
+	if err != nil {
+		_ = l.Close()
+		return nil, fmt.Errorf("waiting for %s: %w", l.Path(), err)
+	}
+	return func() { _ = l.Close() }, nil
+}
+
+// dataDir makes a directory for one stack below parent and removes those whose stack is gone (after a
+// power cut; otherwise the guard has removed them). The directory is the stack's until release.
+func (c cache) dataDir(ctx context.Context, parent string) (dir string, release func(), err error) {
+	if parent == "" {
+		parent = c.path("run")
+	}
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return "", nil, fmt.Errorf("making the data directory: %w", err)
+	}
+	unlock, err := c.lock(ctx, "run", func() {})
+	if err != nil {
+		return "", nil, err
+	}
+	defer unlock()
+	sweep(parent)
+	dir, err = os.MkdirTemp(parent, "stack-*")
+	if err != nil {
+		return "", nil, err
+	}
+	mine := flock.New(dir + ".lock")
+	if ok, err := mine.TryLock(); err != nil || !ok {
+		return "", nil, fmt.Errorf("locking %s: %w", mine.Path(), errors.Join(err, os.RemoveAll(dir)))
+	}
+	return dir, func() {
+		_ = os.RemoveAll(dir)
+		_ = os.Remove(mine.Path())
+		_ = mine.Close()
+	}, nil
+}
+
+// sweep removes the data of stacks whose lock nobody holds.
+func sweep(parent string) {
+	locks, err := filepath.Glob(filepath.Join(parent, "stack-*.lock"))
+	if err != nil {
+		return
+	}
+	for _, path := range locks {
+		l := flock.New(path)
+		if ok, err := l.TryLock(); err == nil && ok {
+			_ = os.RemoveAll(path[:len(path)-len(".lock")])
+			_ = os.Remove(path)
+		}
+		_ = l.Close()
+	}
+}
+
+// megabytes is the size of all files below the directories.
+func megabytes(dirs ...string) float64 {
+	var n int64
+	for _, dir := range dirs {
+		_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				if info, err := d.Info(); err == nil {
+					n += info.Size()
+				}
+			}
+			return nil
+		})
+	}
+	return float64(n) / 1e6
+}

