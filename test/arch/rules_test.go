@@ -127,7 +127,7 @@ func ruleProblems(files []source) []string {
 		case n < 1 || n > lastRule:
 			out = append(out, fmt.Sprintf("N%d is no rule of the design: %s", n, strings.Join(slices.Concat(homes[n], tests[n]), ", ")))
 		case len(homes[n]) == 0:
-			out = append(out, fmt.Sprintf("N%d has no home; its tests are in %s", n, strings.Join(tests[n], ", ")))
+			out = append(out, fmt.Sprintf("N%d has no home; its tests are in %s", n, strings.Join(slices.Compact(tests[n]), ", ")))
 		case len(homes[n]) > 1:
 			out = append(out, fmt.Sprintf("N%d has %d homes: %s", n, len(homes[n]), strings.Join(homes[n], ", ")))
 		case len(tests[n]) == 0:
@@ -137,19 +137,19 @@ func ruleProblems(files []source) []string {
 	return out
 }
 
-// homesIn lists the rules that the file says it is the home of, each once.
+// homesIn lists the rules that lines of comment in the file say they are the home of.
 func homesIn(f source) []int {
-	seen := map[int]bool{}
+	var out []int
 	for _, group := range f.ast.Comments {
 		for _, c := range group.List {
 			text := strings.TrimSpace(strings.TrimPrefix(c.Text, "//"))
 			for _, m := range homeComment.FindAllStringSubmatch(text, -1) {
 				for _, k := range ruleNumber.FindAllStringSubmatch(m[1], -1) {
 					n, _ := strconv.Atoi(k[1])
-					seen[n] = true
+					out = append(out, n)
 				}
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(seen))
+	return out
 }

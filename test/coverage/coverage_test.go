@@ -81,8 +81,37 @@ func TestEveryNameExists(t *testing.T) {
 			}
 		}
 		for _, m := range links {
-			if err := target(m[1]); err != nil {
+			if err := target(document, m[1]); err != nil {
 				t.Errorf("%s: %s: %v", document, l.id, err)
+			}
+		}
+	}
+}
+
+// Links inside the repository, in every document.
+func TestLinksLeadSomewhere(t *testing.T) {
+	t.Parallel()
+	for _, pattern := range []string{"*.md", "docs/*.md", "examples/*/*.md", "test/*.md"} {
+		files, err := filepath.Glob(filepath.Join(top, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			text, err := os.ReadFile(name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			from, err := filepath.Rel(top, name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, m := range link.FindAllStringSubmatch(string(text), -1) {
+				if strings.Contains(m[1], "://") {
+					continue
+				}
+				if err := target(filepath.ToSlash(from), m[1]); err != nil {
+					t.Errorf("%s: %v", from, err)
+				}
 			}
 		}
 	}
@@ -107,7 +136,7 @@ func TestAnchors(t *testing.T) {
 			t.Errorf("%q: %q, want %q", heading, got, want)
 		}
 	}
-	if target("../README.md#no-such-heading") == nil || target("../NOTHING.md") == nil {
+	if target(document, "../README.md#no-such-heading") == nil || target(document, "../NOTHING.md") == nil {
 		t.Error("a link that leads nowhere was not noticed")
 	}
 }
@@ -181,10 +210,13 @@ func tests(tb testing.TB, dir string) map[string]bool {
 	return out
 }
 
-// target checks that a link from the document leads to a file, and to a heading in it if it names one.
-func target(to string) error {
+// target checks that a link in the document from leads to a file, and to a heading in it if it names one.
+func target(from, to string) error {
 	name, fragment, has := strings.Cut(to, "#")
-	file := path.Join(path.Dir(document), name)
+	file := path.Join(path.Dir(from), name)
+	if name == "" {
+		file = from
+	}
 	text, err := os.ReadFile(filepath.Join(top, filepath.FromSlash(file)))
 	if err != nil {
 		return err
