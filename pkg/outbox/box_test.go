@@ -1,0 +1,335 @@
+package outbox_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+	"go.opentelemetry.io/otel/propagation"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bundle is a test's own client, database and box.
+type bundle struct {
+	client *mongo.Client
+	db     *mongo.Database
+	box    *outbox.Box
+	coll   *mongo.Collection
+}
+
+func setup(t *testing.T, opts ...*options.ClientOptions) bundle {
+	t.Helper()
+	c := stacktest.Client(t, opts...)
+	db := stacktest.Database(t, c)
+	box, err := outbox.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bundle{c, db, box, db.Collection(outbox.DefaultCollection)}
+}
+
+func (b bundle) newBox(t *testing.T, opts ...outbox.Option) *outbox.Box {
+	t.Helper()
+	box, err := outbox.New(b.db, opts...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return box
+}
+
+// stored are the types of the events in the collection, in the order of their stamps.
+func (b bundle) stored(t *testing.T) []string {
+	t.Helper()
+	cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	types := []string{}
+	for cur.Next(t.Context()) {
+		types = append(types, cur.Current.Lookup("type").StringValue())
+	}
+	if err := cur.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return types
+}
+
+func (b bundle) want(t *testing.T, types ...string) {
+	t.Helper()
+	if diff := cmp.Diff(append([]string{}, types...), b.stored(t)); diff != "" {
+		t.Errorf("in the outbox: %s", diff)
+	}
+}
+
+func ev(typ string, opts ...event.Option) event.Event {
+	return event.New("order", "o-1", typ, []byte("p"), opts...)
+}
+
+func TestNewRefusesBadOptions(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Client(t).Database("x")
+	for name, opts := range map[string][]outbox.Option{
+		"name": {outbox.WithCollection("")}, "dollar": {outbox.WithCollection("a$b")}, "system": {outbox.WithCollection("system.x")},
+		"size": {outbox.WithMaxSize(0)}, "large": {outbox.WithMaxSize(16 << 20)}, "logger": {outbox.WithLogger(nil)},
+	} {
+		if _, err := outbox.New(db, opts...); err == nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
+	if _, err := outbox.New(nil); err == nil {
+		t.Error("no database was accepted")
+	}
+}
+
+func TestAppendRefusesAContextWithoutTransaction(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	refused := func(what string, ctx context.Context) {
+		t.Helper()
+		if err := b.box.Append(ctx, ev("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	refused("no session", ctx)
+	sess, err := b.client.StartSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.EndSession(ctx)
+	inSession := mongo.NewSessionContext(ctx, sess)
+	refused("a session without transaction", inSession)
+	if err := sess.StartTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.box.Append(inSession, ev("first")); err != nil {
+		t.Errorf("in a transaction by hand: %v", err)
+	}
+	if err := sess.CommitTransaction(ctx); err != nil {
+		t.Fatal(err)
+	}
+	refused("a committed transaction", inSession)
+	err = outbox.Transaction(ctx, b.client, func(context.Context) error {
+		refused("the context from outside of the callback", ctx)
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	b.want(t, "first")
+}
+
+func TestWithoutTransaction(t *testing.T) {
+	t.Parallel()
+	w := new(watch)
+	b, ctx := setup(t, w.options().SetWriteConcern(writeconcern.W1())), t.Context()
+	plain := b.newBox(t, outbox.WithoutTransaction())
+	if err := plain.Append(ctx, ev("alone")); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.last(t, "insert").Lookup("writeConcern", "w").StringValue(); got != "majority" {
+		t.Errorf("a plain insert of a w:1 client has w %q", got)
+	}
+	undo := errors.New("undo")
+	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		if err := plain.Append(ctx, ev("rolled back")); err != nil {
+			return err
+		}
+		return undo
+	}); !errors.Is(err, undo) {
+		t.Error(err)
+	}
+	b.want(t, "alone") // a transaction that is there is used
+}
+
+func TestN28_AppendStoresSlot(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		return b.box.Append(ctx, ev("a", event.WithKey("customer-7")))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := b.coll.FindOne(ctx, bson.D{{Key: "type", Value: "a"}}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := raw.Lookup("slot").Int32(), int32(event.Murmur2([]byte("customer-7"))&1023); got != want {
+		t.Errorf("slot %d, want %d", got, want)
+	}
+	if sec, _ := raw.Lookup("ts").Timestamp(); sec == 0 {
+		t.Error("the server did not stamp ts")
+	}
+}
+
+func TestAppendManyKeepsOrderAndAtomicity(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	id := bson.NewObjectID()
+	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		if err := b.box.Append(ctx); err != nil {
+			return err
+		}
+		return b.box.AppendMany(ctx, []event.Event{ev("1"), ev("2", event.WithID(id)), ev("3")})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		return b.box.Append(ctx, ev("4"), ev("again", event.WithID(id)))
+	})
+	if !mongo.IsDuplicateKeyError(err) {
+		t.Errorf("the same id again: %v", err)
+	}
+	b.want(t, "1", "2", "3")
+}
+
+func TestAppendSaysEverythingThatIsWrong(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	small := b.newBox(t, outbox.WithMaxSize(300))
+	big := event.New("order", "o-1", "big", bytes.Repeat([]byte("x"), 300))
+	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		err := small.Append(ctx, ev("fine"), event.New("", "o-1", "bad", nil), big)
+		var tooLarge *outbox.TooLargeError
+		if !errors.Is(err, event.ErrInvalid) || !errors.Is(err, outbox.ErrTooLarge) || !errors.As(err, &tooLarge) {
+			t.Errorf("got %v", err)
+		} else if tooLarge.ID != big.ID() || tooLarge.Limit != 300 || tooLarge.Size != big.Size() {
+			t.Errorf("got %+v", tooLarge)
+		}
+		// Nothing was sent, so the transaction can go on without the event.
+		return small.Append(ctx, ev("fine"))
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	b.want(t, "fine")
+	limit := event.New("order", "o-1", "limit", make([]byte, outbox.DefaultMaxSize))
+	if err := b.newBox(t, outbox.WithoutTransaction()).Append(ctx, limit); !errors.Is(err, outbox.ErrTooLarge) {
+		t.Errorf("above the default: %v", err)
+	}
+}
+
+func TestTraceContextIsCaptured(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	w3c := propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})
+	in := propagation.MapCarrier{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1", "baggage": "user=7"}
+	ctx := w3c.Extract(t.Context(), in)
+	own := "00-ffffffffffffffffffffffffffffffff-b7ad6b7169203331-01"
+	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		if err := b.newBox(t, outbox.WithPropagator(nil)).Append(ctx, ev("untraced")); err != nil {
+			return err
+		}
+		return b.box.Append(ctx, ev("traced", event.WithHeader("mine", []byte("x"))), ev("own", event.WithHeader("traceparent", []byte(own))))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for typ, want := range map[string]map[string]string{
+		"traced":   {"mine": "x", "traceparent": in["traceparent"], "tracestate": "a=1", "baggage": "user=7"},
+		"own":      {"traceparent": own, "baggage": "user=7"},
+		"untraced": {},
+	} {
+		raw, err := b.coll.FindOne(t.Context(), bson.D{{Key: "type", Value: typ}}).Raw()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var v event.View
+		if err := event.Parse(raw, &v); err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for it := v.Headers.Iter(); it.Next(); {
+			got[string(it.Key)] += string(it.Value)
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: %s", typ, diff)
+		}
+	}
+}
+
+// The warning must fire exactly for transactions that commit with less than a majority.
+func TestWeakTransactionsAreWarnedOfOnce(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name   string
+		client *options.ClientOptions
+		tx     *options.TransactionOptionsBuilder
+		warns  int
+	}{
+		{"server's default", options.Client(), options.Transaction(), 0},
+		{"w:1 client", options.Client().SetWriteConcern(writeconcern.W1()), options.Transaction(), 1},
+		{"w:1 client, majority transaction", options.Client().SetWriteConcern(writeconcern.W1()), options.Transaction().SetWriteConcern(writeconcern.Majority()), 0},
+		{"majority client, w:1 transaction", options.Client().SetWriteConcern(writeconcern.Majority()), options.Transaction().SetWriteConcern(writeconcern.W1()), 1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b, ctx := setup(t, c.client), t.Context()
+			var log bytes.Buffer
+			box := b.newBox(t, outbox.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+			if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return box.Append(ctx, ev("pinned")) }); err != nil {
+				t.Fatal(err)
+			}
+			if log.Len() > 0 {
+				t.Errorf("a pinned transaction is warned of: %s", &log)
+			}
+			sess, err := b.client.StartSession()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer sess.EndSession(ctx)
+			for range 2 {
+				if _, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) { return nil, box.Append(ctx, ev("x")) }, c.tx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if got := strings.Count(log.String(), "below majority"); got != c.warns {
+				t.Errorf("%d warnings, want %d: %s", got, c.warns, &log)
+			}
+		})
+	}
+}
+
+// Documents written by hand through the driver, as services do that come from Debezium, read the same from the stream.
+func TestDebeziumWritersDocuments(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	cs, err := b.coll.Watch(ctx, mongo.Pipeline{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cs.Close(ctx)
+	oid, agg := bson.NewObjectID(), bson.NewObjectID()
+	if _, err := b.coll.InsertOne(ctx, bson.D{{Key: "_id", Value: oid}, {Key: "aggregateid", Value: agg}, {Key: "aggregatetype", Value: "Order"}, {Key: "type", Value: "OrderCreated"},
+		{Key: "payload", Value: bson.D{{Key: "id", Value: int64(1)}, {Key: "orderDate", Value: bson.NewDateTimeFromTime(time.UnixMilli(1_700_000_000_000))}, {Key: "lineItems", Value: bson.A{bson.D{{Key: "item", Value: "A"}, {Key: "total", Value: 59.98}}}}}},
+		{Key: "eventTimestamp", Value: bson.NewDateTimeFromTime(time.Now())}, {Key: "tenant", Value: bson.A{"x"}}}); err != nil {
+		t.Fatal(err)
+	}
+	if !cs.Next(ctx) {
+		t.Fatal(cs.Err())
+	}
+	var v event.View
+	if err := event.Parse(cs.Current.Lookup("fullDocument").Document(), &v); err != nil {
+		t.Fatal(err)
+	}
+	js, err := event.AppendPayload(nil, &v)
+	if want := `{"id":1,"orderDate":{"$date":"2023-11-14T22:13:20Z"},"lineItems":[{"item":"A","total":59.98}]}`; err != nil || string(js) != want {
+		t.Errorf("%s, %v", js, err)
+	}
+	if string(v.AppendID(nil)) != oid.Hex() || string(v.OrderingKey()) != agg.Hex() || v.Slot != -1 || !v.TS.IsZero() {
+		t.Errorf("id %s, key %s, slot %d, ts %v", v.AppendID(nil), v.OrderingKey(), v.Slot, v.TS)
+	}
+}

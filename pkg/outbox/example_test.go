@@ -1,0 +1,78 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// An order and the event that tells of it are committed together or not at all.
+func ExampleTransaction() {
+	var (
+		ctx    context.Context
+		client *mongo.Client
+	)
+	db := client.Database("shop")
+	box, err := outbox.New(db)
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = outbox.Transaction(ctx, client, func(ctx context.Context) error {
+		if _, err := db.Collection("orders").InsertOne(ctx, bson.D{{Key: "_id", Value: "o-1"}, {Key: "total", Value: 42}}); err != nil {
+			return err
+		}
+		return box.Append(ctx, event.New("order", "o-1", "OrderPlaced", []byte(`{"total":42}`), event.WithContentType("application/json")))
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// A reminder in a day, unless the payment comes before.
+func ExampleBox_Schedule() {
+	var (
+		ctx    context.Context
+		client *mongo.Client
+		box    *outbox.Box
+		id     event.ID
+	)
+	err := outbox.Transaction(ctx, client, func(ctx context.Context) (err error) {
+		id, err = box.Schedule(ctx, event.New("order", "o-1", "PaymentDue", nil), time.Now().Add(24*time.Hour))
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := box.Cancel(ctx, id); errors.Is(err, outbox.ErrNotScheduled) {
+		log.Print("too late: the reminder is on its way")
+	}
+}
+
+// A context without a transaction is refused before anything is sent.
+func ExampleBox_Append() {
+	ctx := context.Background()
+	client, err := mongo.Connect(options.Client().ApplyURI("mongodb://localhost:27017"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = client.Disconnect(ctx) }()
+	box, err := outbox.New(client.Database("shop"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = box.Append(ctx, event.New("order", "o-1", "OrderPlaced", nil))
+	fmt.Println(errors.Is(err, outbox.ErrNoTransaction))
+	fmt.Println(err)
+	// Output:
+	// true
+	// appending to outbox: no running transaction in this context: use the context that the transaction's callback gets
+}

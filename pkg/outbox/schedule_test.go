@@ -1,0 +1,133 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+func (b bundle) schedule(t *testing.T, at time.Time) event.ID {
+	t.Helper()
+	var id event.ID
+	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) (err error) {
+		id, err = b.box.Schedule(ctx, ev("later"), at)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
+func (b bundle) dueAt(t *testing.T, id event.ID) time.Time {
+	t.Helper()
+	raw, err := b.coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v event.View
+	if err := event.Parse(raw, &v); err != nil || !v.HasDueAt || v.TS.IsZero() {
+		t.Fatalf("%s: %v", raw, err)
+	}
+	return time.UnixMilli(v.DueAt)
+}
+
+func TestScheduleRescheduleCancel(t *testing.T) {
+	t.Parallel()
+	w := new(watch)
+	b, ctx := setup(t, w.options().SetWriteConcern(writeconcern.W1())), t.Context()
+	at := time.UnixMilli(1_900_000_000_123)
+	id := b.schedule(t, at)
+	if got := b.dueAt(t, id); !got.Equal(at) {
+		t.Errorf("due at %s, want %s", got, at)
+	}
+	if err := b.box.Reschedule(ctx, id, at.Add(time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if got := b.dueAt(t, id); !got.Equal(at.Add(time.Hour)) {
+		t.Errorf("rescheduled to %s", got)
+	}
+	no := errors.New("no")
+	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		if err := b.box.Cancel(ctx, id); err != nil {
+			t.Error(err)
+		}
+		return no
+	}); !errors.Is(err, no) {
+		t.Error(err)
+	}
+	b.want(t, "later") // the cancelling was rolled back
+	if err := b.box.Cancel(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t)
+	for _, name := range []string{"delete", "update"} {
+		if got := w.last(t, name).Lookup("writeConcern", "w").StringValue(); got != "majority" {
+			t.Errorf("%s of a w:1 client has w %q", name, got)
+		}
+	}
+	if err := b.box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
+		t.Errorf("cancelled twice: %v", err)
+	}
+	if _, err := b.box.Schedule(ctx, ev("x"), at); !errors.Is(err, outbox.ErrNoTransaction) {
+		t.Errorf("without a transaction: %v", err)
+	}
+}
+
+// Once a watcher has a claim on it, or an attempt has left a state, a record may be in Kafka: too late to take back.
+func TestN19_CancelAndRescheduleMatchOnlyUnclaimed(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	for name, set := range map[string]bson.D{
+		"claimed":       {{Key: "claim", Value: bson.D{{Key: "epoch", Value: int64(3)}, {Key: "token", Value: "x"}}}},
+		"retried":       {{Key: "state", Value: event.StateRetry}},
+		"not scheduled": nil,
+	} {
+		at := time.UnixMilli(1_900_000_000_000)
+		id := b.schedule(t, at)
+		update := bson.D{{Key: "$set", Value: set}}
+		if set == nil {
+			update = bson.D{{Key: "$unset", Value: bson.D{{Key: "dueAt", Value: ""}}}}
+		}
+		if _, err := b.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.box.Cancel(ctx, id); !errors.Is(err, outbox.ErrNotScheduled) {
+			t.Errorf("%s: Cancel: %v", name, err)
+		}
+		if err := b.box.Reschedule(ctx, id, at.Add(time.Hour)); !errors.Is(err, outbox.ErrNotScheduled) {
+			t.Errorf("%s: Reschedule: %v", name, err)
+		}
+		if set != nil {
+			if got := b.dueAt(t, id); !got.Equal(at) {
+				t.Errorf("%s: moved to %s", name, got)
+			}
+		}
+		if n, err := b.coll.CountDocuments(ctx, bson.D{{Key: "_id", Value: id}}); err != nil || n != 1 {
+			t.Errorf("%s: %d left, %v", name, n, err)
+		}
+	}
+}
+
+func TestScheduleRefusesNonsense(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	if err := b.box.Cancel(ctx, event.ID{}); err == nil {
+		t.Error("a zero id was accepted")
+	}
+	if err := b.box.Reschedule(ctx, event.NewID("x"), time.Time{}); err == nil || errors.Is(err, outbox.ErrNotScheduled) {
+		t.Errorf("the zero time: %v", err)
+	}
+	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		_, err := b.box.Schedule(ctx, ev("x"), time.Time{})
+		return err
+	}); !errors.Is(err, event.ErrInvalid) {
+		t.Errorf("the zero time: %v", err)
+	}
+}

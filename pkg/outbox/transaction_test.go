@@ -1,0 +1,369 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	mongoevent "go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// watch keeps the commands that a client sent.
+type watch struct {
+	mu   sync.Mutex
+	cmds []bson.Raw
+}
+
+func (w *watch) options() *options.ClientOptions {
+	return options.Client().SetMonitor(&mongoevent.CommandMonitor{Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.cmds = append(w.cmds, slices.Clone(e.Command))
+	}})
+}
+
+func (w *watch) all(name string) []bson.Raw {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var found []bson.Raw
+	for _, c := range w.cmds {
+		if elems, err := c.Elements(); err == nil && elems[0].Key() == name {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+func (w *watch) last(t *testing.T, name string) bson.Raw {
+	t.Helper()
+	all := w.all(name)
+	if len(all) == 0 {
+		t.Fatalf("no %s was sent", name)
+	}
+	return all[len(all)-1]
+}
+
+func (w *watch) count(t *testing.T, want map[string]int) {
+	t.Helper()
+	for name, n := range want {
+		if got := len(w.all(name)); got != n {
+			t.Errorf("%d × %s, want %d", got, name, n)
+		}
+	}
+}
+
+func TestTransactionPinsItsConcerns(t *testing.T) {
+	t.Parallel()
+	for level, opts := range map[string][]outbox.TransactionOption{"majority": nil, "snapshot": {outbox.WithSnapshot()}} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			w := new(watch)
+			b := setup(t, w.options().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.SecondaryPreferred()))
+			if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev("a")) }, opts...); err != nil {
+				t.Fatal(err)
+			}
+			if got := w.last(t, "commitTransaction").Lookup("writeConcern", "w").StringValue(); got != "majority" {
+				t.Errorf("the commit has w %q", got)
+			}
+			if got := w.last(t, "insert").Lookup("readConcern", "level").StringValue(); got != level {
+				t.Errorf("the transaction reads with %q", got)
+			}
+			b.want(t, "a")
+		})
+	}
+}
+
+// I2, the writing side: what was aborted is not in the collection, and the stream shows nothing of it.
+func TestI2_AbortedTransactionLeavesNothing(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	cs, err := b.coll.Watch(ctx, mongo.Pipeline{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cs.Close(ctx)
+	no := errors.New("no")
+	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		if err := b.box.Append(ctx, ev("aborted")); err != nil {
+			return err
+		}
+		return no
+	}); !errors.Is(err, no) {
+		t.Fatal(err)
+	}
+	func() {
+		defer func() { _ = recover() }()
+		_ = outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+			if err := b.box.Append(ctx, ev("panicked")); err != nil {
+				return err
+			}
+			panic("in the callback")
+		})
+	}()
+	if err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev("committed")) }); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t, "committed")
+	if !cs.Next(ctx) || cs.Current.Lookup("fullDocument", "type").StringValue() != "committed" {
+		t.Errorf("the stream shows %s, %v", cs.Current, cs.Err())
+	}
+}
+
+func TestNestedTransactionJoins(t *testing.T) {
+	t.Parallel()
+	w := new(watch)
+	b := setup(t, w.options())
+	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+		if err := b.box.Append(ctx, ev("outer")); err != nil {
+			return err
+		}
+		outer := mongo.SessionFromContext(ctx)
+		return outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+			if mongo.SessionFromContext(ctx) != outer {
+				t.Error("the inner transaction has another session")
+			}
+			return b.box.Append(ctx, ev("inner"))
+		})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t, "outer", "inner")
+	w.count(t, map[string]int{"commitTransaction": 1, "abortTransaction": 0})
+}
+
+func TestInnerErrorMakesRollbackOnly(t *testing.T) {
+	t.Parallel()
+	inner := errors.New("inner")
+	for name, fail := range map[string]func(context.Context, bundle) error{
+		"joined transaction fails": func(ctx context.Context, b bundle) error {
+			_ = outbox.Transaction(ctx, b.client, func(context.Context) error { return inner })
+			return inner
+		},
+		"joined transaction panics": func(ctx context.Context, b bundle) error {
+			defer func() { _ = recover() }()
+			_ = outbox.Transaction(ctx, b.client, func(context.Context) error { panic("x") })
+			return nil
+		},
+		"server refuses the event": func(ctx context.Context, b bundle) error {
+			e := ev("twice")
+			_ = b.box.Append(ctx, e)
+			_ = b.box.Append(ctx, e)
+			return nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b, runs := setup(t), 0
+			err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+				runs++
+				if err := b.box.Append(ctx, ev("before")); err != nil {
+					return err
+				}
+				want := fail(ctx, b)
+				err := b.box.Append(ctx, ev("after"))
+				if !errors.Is(err, outbox.ErrRollbackOnly) || want != nil && !errors.Is(err, want) {
+					t.Errorf("Append afterwards: %v", err)
+				}
+				if err := outbox.Transaction(ctx, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrRollbackOnly) {
+					t.Errorf("a nested transaction afterwards: %v", err)
+				}
+				return nil // swallows it
+			})
+			if !errors.Is(err, outbox.ErrRollbackOnly) || runs != 1 {
+				t.Errorf("after %d runs: %v", runs, err)
+			}
+			b.want(t)
+		})
+	}
+}
+
+func TestTransactionThatTheCallbackEnds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	plain := b.newBox(t, outbox.WithoutTransaction())
+	var leaked context.Context
+	err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+		leaked = ctx
+		if err := b.box.Append(ctx, ev("a")); err != nil {
+			return err
+		}
+		if err := mongo.SessionFromContext(ctx).AbortTransaction(ctx); err != nil {
+			return err
+		}
+		if err := plain.Append(ctx, ev("outside")); !errors.Is(err, outbox.ErrTransactionEnded) {
+			t.Errorf("Append after the abort: %v", err)
+		}
+		return nil
+	})
+	if !errors.Is(err, outbox.ErrTransactionEnded) {
+		t.Errorf("aborted by the callback, reported as %v", err)
+	}
+	if err := plain.Append(leaked, ev("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
+		t.Errorf("Append with a leaked context: %v", err)
+	}
+	if err := outbox.Transaction(leaked, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
+		t.Errorf("Transaction with a leaked context: %v", err)
+	}
+	b.want(t)
+}
+
+func TestTransactionOfTheDriverIsJoined(t *testing.T) {
+	t.Parallel()
+	w := new(watch)
+	b := setup(t, w.options())
+	sess, err := b.client.StartSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.EndSession(t.Context())
+	if _, err := sess.WithTransaction(t.Context(), func(ctx context.Context) (any, error) {
+		return nil, outbox.Transaction(ctx, b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev("joined")) })
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t, "joined")
+	w.count(t, map[string]int{"commitTransaction": 1})
+	// A session without a transaction is used for a new one.
+	if err := outbox.Transaction(mongo.NewSessionContext(t.Context(), sess), b.client, func(ctx context.Context) error {
+		if mongo.SessionFromContext(ctx) != sess {
+			t.Error("another session")
+		}
+		return b.box.Append(ctx, ev("own"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.want(t, "joined", "own")
+}
+
+func TestExplicitSessionBeatsTheAmbientOne(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	sess, err := b.client.StartSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.EndSession(t.Context())
+	no := errors.New("no")
+	err = outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+		if err := outbox.Transaction(ctx, b.client, func(inner context.Context) error {
+			if mongo.SessionFromContext(inner) != sess {
+				t.Error("the callback has another session")
+			}
+			return b.box.Append(inner, ev("transaction"))
+		}, outbox.WithSession(sess)); err != nil {
+			t.Error(err)
+		}
+		if err := b.box.AppendMany(ctx, []event.Event{ev("refused")}, outbox.WithSession(sess)); !errors.Is(err, outbox.ErrNoTransaction) {
+			t.Errorf("the explicit session has no transaction: %v", err)
+		}
+		if err := sess.StartTransaction(); err != nil {
+			return err
+		}
+		if err := b.box.AppendMany(ctx, []event.Event{ev("call")}, outbox.WithSession(sess)); err != nil {
+			t.Error(err)
+		}
+		if err := sess.CommitTransaction(ctx); err != nil {
+			t.Error(err)
+		}
+		return no // the ambient one is rolled back, and nothing of it is seen
+	})
+	if !errors.Is(err, no) {
+		t.Error(err)
+	}
+	b.want(t, "transaction", "call")
+}
+
+func TestSessionOfAnotherClientIsRefused(t *testing.T) {
+	t.Parallel()
+	b, other := setup(t), stacktest.Client(t)
+	err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+		return outbox.Transaction(ctx, other, func(context.Context) error { return nil })
+	})
+	if !errors.Is(err, mongo.ErrWrongClient) {
+		t.Error(err)
+	}
+	if err := outbox.Transaction(t.Context(), nil, func(context.Context) error { return nil }); err == nil {
+		t.Error("no client was accepted")
+	}
+}
+
+// failOnce makes the next commands of that kind of the client with appName fail.
+func failOnce(t *testing.T, appName string, data bson.D, times int) {
+	t.Helper()
+	admin := stacktest.Client(t).Database("admin")
+	data = append(bson.D{{Key: "appName", Value: appName}}, data...)
+	cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: bson.D{{Key: "times", Value: times}}}, {Key: "data", Value: data}}
+	if err := admin.RunCommand(t.Context(), cmd).Err(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = admin.RunCommand(context.WithoutCancel(t.Context()), bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: "off"}}).Err()
+	})
+}
+
+// The fail point is one for the whole server, so the cases come one after the other.
+func TestTransactionRetries(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		data    bson.D
+		times   int
+		swallow bool
+		runs    int
+		commits int
+	}{
+		{"write conflict", bson.D{{Key: "failCommands", Value: bson.A{"insert"}}, {Key: "errorCode", Value: 112}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}}, 1, false, 2, 1},
+		{"swallowed write conflict", bson.D{{Key: "failCommands", Value: bson.A{"insert"}}, {Key: "errorCode", Value: 112}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}}, 1, true, 2, 1},
+		{"commit of unknown outcome", bson.D{{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "errorCode", Value: 64}, {Key: "errorLabels", Value: bson.A{"UnknownTransactionCommitResult"}}}, 2, false, 1, 3},
+		{"commit that must start afresh", bson.D{{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "errorCode", Value: 251}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}}}, 1, false, 2, 2},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			app, w := stacktest.Name(t), new(watch)
+			b := setup(t, w.options().SetAppName(app))
+			failOnce(t, app, c.data, c.times)
+			runs := 0
+			err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+				runs++
+				err := b.box.Append(ctx, ev("a"))
+				if c.swallow {
+					return nil
+				}
+				return err
+			})
+			if err != nil || runs != c.runs {
+				t.Errorf("%d runs, want %d: %v", runs, c.runs, err)
+			}
+			w.count(t, map[string]int{"commitTransaction": c.commits})
+			b.want(t, "a")
+		})
+	}
+}
+
+func TestTransactionEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	runs := 0
+	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		runs++
+		if err := b.box.Append(ctx, ev("a")); err != nil {
+			return err
+		}
+		cancel(errors.New("stop"))
+		return b.box.Append(ctx, ev("b"))
+	})
+	if !errors.Is(err, context.Canceled) || runs != 1 {
+		t.Errorf("after %d runs: %v", runs, err)
+	}
+	b.want(t)
+}
