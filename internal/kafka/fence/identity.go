@@ -1,0 +1,114 @@
+package fence
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Identity names a delivery within a partition: a digest of the record headers `id`, `outrelay-id-type`, `outrelay-ns` and
+// `outrelay-delivery` (N7). Two equal ids of different BSON types, namespaces or deliveries differ.
+type Identity [16]byte
+
+// identifying are the headers that make up an identity, in the order in which they are digested.
+var identifying = [...]string{"id", "outrelay-id-type", "outrelay-ns", "outrelay-delivery"}
+
+// identity collects the values of the identifying headers; the first of a name counts.
+type identity struct {
+	value [len(identifying)][]byte
+	has   [len(identifying)]bool
+}
+
+func (x *identity) add(key, value []byte) {
+	for i, name := range identifying {
+		if string(key) == name && !x.has[i] {
+			x.value[i], x.has[i] = value, true
+		}
+	}
+}
+
+// sum is false for a record without an id: it is no delivery of ours.
+func (x *identity) sum() (Identity, bool) {
+	if !x.has[0] {
+		return Identity{}, false
+	}
+	var room [192]byte // ids are short; a longer one costs an allocation
+	b := room[:0]
+	for i := range identifying {
+		if !x.has[i] {
+			b = append(b, 0)
+			continue
+		}
+		b = append(b, 1)
+		b = binary.AppendUvarint(b, uint64(len(x.value[i])))
+		b = append(b, x.value[i]...)
+	}
+	full := sha256.Sum256(b)
+	return Identity(full[:16]), true
+}
+
+// IdentityOf is the identity of a record that is about to be sent, by its headers; false if it has no header `id`.
+func IdentityOf(headers []record.Header) (Identity, bool) {
+	var x identity
+	for i := range headers {
+		x.add(headers[i].Key, headers[i].Value)
+	}
+	return x.sum()
+}
+
+// Known is the multiset of deliveries that were read back from one partition, each with its offset. It is not safe for
+// concurrent use.
+type Known struct {
+	first map[Identity]int64
+	more  map[Identity][]int64 // further offsets of the same delivery, ascending
+	n     int
+}
+
+// Len is how many records it holds.
+func (k *Known) Len() int {
+	if k == nil {
+		return 0
+	}
+	return k.n
+}
+
+// Take removes the record of a delivery that stands lowest and returns its offset. It does not allocate.
+func (k *Known) Take(id Identity) (offset int64, ok bool) {
+	if k.Len() == 0 {
+		return 0, false
+	}
+	offset, ok = k.first[id]
+	if !ok {
+		return 0, false
+	}
+	k.n--
+	rest := k.more[id]
+	if len(rest) == 0 {
+		delete(k.first, id)
+		return offset, true
+	}
+	k.first[id] = rest[0]
+	if len(rest) == 1 {
+		delete(k.more, id)
+	} else {
+		k.more[id] = rest[1:]
+	}
+	return offset, true
+}
+
+// add records a delivery; offsets come in ascending order.
+func (k *Known) add(id Identity, offset int64) {
+	k.n++
+	if _, dup := k.first[id]; dup {
+		if k.more == nil {
+			k.more = map[Identity][]int64{}
+		}
+		k.more[id] = append(k.more[id], offset)
+		return
+	}
+	if k.first == nil {
+		k.first = map[Identity]int64{}
+	}
+	k.first[id] = offset
+}

@@ -1,0 +1,80 @@
+package fence
+
+import (
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+func TestN07_IdentityTellsDeliveriesApart(t *testing.T) {
+	t.Parallel()
+	same := ident(t, header("id", "a"), header("type", "Placed"))
+	if same != ident(t, header("id", "a"), header("type", "Shipped"), header("id", "b")) {
+		t.Error("headers that do not identify changed the identity")
+	}
+	seen := map[Identity]int{same: -1}
+	for i, hs := range [][]record.Header{
+		{header("id", "")},
+		{header("id", "b")},
+		{header("id", "a"), header("outrelay-id-type", "string")},
+		{header("id", "a"), header("outrelay-ns", "string")},
+		{header("id", "a"), header("outrelay-ns", "")},
+		{header("id", "a"), header("outrelay-delivery", "1")},
+		{header("id", "a"), header("outrelay-delivery", "2")},
+		{header("id", "a"), header("outrelay-ns", "n"), header("outrelay-delivery", "1")},
+	} {
+		id := ident(t, hs...)
+		if j, dup := seen[id]; dup {
+			t.Errorf("case %d has the identity of case %d", i, j)
+		}
+		seen[id] = i
+	}
+	if _, ok := IdentityOf([]record.Header{header("type", "x")}); ok {
+		t.Error("a record without an id has an identity")
+	}
+}
+
+func TestN07_KnownIsAMultiset(t *testing.T) {
+	t.Parallel()
+	a, b := ident(t, header("id", "a")), ident(t, header("id", "b"))
+	var k Known
+	for i, id := range []Identity{a, b, a, a} {
+		k.add(id, int64(10+i))
+	}
+	if k.Len() != 4 {
+		t.Errorf("Len() = %d, want 4", k.Len())
+	}
+	for _, want := range []int64{10, 12, 13} {
+		if got, ok := k.Take(a); !ok || got != want {
+			t.Errorf("Take(a) = %d, %t, want %d", got, ok, want)
+		}
+	}
+	if _, ok := k.Take(a); ok {
+		t.Error("a fourth a was found")
+	}
+	if got, ok := k.Take(b); !ok || got != 11 || k.Len() != 0 {
+		t.Errorf("Take(b) = %d, %t with %d left", got, ok, k.Len())
+	}
+	if _, ok := (*Known)(nil).Take(a); ok {
+		t.Error("a nil Known knows something")
+	}
+}
+
+func TestN07_LookupDoesNotAllocate(t *testing.T) {
+	var k Known
+	hs := []record.Header{header("id", "01890a5d-ac96-774b-bcce-b302099a8057"), header("outrelay-ns", "12345678"), header("type", "OrderPlaced")}
+	for i := range 2000 {
+		k.add(ident(t, hs...), int64(i))
+	}
+	if n := testing.AllocsPerRun(1000, func() {
+		id, ok := IdentityOf(hs)
+		if ok {
+			_, ok = k.Take(id)
+		}
+		if !ok {
+			panic("not found")
+		}
+	}); n > 0 {
+		t.Errorf("%v allocations per lookup", n)
+	}
+}
