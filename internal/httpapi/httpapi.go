@@ -1,0 +1,148 @@
+// Package httpapi serves what probes and scrapers ask for: /livez, /readyz and /metrics, on one listener, without a login.
+// Nothing it serves holds a payload, a key or a secret.
+//
+// Every answer is made from memory: a server that is away makes /readyz say so, never hang. A slow or hostile client is
+// bounded by time-outs and header limits and costs one goroutine meanwhile.
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/outrelay/outrelay/internal/logging"
+)
+
+// Health is what the process knows about itself. Its methods must not block and may be called at any time.
+type Health interface {
+	// Live is nil while the process can go on by itself; an error asks for a restart.
+	Live() error
+	// Ready says whether the process does its part: as owner or as standby, which is what role tells. Reasons say what is
+	// wrong, also while ok is still true because it has not lasted long enough.
+	Ready() (ok bool, role string, reasons []string)
+}
+
+const (
+	headerTimeout = 2 * time.Second
+	readTimeout   = 5 * time.Second
+	writeTimeout  = 15 * time.Second
+	idleTimeout   = time.Minute
+	maxHeader     = 16 << 10
+	stopTimeout   = time.Second // for answers under way when it stops
+	maxScrapes    = 4
+)
+
+// Server is a bound listener. Create it with [Listen].
+type Server struct {
+	listener net.Listener
+	http     *http.Server
+}
+
+// Listen binds address (host:port; port 0 takes a free one), so that an address that is taken is an error at the start.
+// Nothing is served before Run.
+func Listen(address string, health Health, metrics prometheus.Gatherer, log *slog.Logger) (*Server, error) {
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("listening on %s: %w", address, err)
+	}
+	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
+	return &Server{listener: listener, http: &http.Server{
+		Handler:           handler(health, metrics, log),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       readTimeout,
+		WriteTimeout:      writeTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    maxHeader,
+		ErrorLog:          errorLog,
+	}}, nil
+}
+
+// Addr is the address that is listened on, with the port that was found.
+func (s *Server) Addr() string { return s.listener.Addr().String() }
+
+// Run serves until ctx ends, then finishes the answers under way within a second. It returns nil after a stop.
+func (s *Server) Run(ctx context.Context) error {
+	served := make(chan error, 1)
+	go func() { served <- s.http.Serve(s.listener) }()
+	select {
+	case err := <-served:
+		return fmt.Errorf("serving %s: %w", s.Addr(), err)
+	case <-ctx.Done():
+	}
+	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+	defer cancel()
+	if s.http.Shutdown(stop) != nil {
+		_ = s.http.Close() // cuts off whoever still reads; there is nothing else to do for it
+	}
+	if err := <-served; !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serving %s: %w", s.Addr(), err)
+	}
+	return nil
+}
+
+// Close frees the address of a Server that never ran.
+func (s *Server) Close() error { return s.listener.Close() }
+
+func handler(health Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { livez(w, health) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { readyz(w, health) })
+	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
+		ErrorLog:            slog.NewLogLogger(log.Handler(), slog.LevelWarn),
+		ErrorHandling:       promhttp.ContinueOnError,
+		MaxRequestsInFlight: maxScrapes,
+		Timeout:             writeTimeout - headerTimeout,
+		EnableOpenMetrics:   true,
+	}))
+	return mux
+}
+
+// liveness is the body of /livez.
+type liveness struct {
+	Live   bool   `json:"live"`
+	Reason string `json:"reason,omitempty"`
+}
+
+func livez(w http.ResponseWriter, health Health) {
+	if err := health.Live(); err != nil {
+		answer(w, http.StatusServiceUnavailable, liveness{Reason: logging.Clean(err.Error())})
+		return
+	}
+	answer(w, http.StatusOK, liveness{Live: true})
+}
+
+// readiness is the body of /readyz.
+type readiness struct {
+	Ready   bool     `json:"ready"`
+	Role    string   `json:"role"`
+	Reasons []string `json:"reasons"`
+}
+
+func readyz(w http.ResponseWriter, health Health) {
+	ok, role, reasons := health.Ready()
+	body := readiness{Ready: ok, Role: role, Reasons: make([]string, len(reasons))}
+	for i, reason := range reasons {
+		body.Reasons[i] = logging.Clean(reason) // a driver's error may quote an address with a login
+	}
+	status := http.StatusOK
+	if !ok {
+		status = http.StatusServiceUnavailable
+	}
+	answer(w, status, body)
+}
+
+func answer(w http.ResponseWriter, status int, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // a client that went away is not our concern
+}
