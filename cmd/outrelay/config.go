@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outrelay/outrelay/internal/config"
+)
+
+func newConfigCommand(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "config",
+		Short: "Show what is configured and what can be",
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newConfigPrintCommand(p), newConfigKeysCommand(p))
+	return c
+}
+
+func newConfigPrintCommand(p *program) *cobra.Command {
+	var redacted bool
+	c := &cobra.Command{
+		Use:   "print",
+		Short: "Print the configuration in effect as YAML, secrets as ***",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if !redacted {
+				return errors.New("config print: secrets are never printed; leave --redacted as it is")
+			}
+			cfg, warnings, err := p.load()
+			if err != nil {
+				return err
+			}
+			for _, w := range warnings {
+				fmt.Fprintln(p.errOut, "warning: "+w)
+			}
+			_, err = fmt.Fprint(p.out, cfg.Redacted())
+			return err
+		},
+	}
+	c.Flags().BoolVar(&redacted, "redacted", true, "secrets print as ***; there is no other way")
+	return c
+}
+
+func newConfigKeysCommand(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "keys",
+		Short: "List every key with the environment variable that sets it",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			for _, key := range config.Keys() {
+				if _, err := fmt.Fprintf(p.out, "%-28s %s\n", key, config.EnvName(key)); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func newSchemaCommand(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "schema",
+		Short: "Print the JSON Schema of the configuration file",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, err := p.out.Write(config.Schema())
+			return err
+		},
+	}
+}

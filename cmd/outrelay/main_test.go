@@ -1,0 +1,239 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/outrelay/outrelay/internal/config"
+)
+
+func TestMain(m *testing.M) {
+	// The runtime's signal loop stays once it was started; start it before anything is counted.
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGUSR2)
+	signal.Stop(c)
+	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/signal.signal_recv"))
+}
+
+const planted = "hunter2hunter2"
+
+func call(t *testing.T, env []string, args ...string) (code int, out, errOut string) {
+	t.Helper()
+	var o, e bytes.Buffer
+	code = run(t.Context(), args, env, strings.NewReader(""), &o, &e)
+	return code, o.String(), e.String()
+}
+
+func file(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "outrelay.yaml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+var complete3 = []string{"OUTRELAY_MONGODB_URI=mongodb://user:" + planted + "@m1/shop", "OUTRELAY_KAFKA_BROKERS=k1:9092"}
+
+func TestValidate(t *testing.T) {
+	t.Parallel()
+	code, out, errOut := call(t, complete3, "validate")
+	if code != 0 || out != "" || errOut != "ok\n" {
+		t.Errorf("%d %q %q", code, out, errOut)
+	}
+	good := file(t, "mongodb: {uri: 'mongodb://m1/'}\nkafka: {brokers: ['k:1']}\nwatch: [a.outbox]\n")
+	for _, args := range [][]string{{"validate", "--config", good}, {"validate", "-c", good}, {"--config", good, "validate"}} {
+		if code, _, errOut := call(t, nil, args...); code != 0 || errOut != "ok\n" {
+			t.Errorf("%v: %d %q", args, code, errOut)
+		}
+	}
+	if code, _, errOut := call(t, []string{"OUTRELAY_CONFIG=" + good}, "validate"); code != 0 {
+		t.Errorf("%d %q", code, errOut)
+	}
+	bad := file(t, "mongodb: {url: x}\nkafka: {compression: zip}\n")
+	code, out, errOut = call(t, nil, "validate", "--config", bad, "--set", "lease.ttl=1ms")
+	if code != 1 || out != "" {
+		t.Errorf("%d %q", code, out)
+	}
+	for _, want := range []string{"mongodb.url: unknown key; did you mean mongodb.uri?", `kafka.compression: found "zip"; expected one of none, gzip`, "kafka.brokers: required and not set", "lease.ttl: found 1ms; expected between 1s and 5m0s", "5 problems\n"} {
+		if !strings.Contains(errOut, want) {
+			t.Errorf("no %q in %s", want, errOut)
+		}
+	}
+}
+
+func TestValidateJSON(t *testing.T) {
+	t.Parallel()
+	code, out, errOut := call(t, append(complete3, "OUTRELAY_UNHEARD_OF_NAME=1"), "validate", "--json")
+	var v validation
+	if err := json.Unmarshal([]byte(out), &v); err != nil || code != 0 || errOut != "" || !v.OK || len(v.Problems) != 0 || len(v.Warnings) != 1 {
+		t.Errorf("%v: %d %q %q", err, code, out, errOut)
+	}
+	code, out, errOut = call(t, nil, "validate", "--json")
+	if err := json.Unmarshal([]byte(out), &v); err != nil || code != 1 || errOut != "" || v.OK || len(v.Problems) != 2 || v.Problems[0].Path != "kafka.brokers" {
+		t.Errorf("%v: %d %q %q", err, code, out, errOut)
+	}
+}
+
+func TestConfigPrint(t *testing.T) {
+	t.Parallel()
+	code, out, errOut := call(t, complete3, "config", "print", "--redacted", "--log-level", "debug", "--watch", "a.x,b.x", "--set", "watcher=w")
+	var doc config.Config
+	if err := yaml.Unmarshal([]byte(out), &map[string]any{}); err != nil || code != 0 || errOut != "" {
+		t.Fatalf("%v: %d %q %q", err, code, out, errOut)
+	}
+	for _, want := range []string{"uri: mongodb://***@m1/shop\n", "level: debug\n", "watcher: w\n", "- b.x\n", "memory: 32MiB\n", "ttl: 5s\n"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in %s%v", want, out, doc)
+		}
+	}
+	if code, out, _ := call(t, complete3, "config", "print", "--redacted=false"); code != 1 || out != "" {
+		t.Errorf("%d %q", code, out)
+	}
+	if code, out, _ := call(t, nil, "config", "print"); code != 1 || out != "" {
+		t.Errorf("%d %q", code, out)
+	}
+	if code, out, _ := call(t, nil, "config", "keys"); code != 0 || !strings.Contains(out, "OUTRELAY_KAFKA_READ_BACK_BYTES") {
+		t.Errorf("%d %q", code, out)
+	}
+}
+
+func TestSchemaAndVersion(t *testing.T) {
+	t.Parallel()
+	if code, out, errOut := call(t, nil, "schema"); code != 0 || out != string(config.Schema()) || errOut != "" {
+		t.Errorf("%d %q", code, errOut)
+	}
+	code, out, errOut := call(t, nil, "version", "--json")
+	var b build
+	if err := json.Unmarshal([]byte(out), &b); err != nil || code != 0 || errOut != "" || b.Version == "" || b.Go != runtime.Version() {
+		t.Errorf("%v: %d %q %q", err, code, out, errOut)
+	}
+	if code, out, errOut := call(t, nil, "version"); code != 0 || out != "" || !strings.HasPrefix(errOut, "outrelay ") {
+		t.Errorf("%d %q %q", code, out, errOut)
+	}
+}
+
+func TestCommandLineErrors(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"nonsense"}, {"validate", "x"}, {"validate", "--nonsense"}, {"validate", "--config", "/no/such/file"}, {"validate", "--set", "nonsense"}} {
+		code, out, errOut := call(t, complete3, args...)
+		if code != 1 || out != "" || errOut == "" {
+			t.Errorf("%v: %d %q %q", args, code, out, errOut)
+		}
+	}
+	if code, out, _ := call(t, nil, "completion", "bash"); code != 0 || !strings.Contains(out, "outrelay") {
+		t.Errorf("completion: %d", code)
+	}
+	if code, out, _ := call(t, nil, "__complete", "validate", "--log-level", ""); code != 0 || !strings.Contains(out, "debug\n") {
+		t.Errorf("completion of a flag: %d %q", code, out)
+	}
+}
+
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]int{nil: 0, errors.New("x"): 1, temporary(errors.New("x")): 75, fmt.Errorf("run: %w", temporary(errors.New("x"))): 75, silent(1): 1, &config.Problems{}: 1} {
+		if got := exitCode(err); got != want {
+			t.Errorf("%v: %d, want %d", err, got, want)
+		}
+	}
+	if temporary(nil) != nil {
+		t.Error("no error became one")
+	}
+}
+
+// TestNoOutputShowsASecret looks for planted secrets in all that the commands and the logger print.
+func TestNoOutputShowsASecret(t *testing.T) {
+	t.Parallel()
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte(planted), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := append([]string{"PLANTED=" + planted}, complete3...)
+	good := file(t, "kafka: {sasl: {mechanism: plain, username: u, password: '${file:"+secret+"}'}}\nhttp: {admin: {listen: ':1', token: '${env:PLANTED}'}}\notel: {endpoint: 'http://u:"+planted+"@o'}\n")
+	bad := file(t, "mongodb: {uri: 'mongodb:/user:"+planted+"@m'}\nretention: '${env:PLANTED}'\nkafka: {sasl: {pasword: "+planted+"}}\n")
+	var all strings.Builder
+	for _, f := range []string{good, bad} {
+		for _, args := range [][]string{{"validate"}, {"validate", "--json"}, {"config", "print"}, {"config", "print", "--redacted=false"}} {
+			_, out, errOut := call(t, env, append(args, "--config", f)...)
+			all.WriteString(out + errOut)
+		}
+	}
+	_, out, errOut := call(t, env, "validate", "--set", "mongodb.uri="+planted)
+	all.WriteString(out + errOut)
+
+	var logged bytes.Buffer
+	p := &program{errOut: &logged, env: env, configFile: good}
+	p.execute(t.Context(), []string{"validate", "--config", good})
+	for _, format := range []string{"text", "json"} {
+		cfg, log, err := p.loadAndLog()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Log.Format = format
+		log = p.logger(cfg.Log)
+		log.Error("connecting", "config", cfg, "uri", cfg.MongoDB.URI, "sasl", cfg.Kafka.SASL, "err", fmt.Errorf("dialing %s: %v", cfg.MongoDB.URI.Reveal(), cfg.Kafka.SASL.Password))
+	}
+	all.WriteString(logged.String())
+	if i := strings.Index(all.String(), planted); i >= 0 {
+		t.Errorf("printed: …%s", all.String()[max(0, i-300):i+30])
+	}
+	if !strings.Contains(all.String(), "mongodb://***@m1/shop") {
+		t.Error("the address is not there at all")
+	}
+}
+
+func TestFirstSignalStopsSecondEnds(t *testing.T) {
+	t.Parallel()
+	received, done := make(chan os.Signal), make(chan struct{})
+	exited := make(chan int, 1)
+	var order []string
+	p := &program{errOut: &bytes.Buffer{}, exit: func(code int) { exited <- code }}
+	p.onHardStop(func() { order = append(order, "first in") })
+	p.onHardStop(func() { order = append(order, "last in") })
+	ctx, cancel := context.WithCancelCause(t.Context())
+	go p.await(received, done, cancel)
+	received <- os.Interrupt
+	<-ctx.Done()
+	if cause := context.Cause(ctx); cause == nil || cause.Error() != "stopped by interrupt" {
+		t.Errorf("cause = %v", cause)
+	}
+	select {
+	case code := <-exited:
+		t.Fatalf("exited with %d at the first signal", code)
+	default:
+	}
+	received <- syscall.SIGTERM
+	select {
+	case code := <-exited:
+		if code != 75 || len(order) != 2 || order[0] != "last in" {
+			t.Errorf("code %d, clean-up %v", code, order)
+		}
+	case <-time.After(5 * time.Second):
+		t.Fatal("the second signal does not end it")
+	}
+}
+
+func TestSignalsAreUndone(t *testing.T) {
+	t.Parallel()
+	p := &program{errOut: &bytes.Buffer{}, exit: func(int) { t.Error("exited") }}
+	ctx, stop := p.signals(t.Context())
+	if ctx.Err() != nil {
+		t.Error("ended before a signal")
+	}
+	stop()
+	<-ctx.Done()
+}

@@ -1,0 +1,68 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+// errInterrupted is the cause of a context that a signal ended.
+type errInterrupted struct{ signal os.Signal }
+
+func (e errInterrupted) Error() string { return "stopped by " + e.signal.String() }
+
+// signals returns a context that the first interrupt or SIGTERM ends. The second runs what onHardStop was given and ends
+// the process at once with 75: whatever was in flight is for the next owner to read back. stop undoes the handling.
+func (p *program) signals(parent context.Context) (ctx context.Context, stop func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	received := make(chan os.Signal, 2)
+	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.await(received, done, cancel)
+	}()
+	return ctx, func() {
+		signal.Stop(received)
+		close(done)
+		<-ended
+		cancel(nil)
+	}
+}
+
+func (p *program) await(received <-chan os.Signal, done <-chan struct{}, cancel context.CancelCauseFunc) {
+	stopping := false
+	for {
+		select {
+		case s := <-received:
+			if stopping {
+				fmt.Fprintln(p.errOut, "outrelay: second signal, stopping at once")
+				p.cleanUp()
+				p.exit(exitTemporary)
+				return
+			}
+			stopping = true
+			cancel(errInterrupted{s})
+		case <-done:
+			return
+		}
+	}
+}
+
+// onHardStop registers f to run before the process ends at once, such as stopping the servers it started. Last in, first
+// out; f must be quick.
+func (p *program) onHardStop(f func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.hardStop = append(p.hardStop, f)
+}
+
+func (p *program) cleanUp() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := len(p.hardStop) - 1; i >= 0; i-- {
+		p.hardStop[i]()
+	}
+}

@@ -1,0 +1,80 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outrelay/outrelay/internal/config"
+)
+
+// validation is what validate --json prints.
+type validation struct {
+	OK       bool             `json:"ok"`
+	Problems []config.Problem `json:"problems"`
+	Warnings []string         `json:"warnings"`
+}
+
+func newValidateCommand(p *program) *cobra.Command {
+	var asJSON bool
+	c := &cobra.Command{
+		Use:   "validate",
+		Short: "Check the configuration and list every problem; connects to nothing",
+		Args:  cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, warnings, err := p.load()
+			var bad *config.Problems
+			if err != nil && !errors.As(err, &bad) {
+				return err
+			}
+			v := validation{OK: err == nil, Problems: []config.Problem{}, Warnings: append([]string{}, warnings...)}
+			if bad != nil {
+				v.Problems = bad.List
+			}
+			return p.tell(v, asJSON)
+		},
+	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return c
+}
+
+func (p *program) tell(v validation, asJSON bool) error {
+	if asJSON {
+		if err := printJSON(p.out, v); err != nil {
+			return err
+		}
+	} else {
+		for _, w := range v.Warnings {
+			fmt.Fprintln(p.errOut, "warning: "+w)
+		}
+		for _, one := range v.Problems {
+			fmt.Fprintln(p.errOut, one)
+		}
+		switch n := len(v.Problems); n {
+		case 0:
+			fmt.Fprintln(p.errOut, "ok")
+		case 1:
+			fmt.Fprintln(p.errOut, "1 problem")
+		default:
+			fmt.Fprintf(p.errOut, "%d problems\n", n)
+		}
+	}
+	if !v.OK {
+		return silent(exitConfig)
+	}
+	return nil
+}
+
+// printJSON writes v as one indented JSON document.
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(v); err != nil {
+		return fmt.Errorf("writing the answer: %w", err)
+	}
+	return nil
+}
