@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -217,18 +218,23 @@ func newClusterID() string {
 	}
 }
 
-// useKafka takes the brokers that the environment names.
+// useKafka takes the brokers that the environment names; one of them must answer.
 func (s *Stack) useKafka(ctx context.Context, list string) error {
-	var last error
+	var silent []error
 	for i, addr := range strings.Split(list, ",") {
 		m := &Member{name: "kafka-" + strconv.Itoa(i+1), id: i + 1, addr: strings.TrimSpace(addr)}
 		m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, 0, 1) }
-		if last = m.check(ctx); last != nil {
-			last = fmt.Errorf("%s names %s, which does not answer: %w", EnvKafka, m.addr, last)
-		}
 		s.brokers = append(s.brokers, m)
+		try, cancel := context.WithTimeout(ctx, 10*time.Second)
+		if err := m.check(try); err != nil {
+			silent = append(silent, fmt.Errorf("%s names %s, which does not answer: %w", EnvKafka, m.addr, err))
+		}
+		cancel()
 	}
-	return last
+	if len(silent) < len(s.brokers) {
+		return nil
+	}
+	return errors.Join(silent...)
 }
 
 // Brokers are the addresses of the plain listeners.

@@ -67,7 +67,7 @@ func TestSecuredBroker(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = writeAs(t, brokers, topic, &kafka.Transport{SASL: c.sasl, TLS: c.tls, DialTimeout: 5 * time.Second})
+		err = writeAs(t, brokers[0], topic, &kafka.Dialer{SASLMechanism: c.sasl, TLS: c.tls})
 		if (c.want == nil) != (err == nil) || c.want != nil && c.want != errAny && !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.want)
 		}
@@ -97,16 +97,24 @@ func allow(t *testing.T, s *devstack.Stack, user, topic string) {
 	}
 }
 
-func writeAs(t *testing.T, brokers []string, topic string, tr *kafka.Transport) error {
+// writeAs writes one record on that listener; the bare connection hands the broker's refusal on.
+func writeAs(t *testing.T, addr, topic string, d *kafka.Dialer) error {
 	t.Helper()
-	defer tr.CloseIdleConnections()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}
-	res, err := cl.Produce(ctx, &kafka.ProduceRequest{Topic: topic, RequiredAcks: kafka.RequireAll,
-		Records: kafka.NewRecordReader(kafka.Record{Value: kafka.NewBytes([]byte("v"))})})
+	conn, err := d.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
-	return res.Error
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	partitions, err := conn.ReadPartitions(topic)
+	if err = errors.Join(err, conn.Close()); err != nil {
+		return err
+	}
+	if conn, err = d.DialPartition(ctx, "tcp", addr, partitions[0]); err != nil {
+		return err
+	}
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	_, err = conn.WriteMessages(kafka.Message{Value: []byte("v")})
+	return errors.Join(err, conn.Close())
 }

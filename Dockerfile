@@ -1,0 +1,13 @@
+# A static binary on a base without shell or package manager, as a user without rights.
+FROM golang:1.26 AS build
+WORKDIR /src
+COPY go.mod go.sum ./
+RUN go mod download
+COPY . .
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags="-s -w" -o /outrelay ./cmd/outrelay
+
+FROM gcr.io/distroless/static-debian12:nonroot
+COPY --from=build /outrelay /outrelay
+EXPOSE 9464
+ENTRYPOINT ["/outrelay"]
+CMD ["run"]
