@@ -1,0 +1,128 @@
+package changestream
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"runtime"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+const benchEvents = 50_000
+
+// prepare writes the events of a drain: 1 KB each, like an envelope.
+func prepare(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timestamp) {
+	b.Helper()
+	coll := stacktest.Database(b, client).Collection("outbox")
+	at, err := OperationTime(b.Context(), client)
+	if err != nil {
+		b.Fatal(err)
+	}
+	docs, payload := make([]any, 1000), make([]byte, 800)
+	for range benchEvents / len(docs) {
+		for i := range docs {
+			docs[i] = bson.D{{Key: "_id", Value: bson.NewObjectID()}, {Key: "ts", Value: bson.Timestamp{}}, {Key: "aggregatetype", Value: "order"},
+				{Key: "aggregateid", Value: "o-4711"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: payload}}
+		}
+		if _, err := coll.InsertMany(b.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return coll, at
+}
+
+func report(b *testing.B, drain func()) {
+	b.Helper()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	begin := time.Now()
+	n := 0
+	for b.Loop() {
+		drain()
+		n += benchEvents
+	}
+	took := time.Since(begin)
+	runtime.ReadMemStats(&after)
+	b.ReportMetric(float64(n)/took.Seconds(), "events/s")
+	b.ReportMetric(float64(after.Mallocs-before.Mallocs)/float64(n), "allocs/event")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkDrain reads the same prepared events with the driver alone and through the stream, parsed in both cases.
+func BenchmarkDrain(b *testing.B) {
+	client := stacktest.Client(b)
+	coll, at := prepare(b, client)
+	scope, err := ParseScope([]string{coll.Database().Name() + ".outbox"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("driver", func(b *testing.B) {
+		report(b, func() {
+			cs, err := coll.Watch(b.Context(), scope.Pipeline(), options.ChangeStream().SetBatchSize(0).
+				SetMaxAwaitTime(500*time.Millisecond).SetShowExpandedEvents(true).SetStartAtOperationTime(&at))
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer cs.Close(context.WithoutCancel(b.Context()))
+			cs.SetBatchSize(maxDocuments)
+			var ev Event
+			for n := 0; n < benchEvents; {
+				if cs.TryNext(b.Context()) {
+					if err := Parse(cs.Current, &ev); err != nil {
+						b.Fatal(err)
+					}
+					n++
+				} else if cs.Err() != nil {
+					b.Fatal(cs.Err())
+				}
+			}
+		})
+	})
+	b.Run("stream", func(b *testing.B) {
+		s, err := New(Config{Client: client, Scope: scope, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		if err != nil {
+			b.Fatal(err)
+		}
+		report(b, func() {
+			ctx, cancel := context.WithCancel(b.Context())
+			out, done := make(chan *Batch), make(chan struct{})
+			go func() {
+				defer close(done)
+				_ = s.Run(ctx, Start{At: &at}, out)
+			}()
+			var ev Event
+			for n := 0; n < benchEvents; {
+				batch := <-out
+				for _, raw := range batch.Docs {
+					if err := Parse(raw, &ev); err != nil {
+						b.Fatal(err)
+					}
+				}
+				n += len(batch.Docs)
+				batch.Release()
+			}
+			b.StopTimer()
+			cancel()
+			<-done
+			b.StartTimer()
+		})
+	})
+}
+
+func BenchmarkParse(b *testing.B) {
+	raw := insertEvent(b)
+	var ev Event
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := Parse(raw, &ev); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -1,0 +1,93 @@
+package changestream
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+)
+
+// BSON element types that the parser looks into.
+const (
+	typeString    = 0x02
+	typeDocument  = 0x03
+	typeBinary    = 0x05
+	typeDate      = 0x09
+	typeTimestamp = 0x11
+)
+
+var errTruncated = errors.New("truncated BSON")
+
+// body is what lies between the length and the final zero of a document: its elements.
+func body(doc []byte) ([]byte, error) {
+	if len(doc) < 5 {
+		return nil, errTruncated
+	}
+	n := int64(binary.LittleEndian.Uint32(doc))
+	if n < 5 || n > int64(len(doc)) || doc[n-1] != 0 {
+		return nil, errTruncated
+	}
+	return doc[4 : n-1], nil
+}
+
+// element splits the first element off b, which is not empty.
+func element(b []byte) (typ byte, name, val, rest []byte, err error) {
+	end := bytes.IndexByte(b[1:], 0)
+	if end < 0 {
+		return 0, nil, nil, nil, errTruncated
+	}
+	typ, name = b[0], b[1:1+end]
+	v := b[2+end:]
+	n, ok := size(typ, v)
+	if !ok || n < 0 || n > len(v) {
+		return 0, nil, nil, nil, errTruncated
+	}
+	return typ, name, v[:n:n], v[n:], nil
+}
+
+// size is the length of a value of that type at the beginning of v.
+func size(typ byte, v []byte) (int, bool) {
+	switch typ {
+	case 0x01, typeDate, typeTimestamp, 0x12: // double, date, timestamp, int64
+		return 8, true
+	case typeString, 0x0d, 0x0e: // string, code, symbol
+		n, ok := int32At(v)
+		return 4 + n, ok && n >= 1
+	case typeDocument, 0x04, 0x0f: // document, array, code with scope
+		n, ok := int32At(v)
+		return n, ok && n >= 5
+	case typeBinary:
+		n, ok := int32At(v)
+		return 5 + n, ok && n >= 0
+	case 0x06, 0x0a, 0x7f, 0xff: // undefined, null, max key, min key
+		return 0, true
+	case 0x07: // ObjectId
+		return 12, true
+	case 0x08: // bool
+		return 1, true
+	case 0x0b: // regular expression: two C strings
+		p := bytes.IndexByte(v, 0)
+		if p < 0 {
+			return 0, false
+		}
+		o := bytes.IndexByte(v[p+1:], 0)
+		return p + o + 2, o >= 0
+	case 0x0c: // DBPointer
+		n, ok := int32At(v)
+		return 4 + n + 12, ok && n >= 1
+	case 0x10: // int32
+		return 4, true
+	case 0x13: // decimal128
+		return 16, true
+	}
+	return 0, false
+}
+
+func int32At(v []byte) (int, bool) {
+	if len(v) < 4 {
+		return 0, false
+	}
+	return int(int32(binary.LittleEndian.Uint32(v))), true
+}
+
+// text is the content of a string value.
+func text(v []byte) []byte { return v[4 : len(v)-1] }

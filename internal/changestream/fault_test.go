@@ -1,0 +1,281 @@
+package changestream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/resume"
+)
+
+func TestEveryPassingFaultIsWaitedOut(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	at := b.now()
+	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	var want []string
+	step := func(name string, fault func() (off func())) {
+		t.Helper()
+		before, after := name+" before", name+" after"
+		b.insert(coll, before)
+		want = append(want, before)
+		r.wantIDs(want...)
+		sum := func() (n int) {
+			for _, c := range r.counts {
+				n += c
+			}
+			return n
+		}
+		r.mu.Lock()
+		seen := sum()
+		r.mu.Unlock()
+		off := fault()
+		r.until(name+": the restart", func() bool { return sum() > seen })
+		off()
+		b.insert(coll, after)
+		want = append(want, after)
+		r.wantIDs(want...)
+	}
+	for _, code := range []int32{43, 237, 50, 91, 189, 10107, 11600, 11602, 262, 4242} {
+		step(fmt.Sprint("getMore ", code), func() func() {
+			return b.fail(times(1), failing("getMore", bson.E{Key: "errorCode", Value: code}))
+		})
+	}
+	step("getMore with the label", func() func() {
+		return b.fail(times(1), failing("getMore", bson.E{Key: "errorCode", Value: int32(4243)}, bson.E{Key: "errorLabels", Value: bson.A{labelResumable}}))
+	})
+	step("connection closed", func() func() {
+		return b.fail(times(1), failing("getMore", bson.E{Key: "closeConnection", Value: true}))
+	})
+	step("connection closed while resuming, too", func() func() {
+		cmds := bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "closeConnection", Value: true}}
+		return b.fail(times(4), cmds)
+	})
+	step("cursor killed", func() func() { // really, by an operator
+		cur, err := b.admin.Database("admin").Aggregate(t.Context(), mongo.Pipeline{
+			{{Key: "$currentOp", Value: bson.D{{Key: "idleCursors", Value: true}, {Key: "allUsers", Value: true}}}},
+			{{Key: "$match", Value: bson.D{{Key: "ns", Value: b.db.Name() + ".outbox"}, {Key: "cursor.tailable", Value: true}}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for cur.Next(t.Context()) {
+			err := b.db.RunCommand(t.Context(), bson.D{{Key: "killCursors", Value: "outbox"},
+				{Key: "cursors", Value: bson.A{cur.Current.Lookup("cursor", "cursorId")}}}).Err()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		return func() {}
+	})
+	if r.counts["driver"] == 0 || r.counts["server"] == 0 {
+		t.Errorf("restarts %v: both the driver's and ours are expected", r.counts)
+	}
+}
+
+func TestBadTokensAreGapsAtOnce(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	at := b.now()
+	b.insert(coll, "a")
+	scope := scopeOf(t, b.db.Name()+".outbox")
+	r := b.read(scope, Start{At: &at})
+	r.wantIDs("a")
+	good := r.events[0].data
+	_ = r.stop()
+	for i := 0; b.now().T <= r.pos.ClusterTime.T; i++ { // a wrong token is found out by a later event
+		b.insert(coll, fmt.Sprint("later", i))
+		<-time.After(50 * time.Millisecond)
+	}
+	b.insert(coll, "last")
+	raw := func(d bson.D) resume.Token {
+		data, err := bson.Marshal(d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	flip := func(i int) string {
+		digit := "F"
+		if good[i] == 'F' {
+			digit = "0"
+		}
+		return good[:i] + digit + good[i+1:]
+	}
+	for _, c := range []struct {
+		name  string
+		token resume.Token
+		code  int
+	}{
+		{"an empty document", raw(bson.D{}), 40647},
+		{"another field", raw(bson.D{{Key: "foo", Value: 1}}), 40647},
+		{"a number", raw(bson.D{{Key: "_data", Value: 5}}), 40647},
+		{"an empty text", resume.TokenOf(""), 40649},
+		{"not hexadecimal", resume.TokenOf("zz"), 9},
+		{"an odd length", resume.TokenOf(good[:len(good)-1]), 9},
+		{"one byte", resume.TokenOf("82"), 15},
+		{"the time alone", resume.TokenOf(good[:18]), 50796},
+		{"another collection's", resume.TokenOf(flip(50)), 280},
+		{"another history's", resume.TokenOf(flip(17)), 280},
+	} {
+		opened := 0
+		t.Log(c.name)
+		r := b.read(scope, Start{Position: resume.Position{Token: c.token}}, func(cfg *Config) {
+			cfg.Watchdog = time.Minute // not by the watchdog
+		})
+		gap := r.wantGap(GapTokenRefused)
+		if gap.Code != c.code {
+			t.Errorf("%s: code %d, want %d", c.name, gap.Code, c.code)
+		}
+		for _, n := range r.counts {
+			opened += n
+		}
+		if opened > 0 || len(r.events) > 0 {
+			t.Errorf("%s: reopened %d times, %d events", c.name, opened, len(r.events))
+		}
+	}
+}
+
+func TestLostHistoryAndUnexplainedErrors(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	at := b.now()
+	scope := scopeOf(t, b.db.Name()+".outbox")
+	for _, code := range []int32{286, 136, 280} {
+		off := b.fail("alwaysOn", failing("getMore", bson.E{Key: "errorCode", Value: code}))
+		r := b.read(scope, Start{At: &at})
+		want := GapHistoryLost
+		if code == 280 {
+			want = GapTokenRefused
+		}
+		if gap := r.wantGap(want); gap.Code != int(code) || !strings.Contains(gap.Error(), "gap behind") {
+			t.Errorf("%d: %v", code, gap)
+		}
+		if len(r.counts) > 0 {
+			t.Errorf("%d: reopened %v", code, r.counts)
+		}
+		off()
+	}
+	off := b.fail("alwaysOn", failing("getMore", bson.E{Key: "errorCode", Value: int32(4242)}))
+	defer off()
+	r := b.read(scope, Start{At: &at})
+	if gap := r.wantGap(GapUnexplained); gap.Code != 4242 {
+		t.Errorf("code %d", gap.Code)
+	}
+	if r.counts["unknown"] != unknownAttempts-1 {
+		t.Errorf("restarts %v", r.counts)
+	}
+}
+
+func TestMissingPrivilegeIsToldAndHeals(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	at := b.now()
+	b.insert(coll, "a")
+	ns := b.db.Name() + ".outbox"
+	r := b.read(scopeOf(t, ns), Start{At: &at})
+	r.wantIDs("a")
+	off := b.fail("alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(13)}})
+	phase := func() State {
+		if len(r.states) == 0 {
+			return State{}
+		}
+		return r.states[len(r.states)-1]
+	}
+	r.until("the state", func() bool { return phase().Phase == ConfigError })
+	r.until("a second attempt", func() bool { return r.counts["config"] > 1 })
+	if s := r.stream.State(); s.Code != 13 || s.Ready() || !strings.Contains(s.Reason, "changeStream") || !strings.Contains(s.Reason, ns) {
+		t.Errorf("state %+v", s)
+	}
+	off()
+	b.insert(coll, "b")
+	r.wantIDs("a", "b")
+	r.until("live again", func() bool { return phase().Phase == Live && phase().Reason == "" })
+}
+
+func TestASlowReplyIsGivenMoreTimeInsteadOfALoop(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	at := b.now()
+	b.insert(coll, "a")
+	// Each reply takes longer than its first limit of 100 + 100 ms.
+	off := b.fail("alwaysOn", failing("getMore", bson.E{Key: "blockConnection", Value: true}, bson.E{Key: "blockTimeMS", Value: int32(500)}))
+	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) { c.Patience = 100 * time.Millisecond })
+	r.wantIDs("a")
+	off()
+	if n := r.counts["timeout"]; n < 1 || n > 4 {
+		t.Errorf("restarts %v, want a few time-outs with growing patience", r.counts)
+	}
+}
+
+func TestNoLeakOverManyReopenings(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	at := b.now()
+	b.insert(coll, "a")
+	const rounds = 200
+	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at}, func(c *Config) {
+		c.Backoff = retry.Policy{Base: time.Microsecond, Cap: time.Microsecond}
+		c.MaxAwait = 10 * time.Millisecond
+	})
+	r.wantIDs("a")
+	goroutines := runtime.NumGoroutine()
+	off := b.fail(times(rounds), failing("getMore", bson.E{Key: "errorCode", Value: int32(50)}))
+	r.until("the reopenings", func() bool { return r.counts["server"] >= rounds })
+	off()
+	b.insert(coll, "b")
+	r.wantIDs("a", "b")
+	if n := runtime.NumGoroutine(); n > goroutines+50 { // other tests run beside this one
+		t.Errorf("%d goroutines, %d before", n, goroutines)
+	}
+	if n := b.cursors(); n > 1 {
+		t.Errorf("%d cursors on the server", n)
+	}
+	if err := r.stop(); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if n := b.cursors(); n > 0 {
+		t.Errorf("%d cursors on the server after the end", n)
+	}
+}
+
+func TestClassesByCodeAndLabel(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want class
+		code int
+	}{
+		{errors.New("server selection"), classResume, 0},
+		{mongo.CommandError{Labels: []string{labelNetwork}}, classResume, 0},
+		{mongo.CommandError{Code: 43}, classResume, 43},
+		{mongo.CommandError{Code: 999, Labels: []string{labelResumable}}, classResume, 999},
+		{mongo.CommandError{Code: 999, Labels: []string{labelNotResumable}}, classGap, 999},
+		{mongo.CommandError{Code: 999}, classUnknown, 999},
+		{fmt.Errorf("wrapped: %w", mongo.CommandError{Code: 18}), classConfig, 18},
+		{mongo.CommandError{Code: 10334}, classOversize, 10334},
+		{mongo.ErrClientDisconnected, classFatal, 0},
+	} {
+		class, code, reason := classify(c.err)
+		if class != c.want || code != c.code || reason == "" {
+			t.Errorf("%v: class %d, code %d, %q", c.err, class, code, reason)
+		}
+	}
+	for code, class := range codes {
+		if class == classConfig && len(advice(code, scopeOf(t, "a.b", "a.c"))) < 40 {
+			t.Errorf("no advice for %d", code)
+		}
+	}
+}

@@ -1,0 +1,137 @@
+package changestream
+
+import (
+	"bytes"
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+func insertEvent(tb testing.TB, extra ...bson.E) []byte {
+	tb.Helper()
+	raw, err := bson.Marshal(append(bson.D{
+		{Key: "_id", Value: bson.D{{Key: "_data", Value: "826B018C46"}}},
+		{Key: "operationType", Value: "insert"},
+		{Key: "clusterTime", Value: bson.Timestamp{T: 7, I: 9}},
+		{Key: "collectionUUID", Value: bson.Binary{Subtype: 4, Data: []byte("0123456789abcdef")}},
+		{Key: "wallTime", Value: bson.NewDateTimeFromTime(time.UnixMilli(1234567))},
+		{Key: "fullDocument", Value: bson.D{{Key: "_id", Value: "e1"}, {Key: "payload", Value: bson.Binary{Data: []byte("xyz")}}}},
+		{Key: "ns", Value: bson.D{{Key: "db", Value: "shop"}, {Key: "coll", Value: "outbox.v1"}}},
+		{Key: "documentKey", Value: bson.D{{Key: "shard", Value: int32(1)}, {Key: "_id", Value: "e1"}}},
+		{Key: "txnNumber", Value: int64(3)}, {Key: "re", Value: bson.Regex{Pattern: "a", Options: "i"}},
+		{Key: "d", Value: 1.5}, {Key: "n", Value: nil}, {Key: "b", Value: true}, {Key: "a", Value: bson.A{1}},
+	}, extra...))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return raw
+}
+
+func TestParseInsert(t *testing.T) {
+	t.Parallel()
+	var ev Event
+	if err := Parse(insertEvent(t), &ev); err != nil {
+		t.Fatal(err)
+	}
+	if ev.Op != Insert || string(ev.Data) != "826B018C46" || ev.ClusterTime != (bson.Timestamp{T: 7, I: 9}) || ev.WallMS != 1234567 ||
+		string(ev.DB) != "shop" || string(ev.Coll) != "outbox.v1" || !ev.HasUUID || ev.UUID[15] != 'f' || !ev.HasDocument {
+		t.Errorf("parsed %+v", ev)
+	}
+	if id, _ := (bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}).StringValueOK(); id != "e1" {
+		t.Errorf("id %q", id)
+	}
+	if p := bson.Raw(ev.Document).Lookup("payload"); p.Type != bson.TypeBinary {
+		t.Errorf("document %s", bson.Raw(ev.Document))
+	}
+	if d, _ := bson.Raw(ev.Token).Lookup("_data").StringValueOK(); d != "826B018C46" {
+		t.Errorf("token %s", bson.Raw(ev.Token))
+	}
+}
+
+func TestParseOtherKinds(t *testing.T) {
+	t.Parallel()
+	token := bson.E{Key: "_id", Value: bson.D{{Key: "_data", Value: "82"}}}
+	for _, c := range []struct {
+		name string
+		op   Op
+	}{{"drop", Drop}, {"rename", Rename}, {"dropDatabase", DropDatabase}, {"invalidate", Invalidate}, {"createIndexes", Other}} {
+		raw, err := bson.Marshal(bson.D{token, {Key: "operationType", Value: c.name}, {Key: "clusterTime", Value: bson.Timestamp{T: 5}},
+			{Key: "ns", Value: bson.D{{Key: "db", Value: "a"}}}, {Key: "to", Value: bson.D{{Key: "db", Value: "b"}, {Key: "coll", Value: "c"}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var ev Event
+		if err := Parse(raw, &ev); err != nil {
+			t.Fatal(err)
+		}
+		if ev.Op != c.op || string(ev.DB) != "a" || ev.Coll != nil || string(ev.ToDB) != "b" || string(ev.ToColl) != "c" || ev.WallMS != 5000 || ev.HasDocument {
+			t.Errorf("%s: %+v", c.name, ev)
+		}
+	}
+	for _, bad := range []bson.D{{}, {token}, {{Key: "operationType", Value: "insert"}}, {token, {Key: "operationType", Value: 1}}} {
+		raw, _ := bson.Marshal(bad)
+		if err := Parse(raw, new(Event)); err == nil {
+			t.Errorf("%v: no error", bad)
+		}
+	}
+}
+
+func TestParseRefusesTruncation(t *testing.T) {
+	t.Parallel()
+	raw := insertEvent(t)
+	for n := range raw {
+		cut := bytes.Clone(raw[:n])
+		if err := Parse(cut, new(Event)); err == nil {
+			t.Fatalf("%d of %d bytes were accepted", n, len(raw))
+		}
+		if n >= 5 { // also with a length that claims to be right
+			binary.LittleEndian.PutUint32(cut, uint32(n))
+			cut[n-1] = 0
+			_ = Parse(cut, new(Event)) // must not panic
+		}
+	}
+}
+
+func TestParseAllocatesNothing(t *testing.T) {
+	raw := insertEvent(t)
+	var ev Event
+	if n := testing.AllocsPerRun(100, func() { _ = Parse(raw, &ev) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(insertEvent(f))
+	f.Add([]byte{5, 0, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		var ev Event
+		err := Parse(raw, &ev)
+		if err == nil && bson.Raw(raw).Validate() == nil {
+			if d, ok := bson.Raw(raw).Lookup("_id", "_data").StringValueOK(); ok && d != string(ev.Data) && bytes.Count(raw, []byte("_data")) == 1 {
+				t.Errorf("data %q, want %q", ev.Data, d)
+			}
+		}
+		_ = dataOf(raw)
+	})
+}
+
+func TestRebuildGivesAnOrdinaryEvent(t *testing.T) {
+	t.Parallel()
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.D{{Key: "_data", Value: "82"}}}, {Key: "operationType", Value: "insert"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, _ := bson.Marshal(bson.D{{Key: "_id", Value: 1}})
+	var ev Event
+	if err := Parse(rebuild(raw, doc), &ev); err != nil || !ev.HasDocument || !bytes.Equal(ev.Document, doc) || ev.Note != nil {
+		t.Errorf("%v %+v", err, ev)
+	}
+	if err := Parse(rebuild(raw, nil), &ev); err != nil || ev.HasDocument || string(ev.Note) != goneNote {
+		t.Errorf("%v %+v", err, ev)
+	}
+	if err := bson.Raw(rebuild(raw, nil)).Validate(); err != nil {
+		t.Error(err)
+	}
+}

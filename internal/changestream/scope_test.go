@@ -1,0 +1,113 @@
+package changestream
+
+import (
+	"regexp"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestScopeChoosesTheNarrowestStream(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		patterns string
+		kind     Kind
+		name     string
+	}{
+		{"shop.outbox", Collection, "shop.outbox"},
+		{"shop.outbox shop.outbox", Collection, "shop.outbox"},
+		{"shop.out.box", Collection, "shop.out.box"},
+		{"shop.outbox shop.audit", Database, "shop.audit,shop.outbox"},
+		{"shop.outbox_*", Database, "shop.outbox_*"},
+		{"shop.outbox shop.*", Database, "shop.*"},
+		{"shop.outbox crm.outbox", Cluster, "crm.outbox,shop.outbox"},
+		{"tenant_*.outbox", Cluster, "tenant_*.outbox"},
+		{"*.outbox tenant_*.outbox a.outbox", Cluster, "*.outbox"},
+		{"a**.outbox", Cluster, "a*.outbox"},
+	} {
+		s := scopeOf(t, strings.Fields(c.patterns)...)
+		if s.Kind() != c.kind || s.String() != c.name {
+			t.Errorf("%s: %s stream of %s, want %s of %s", c.patterns, s.Kind(), s, c.kind, c.name)
+		}
+	}
+}
+
+func TestN27_OwnCollectionsAreNeverWatched(t *testing.T) {
+	t.Parallel()
+	s := scopeOf(t, "*.*")
+	for _, ns := range []string{"shop.outbox_dead", "outrelay.watchers", "admin.x", "local.oplog.rs", "config.y", "shop.system.views"} {
+		db, coll, _ := strings.Cut(ns, ".")
+		if s.Matches([]byte(db), []byte(coll)) {
+			t.Errorf("%s is watched", ns)
+		}
+	}
+	if !s.Matches([]byte("shop"), []byte("outbox")) {
+		t.Error("shop.outbox is not watched")
+	}
+	for _, own := range []string{"shop.outbox_dead", "outrelay.watchers", "outrelay.*", "local.*", "*.x_dead", "inbox.in"} {
+		if _, err := ParseScope([]string{own}, "outrelay.*", "inbox.in"); err == nil {
+			t.Errorf("%s was accepted", own)
+		}
+	}
+}
+
+func TestParseScopeReportsEveryProblem(t *testing.T) {
+	t.Parallel()
+	_, err := ParseScope([]string{"outbox", ".x", "a.", "a b.c", "a.$x", "ok.outbox"}, "nodot")
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	if n := len(strings.Split(err.Error(), "\n")); n != 6 {
+		t.Errorf("%d problems told, want 6:\n%v", n, err)
+	}
+	if _, err := ParseScope(nil); err == nil {
+		t.Error("an empty list was accepted")
+	}
+}
+
+func TestPipelineHash(t *testing.T) {
+	t.Parallel()
+	same := scopeOf(t, "a.x", "b.x").PipelineHash()
+	if scopeOf(t, "b.x", "a.x", "a.x").PipelineHash() != same {
+		t.Error("the order of patterns changes the hash")
+	}
+	seen := map[string]string{}
+	for _, p := range []string{"a.x", "b.x", "a.x a.y", "a.x b.y", "a.y b.x", "*.x", "a*.x", "a.*"} {
+		h := scopeOf(t, strings.Fields(p)...).PipelineHash()
+		if other, found := seen[h]; found {
+			t.Errorf("%q and %q have the same hash", p, other)
+		}
+		seen[h] = p
+	}
+}
+
+func TestMatchesAllocatesNothing(t *testing.T) {
+	s := scopeOf(t, "shop.outbox", "tenant_*.outbox", "x.*y*")
+	db, coll := []byte("tenant_42"), []byte("outbox")
+	if n := testing.AllocsPerRun(100, func() { s.Matches(db, coll) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	if !s.Matches(db, coll) || s.Matches([]byte("tenant42"), coll) || !s.MatchesDatabase([]byte("x")) || s.MatchesDatabase([]byte("y")) {
+		t.Error("wrong matches")
+	}
+}
+
+func TestGlobIsTheRegularExpression(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		p := squeeze(rapid.StringMatching(`[ab*]{0,6}`).Draw(t, "pattern"))
+		name := rapid.StringMatching(`[ab]{0,8}`).Draw(t, "name")
+		re := regexp.MustCompile("^" + strings.ReplaceAll(p, "*", ".*") + "$")
+		if glob(p, []byte(name)) != re.MatchString(name) {
+			t.Fatalf("glob(%q, %q) = %v", p, name, glob(p, []byte(name)))
+		}
+		q := squeeze(rapid.StringMatching(`[ab*]{0,6}`).Draw(t, "other"))
+		if meet(p, q) != meet(q, p) {
+			t.Fatal("meet is not symmetric")
+		}
+		if glob(p, []byte(name)) && glob(q, []byte(name)) && !meet(p, q) {
+			t.Fatalf("%q and %q both match %q but do not meet", p, q, name)
+		}
+	})
+}

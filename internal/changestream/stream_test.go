@@ -1,0 +1,376 @@
+package changestream
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/resume"
+)
+
+func numbers(prefix string, n int) []string {
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = fmt.Sprintf("%s%d", prefix, i)
+	}
+	return ids
+}
+
+func TestStartMustBeSaid(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	at := b.now()
+	for _, start := range []Start{{}, {Now: true, At: &at}, {Now: true, Position: resume.Position{ClusterTime: at}}} {
+		r := b.read(scopeOf(t, b.db.Name()+".outbox"), start)
+		if err := r.end(); !errors.Is(err, ErrNoStart) {
+			t.Errorf("%+v: %v", start, err)
+		}
+	}
+}
+
+func TestOrderAndCompletenessOfACollection(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	b.insert(coll, "before")
+	at := b.now()
+	want := numbers("a", 50)
+	b.insert(coll, want[:25]...)
+	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	b.insert(b.db.Collection("other"), "x")
+	b.insert(coll, want[25:]...)
+	// A start by time is inclusive: the event at that very time comes too, if it is one.
+	r.until("all", func() bool { return slices.Contains(r.ids(), "a49") })
+	have := r.ids()
+	if have[0] == "before" {
+		have = have[1:]
+	}
+	if !slices.Equal(have, want) {
+		t.Fatalf("got %v", have)
+	}
+	mid := r.events[len(r.events)-11].pos
+	if err := r.stop(); !errors.Is(err, context.Canceled) {
+		t.Errorf("Run returned %v", err)
+	}
+	b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Position: mid}).wantIDs(want[40:]...)
+}
+
+func TestNowLeavesOutWhatIsThere(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	b.insert(coll, "old1", "old2")
+	b.insert(b.db.Collection("other"), "later") // so that the present is not the last insert itself
+	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Now: true})
+	r.until("a first position", func() bool { return !r.pos.IsZero() })
+	b.insert(coll, "new")
+	r.wantIDs("new")
+}
+
+func TestDatabaseAndClusterScopes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	// Names that only this test's patterns match.
+	prefix := strings.ToLower(stacktest.Name(t))
+	tenants := []*mongo.Database{b.admin.Database(prefix + "_1"), b.admin.Database(prefix + "_2")}
+	for _, db := range tenants {
+		t.Cleanup(func() { _ = db.Drop(context.WithoutCancel(t.Context())) })
+	}
+	at := b.now()
+	for i, id := range []string{"e0", "e1", "e2", "e3"} { // the same id in both tenants
+		for _, db := range tenants {
+			b.insert(db.Collection("outbox"), id)
+			b.insert(db.Collection("outbox_dead"), id)
+			b.insert(db.Collection("orders"), id)
+			if i%2 == 0 {
+				b.insert(db.Collection("audit"), id)
+			}
+		}
+	}
+	b.insert(b.db.Collection("outbox"), "foreign")
+	ns := func(names ...string) []string {
+		for i, n := range names {
+			names[i] = prefix + n
+		}
+		return names
+	}
+	for _, c := range []struct {
+		kind     Kind
+		patterns []string
+		want     int
+		coll     string
+	}{
+		{Collection, ns("_1.outbox"), 4, "outbox"},
+		{Database, ns("_1.outbox", "_1.audit"), 6, "outbox audit"},
+		{Database, ns("_1.out*", "_1.aud*t"), 6, "outbox audit"},
+		{Cluster, ns("_*.outbox"), 8, "outbox"},
+		{Cluster, ns("_1.outbox", "_2.outbox", "_2.audit"), 10, "outbox audit"},
+		{Cluster, ns("_*.*"), 20, "outbox audit orders"},
+		{Cluster, []string{"*" + prefix[1:] + "_2.outbox", prefix + "_1.audit"}, 6, "outbox audit"},
+	} {
+		scope := scopeOf(t, c.patterns...)
+		if scope.Kind() != c.kind {
+			t.Fatalf("%s is a %s stream", scope, scope.Kind())
+		}
+		r := b.read(scope, Start{At: &at})
+		r.until(scope.String(), func() bool { return len(r.ids()) >= c.want })
+		if err := r.stop(); !errors.Is(err, context.Canceled) {
+			t.Errorf("%s: %v", scope, err)
+		}
+		if len(r.ids()) != c.want {
+			t.Errorf("%s: %d events, want %d: %v", scope, len(r.ids()), c.want, r.events)
+		}
+		for _, e := range r.events {
+			db, coll, _ := strings.Cut(e.ns, ".")
+			if e.op == Insert && (!scope.Matches([]byte(db), []byte(coll)) || !slices.Contains(strings.Fields(c.coll), coll)) {
+				t.Errorf("%s: got an event of %s", scope, e.ns)
+			}
+		}
+		if !slices.IsSortedFunc(r.events, func(a, b got) int { return strings.Compare(a.data, b.data) }) {
+			t.Errorf("%s: tokens do not ascend", scope)
+		}
+	}
+}
+
+func TestIdleCheckpointBesideABusyNeighbour(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	at := b.now()
+	b.insert(coll, "only")
+	r := b.read(scopeOf(t, b.db.Name()+".outbox"), Start{At: &at})
+	r.until("the event", func() bool { return slices.Contains(r.ids(), "only") })
+	event := r.pos
+	b.insert(b.db.Collection("busy"), numbers("x", 20)...)
+	busy := b.now()
+	r.until("an empty batch behind the neighbour's writes", func() bool { return r.idle > 0 && !r.pos.ClusterTime.Before(busy) })
+	idle := r.pos
+	if idle.Compare(event) <= 0 {
+		t.Fatalf("idle position %s is not behind %s", idle.Token, event.Token)
+	}
+	if err := r.stop(); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	b.insert(coll, "next")
+	b.read(scopeOf(t, b.db.Name()+".outbox"), Start{Position: idle}).wantIDs("next")
+}
+
+func TestTransactions(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	if err := b.db.CreateCollection(t.Context(), "outbox"); err != nil {
+		t.Fatal(err)
+	}
+	at := b.now()
+	sess, err := b.admin.StartSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.EndSession(context.WithoutCancel(t.Context()))
+	ctx := mongo.NewSessionContext(t.Context(), sess)
+	many := func(prefix string, n int) {
+		t.Helper()
+		docs := make([]any, n)
+		for i, id := range numbers(prefix, n) {
+			docs[i] = bson.D{{Key: "_id", Value: id}}
+		}
+		if err := sess.StartTransaction(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := coll.InsertMany(ctx, docs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	many("aborted", 3)
+	if err := sess.AbortTransaction(ctx); err != nil {
+		t.Fatal(err)
+	}
+	const n = 2000
+	many("t", n)
+	if err := sess.CommitTransaction(ctx); err != nil {
+		t.Fatal(err)
+	}
+	scope := scopeOf(t, b.db.Name()+".outbox")
+	r := b.read(scope, Start{At: &at}, func(c *Config) { c.BatchSize = 300 })
+	r.wantIDs(numbers("t", n)...)
+	time0 := r.events[0].pos.ClusterTime
+	mid := r.events[776].pos
+	if mid.ClusterTime != time0 {
+		t.Fatal("the events of one transaction do not share their time")
+	}
+	_ = r.stop()
+	b.read(scope, Start{Position: mid}).wantIDs(numbers("t", n)[777:]...)
+	// The same by time: the whole transaction comes again and what was behind the position is dropped.
+	b.read(scope, Start{Position: mid, At: &time0}).wantIDs(numbers("t", n)[777:]...)
+}
+
+func TestStopIsPromptAndLeavesNoCursor(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for _, patterns := range [][]string{{".outbox"}, {".outbox", ".audit"}, {"*.outbox"}} {
+		for i := range patterns {
+			patterns[i] = b.db.Name() + patterns[i]
+		}
+		b.insert(b.db.Collection("x"), strings.Join(patterns, " ")) // something that moves the idle token
+		r := b.read(scopeOf(t, patterns...), Start{Now: true}, func(c *Config) { c.MaxAwait = 20 * time.Second; c.Patience = time.Minute })
+		r.until("the stream to be live", func() bool { return len(r.states) > 0 && r.states[0].Phase == Live })
+		begin := time.Now()
+		r.cancel()
+		for i, ended := 0, false; !ended; i++ { // whatever is written wakes a killed getMore, as the release of the lease does
+			b.insert(b.db.Collection("x"), fmt.Sprint("wake ", i, patterns))
+			select {
+			case <-r.done:
+				ended = true
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+		if err := r.stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		if d := time.Since(begin); d > 5*time.Second {
+			t.Errorf("%v: stopping in the middle of a wait took %s", patterns, d)
+		}
+		if n := b.cursors(); n != 0 {
+			t.Errorf("%v: %d cursors are left on the server", patterns, n)
+		}
+		if s := r.stream.State(); s.Phase != Stopped {
+			t.Errorf("state %+v", s)
+		}
+	}
+}
+
+// cursors counts the cursors that this test's watching client has on the server, idle or waiting.
+func (b *bundle) cursors() int {
+	b.t.Helper()
+	cur, err := b.admin.Database("admin").Aggregate(b.t.Context(), mongo.Pipeline{
+		{{Key: "$currentOp", Value: bson.D{{Key: "idleCursors", Value: true}, {Key: "allUsers", Value: true}}}},
+		{{Key: "$match", Value: bson.D{{Key: "cursor", Value: bson.D{{Key: "$exists", Value: true}}}, {Key: "cursor.tailable", Value: true},
+			{Key: "$or", Value: bson.A{
+				bson.D{{Key: "appName", Value: b.app}},
+				bson.D{{Key: "cursor.originatingCommand.comment", Value: b.app}},
+				bson.D{{Key: "ns", Value: bson.D{{Key: "$regex", Value: "^" + b.db.Name()}}}},
+			}}}}},
+	})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	var all []bson.Raw
+	if err := cur.All(b.t.Context(), &all); err != nil {
+		b.t.Fatal(err)
+	}
+	return len(all)
+}
+
+func TestRefetch(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	at := b.now()
+	b.insert(coll, "a", "b", "c")
+	if _, err := coll.DeleteMany(t.Context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), MaxAwait: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	is := func(id string) func(*Event) bool {
+		return func(ev *Event) bool { return strings.Contains(string(ev.ID), id) }
+	}
+	doc, err := s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("b"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if id, _ := bson.Raw(doc).Lookup("_id").StringValueOK(); id != "b" {
+		t.Errorf("got %s", bson.Raw(doc))
+	}
+	if _, err := s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("z")); !errors.Is(err, ErrNotInStream) {
+		t.Errorf("an event that is not there: %v", err)
+	}
+	if _, err := s.Refetch(t.Context(), resume.Position{}, is("z")); !errors.Is(err, ErrNoStart) {
+		t.Errorf("no position: %v", err)
+	}
+}
+
+func TestOplogWindowAndUUID(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	oldest, newest, err := OplogWindow(t.Context(), b.watch)
+	if err != nil || oldest.IsZero() || newest.Before(oldest) {
+		t.Errorf("window %v to %v: %v", oldest, newest, err)
+	}
+	if _, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); found || err != nil {
+		t.Errorf("a collection that does not exist: %v %v", found, err)
+	}
+	b.insert(b.db.Collection("outbox"), "a")
+	if id, found, err := CollectionUUID(t.Context(), b.watch, b.db.Name(), "outbox"); !found || err != nil || id == [16]byte{} {
+		t.Errorf("%x %v %v", id, found, err)
+	}
+}
+
+func TestLargeDocumentsMakeSmallBatches(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	coll := b.db.Collection("outbox")
+	at := b.now()
+	docs := make([]any, 60)
+	for i := range docs {
+		docs[i] = bson.D{{Key: "_id", Value: fmt.Sprint("big", i)}, {Key: "p", Value: make([]byte, 400_000)}}
+	}
+	for part := range slices.Chunk(docs, 20) {
+		if _, err := coll.InsertMany(t.Context(), part); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, err := New(Config{Client: b.watch, Scope: scopeOf(t, b.db.Name()+".outbox"), MaxAwait: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	out, done := make(chan *Batch), make(chan error, 1)
+	go func() { done <- s.Run(ctx, Start{At: &at}, out) }()
+	var sizes []int
+	for n := 0; n < len(docs); {
+		select {
+		case batch := <-out:
+			if len(batch.Docs) > 0 {
+				n += len(batch.Docs)
+				sizes = append(sizes, batch.Bytes)
+			}
+			batch.Release()
+		case <-time.After(15 * time.Second):
+			t.Fatal("no batch")
+		}
+	}
+	cancel()
+	<-done
+	for _, size := range sizes[1:] { // the first one has to find out
+		if size > targetBytes+500_000 {
+			t.Errorf("a batch of %d bytes among %v", size, sizes)
+		}
+	}
+}
+
+func TestConfigIsChecked(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	scope := scopeOf(t, "a.b")
+	for _, cfg := range []Config{{}, {Client: b.watch}, {Scope: scope}, {Client: b.watch, Scope: scope, MaxAwait: -1}} {
+		if _, err := New(cfg); err == nil {
+			t.Errorf("%+v was accepted", cfg)
+		}
+	}
+	if o := Tune(options.Client()); o.Timeout != nil {
+		t.Error("a watching client must have no time-out")
+	}
+}
