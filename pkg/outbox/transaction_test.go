@@ -70,13 +70,19 @@ func TestTransactionPinsItsConcerns(t *testing.T) {
 			t.Parallel()
 			w := new(watch)
 			b := setup(t, w.options().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.SecondaryPreferred()))
-			if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev("a")) }, opts...); err != nil {
+			if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+				// A read is refused by the driver unless the transaction's preference is the primary.
+				if _, err := b.db.Collection("orders").CountDocuments(ctx, bson.D{}); err != nil {
+					return err
+				}
+				return b.box.Append(ctx, ev("a"))
+			}, opts...); err != nil {
 				t.Fatal(err)
 			}
 			if got := w.last(t, "commitTransaction").Lookup("writeConcern", "w").StringValue(); got != "majority" {
 				t.Errorf("the commit has w %q", got)
 			}
-			if got := w.last(t, "insert").Lookup("readConcern", "level").StringValue(); got != level {
+			if got := w.last(t, "aggregate").Lookup("readConcern", "level").StringValue(); got != level {
 				t.Errorf("the transaction reads with %q", got)
 			}
 			b.want(t, "a")
@@ -361,6 +367,26 @@ func TestTransactionEndsWithItsContext(t *testing.T) {
 		}
 		cancel(errors.New("stop"))
 		return b.box.Append(ctx, ev("b"))
+	})
+	if !errors.Is(err, context.Canceled) || runs != 1 {
+		t.Errorf("after %d runs: %v", runs, err)
+	}
+	b.want(t)
+}
+
+// The driver would run the callback again with a context that is over.
+func TestTransactionIsNotRetriedAfterItsContext(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	runs := 0
+	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		runs++
+		if err := b.box.Append(ctx, ev("a")); err != nil {
+			return err
+		}
+		cancel()
+		return mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
 	})
 	if !errors.Is(err, context.Canceled) || runs != 1 {
 		t.Errorf("after %d runs: %v", runs, err)
