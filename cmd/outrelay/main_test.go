@@ -172,8 +172,10 @@ func TestNoOutputShowsASecret(t *testing.T) {
 			all.WriteString(out + errOut)
 		}
 	}
-	_, out, errOut := call(t, env, "validate", "--set", "mongodb.uri="+planted)
-	all.WriteString(out + errOut)
+	for _, args := range [][]string{{"validate", "--set", "mongodb.uri=" + planted}, {"config", "print", "--config", "mongodb://u:" + planted + "@h"}, {"mongodb://u:" + planted + "@h"}} {
+		_, out, errOut := call(t, env, args...)
+		all.WriteString(out + errOut)
+	}
 
 	var logged bytes.Buffer
 	p := &program{errOut: &logged, env: env, configFile: good}

@@ -97,6 +97,9 @@ func TestFileThenEnvironmentThenFlags(t *testing.T) {
 	if diff := cmp.Diff(&Create{Partitions: 3, Replication: -1, Configs: map[string]string{"retention.ms": "5", "cleanup.policy": "compact"}}, c.Topics.Create); diff != "" {
 		t.Error(diff)
 	}
+	if c := mustLoad(t, "log: {level: debug}\n", append(slices.Clone(base), "OUTRELAY_LOG_LEVEL="), nil); c.Log.Level != "debug" {
+		t.Errorf("an empty variable counts: %q", c.Log.Level)
+	}
 	if diff := cmp.Diff([]Rule{{Match: Match{Type: "A"}, To: []string{"x", "y"}}}, c.Topics.Rules); diff != "" {
 		t.Error(diff)
 	}

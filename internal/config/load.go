@@ -46,6 +46,9 @@ func loadFile(k *koanf.Koanf, path string, p *Problems) {
 		return
 	}
 	text, err := os.ReadFile(path)
+	if strings.Contains(path, "://") { // an address in the wrong place
+		path = NewURI(path).String()
+	}
 	if err != nil {
 		p.add(path, "cannot be read: "+cause(err), "name a readable YAML file, or none to take everything from the environment")
 		return
@@ -85,11 +88,12 @@ func checkShape(path string, text []byte, p *Problems) bool {
 
 var indices = regexp.MustCompile(`\[\d+\]`)
 
-var yamlValue = regexp.MustCompile("`[^`]*`")
+// yamlValue finds what the YAML library quotes from the file: names of anchors, values, keys.
+var yamlValue = regexp.MustCompile("`[^`]*`|'[^']{3,}'|\"[^\"]{3,}\"|(?s:invalid map key: .*)")
 
 // yamlError is a syntax error without what it quotes from the file.
 func yamlError(err error) string {
-	return yamlValue.ReplaceAllString(strings.TrimPrefix(err.Error(), "yaml: "), "a value")
+	return yamlValue.ReplaceAllString(strings.TrimPrefix(err.Error(), "yaml: "), "(not shown)")
 }
 
 // reserved are variables of our own that are no keys.

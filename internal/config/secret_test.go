@@ -116,6 +116,13 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		`otel: { endpoint: "ftp://u:` + planted + `@x" }`,
 		`topics: { create: { configs: { a: [` + planted + `] } } }`,
 		"kafka: { sasl: { password: `" + planted + "` } }",
+		`kafka: { sasl: { password: *` + planted + ` } }`,
+		`kafka: { sasl: { password: !!int ` + planted + ` } }`,
+		"? { p: " + planted + " }\n: x",
+		"? [ " + planted + " ]\n: x",
+		"kafka: { ? [ " + planted + " ] : x }",
+		"%" + planted + "\n---\na: b",
+		`kafka: { sasl: { password: "\q` + planted + `" } }`,
 		planted,
 	} {
 		_, _, err := Load(write(t, bad), env, nil)
@@ -124,6 +131,12 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		}
 		js, _ := json.Marshal(err)
 		out += fmt.Sprintf("%v %+v %#v %s\n", err, err, err, js)
+	}
+	_, _, err = Load("mongodb://u:"+planted+"@h/db", env, nil)
+	out += fmt.Sprint(err)
+	for _, number := range []string{"password: 20262026", "token: 20262026"} { // a number is not quoted either
+		_, _, err = Load(write(t, "kafka: { sasl: {"+number+"} }\nhttp: { admin: {"+number+"} }"), env, nil)
+		out += strings.ReplaceAll(fmt.Sprint(err), "20262026", planted)
 	}
 	_, _, err = Load("", append(slices.Clone(env), "OUTRELAY_KAFKA_SASL={"+planted, "OUTRELAY_MONGODB_URI="+planted), []string{"kafka.sasl.password.x=" + planted, planted + "x"})
 	out += fmt.Sprint(err)

@@ -17,11 +17,10 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/outrelay/outrelay/internal/logging"
 )
 
-// Health is what the process knows about itself. Its methods must not block and may be called at any time.
+// Health is what the process knows about itself. Its methods must not block and may be called at any time. What they say
+// is served as it is, to anyone: it holds no secret.
 type Health interface {
 	// Live is nil while the process can go on by itself; an error asks for a restart.
 	Live() error
@@ -113,7 +112,7 @@ type liveness struct {
 
 func livez(w http.ResponseWriter, health Health) {
 	if err := health.Live(); err != nil {
-		answer(w, http.StatusServiceUnavailable, liveness{Reason: logging.Clean(err.Error())})
+		answer(w, http.StatusServiceUnavailable, liveness{Reason: err.Error()})
 		return
 	}
 	answer(w, http.StatusOK, liveness{Live: true})
@@ -128,15 +127,14 @@ type readiness struct {
 
 func readyz(w http.ResponseWriter, health Health) {
 	ok, role, reasons := health.Ready()
-	body := readiness{Ready: ok, Role: role, Reasons: make([]string, len(reasons))}
-	for i, reason := range reasons {
-		body.Reasons[i] = logging.Clean(reason) // a driver's error may quote an address with a login
+	if reasons == nil {
+		reasons = []string{} // an empty list, not null
 	}
 	status := http.StatusOK
 	if !ok {
 		status = http.StatusServiceUnavailable
 	}
-	answer(w, status, body)
+	answer(w, status, readiness{ok, role, reasons})
 }
 
 func answer(w http.ResponseWriter, status int, body any) {

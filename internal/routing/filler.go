@@ -100,7 +100,8 @@ func (f *Filler) Fill(v *event.View, m *Meta, target Target, rec *record.Record)
 	return nil
 }
 
-// commitMS is the record's timestamp: when the envelope was committed, by the server's clock. N12
+// commitMS is N12: the record's timestamp is when the envelope was committed, by the server's clock, never the event's own
+// time or a client's, which could be born past the topic's retention.
 func commitMS(m *Meta) int64 {
 	if m.CommitMS != 0 {
 		return m.CommitMS
@@ -129,7 +130,7 @@ func (f *Filler) value(v *event.View, rec *record.Record) error {
 	return nil
 }
 
-// identity adds the headers by which a read-back knows a delivery again, id first. N7
+// identity adds the headers by which a read-back knows a delivery again, id first (N7).
 func (f *Filler) identity(v *event.View, m *Meta) {
 	start := len(f.buf)
 	f.buf = v.AppendID(f.buf)

@@ -339,6 +339,16 @@ func TestI8_BytesInAreBytesOut(t *testing.T) {
 	})
 }
 
+func TestNoBytesAreNoTombstone(t *testing.T) {
+	t.Parallel()
+	v := view(t, event.New("order", "1", "T", ""))
+	v.Payload = nil
+	var rec record.Record
+	if err := filler(t, PresetConfig{}).Fill(v, &meta, target, &rec); err != nil || rec.Value == nil || len(rec.Value) != 0 {
+		t.Errorf("%v, %v", rec.Value, err)
+	}
+}
+
 func TestInvalidPreset(t *testing.T) {
 	t.Parallel()
 	_, err := NewPreset(PresetConfig{Name: "avro", Structured: true, Headers: map[string]string{"id": "x", "outrelay-x": "y", "": "z", "a": "{payload}", "b": "{", "ok": "{type}"}})

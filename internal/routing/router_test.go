@@ -184,6 +184,22 @@ func TestRouterFromManyGoroutines(t *testing.T) {
 	wg.Wait()
 }
 
+func TestTypesOfOneAggregateAreToldApart(t *testing.T) {
+	t.Parallel()
+	for _, c := range []Config{
+		{Template: "{aggregatetype}.{type}"},
+		{Rules: []Rule{{To: []string{"{aggregatetype}.{type}"}}}},
+		{Template: "order.A", Rules: []Rule{{Type: "B", To: []string{"order.B"}}}},
+	} {
+		r := mustNew(t, c)
+		for _, typ := range []string{"A", "B", "A"} {
+			if got, err := r.Route(view(t, event.New("order", "1", typ, nil)), nil); err != nil || got[0].Topic != "order."+typ {
+				t.Errorf("%s: %v, %v", typ, got, err)
+			}
+		}
+	}
+}
+
 // TestMatch compares the matcher with the obvious recursive definition.
 func TestMatch(t *testing.T) {
 	t.Parallel()

@@ -1,0 +1,38 @@
+package main
+
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/metrics"
+)
+
+func newRunCommand(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "run",
+		Short: "Relay events until it is stopped; a second process of the same watcher stands by",
+		Long: `Relay events from the watched outbox collections to Kafka until SIGTERM or Ctrl-C, which drains what is in flight,
+writes the position and hands the watcher over. A second signal stops at once; the next owner reads back what was sent.
+
+Several processes may run with the same configuration: one works, the others take over when it stops or dies.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error { return p.relay(c.Context()) },
+	}
+}
+
+func (p *program) relay(ctx context.Context) error {
+	cfg, log, err := p.loadAndLog()
+	if err != nil {
+		return err
+	}
+	version := buildVersion()
+	r, err := app.New(cfg, version, log, metrics.New(version))
+	if err != nil {
+		return err
+	}
+	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
+		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen)
+	return temporary(r.Run(ctx))
+}
