@@ -61,6 +61,8 @@ func (p *program) execute(ctx context.Context, args []string) int {
 // commands are the constructors of everything under the root, in the order of the help.
 func commands() []func(*program) *cobra.Command {
 	return []func(*program) *cobra.Command{
+		newRunCommand,
+		newStatusCommand,
 		newValidateCommand,
 		newConfigCommand,
 		newSchemaCommand,

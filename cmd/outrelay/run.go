@@ -27,7 +27,7 @@ func (p *program) relay(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	version := buildVersion()
+	version := thisBuild().Version
 	r, err := app.New(cfg, version, log, metrics.New(version))
 	if err != nil {
 		return err

@@ -95,7 +95,9 @@ func (d *Dispatcher) Drain(ctx context.Context) error {
 }
 
 // Snapshot is the watermark and the stored offsets at one moment: what a checkpoint writes.
-func (d *Dispatcher) Snapshot() (resume.Position, bool, map[string][]int64) { return d.tracker.Snapshot() }
+func (d *Dispatcher) Snapshot() (resume.Position, bool, map[string][]int64) {
+	return d.tracker.Snapshot()
+}
 
 // Reached is the watermark alone.
 func (d *Dispatcher) Reached() (resume.Position, bool) { return d.tracker.Reached() }
@@ -113,3 +115,6 @@ func (d *Dispatcher) Lag(now time.Time) time.Duration {
 	}
 	return max(now.Sub(time.UnixMilli(ms)), 0)
 }
+
+// Waiting reports whether Deliver is blocked for want of room.
+func (d *Dispatcher) Waiting() bool { return d.budget.blocked() }

@@ -12,6 +12,7 @@ type budget struct {
 	changed *sync.Cond
 	share   int64 // what the stream may use; the rest of the configured bytes is the reconciler's
 	used    int64
+	waiting int // callers that are blocked
 }
 
 // reconcilerShare of the budget is kept for the reconciler, so that a full stream cannot starve retries.
@@ -38,6 +39,8 @@ func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait f
 	stop := context.AfterFunc(ctx, b.wake)
 	defer stop()
 	b.mu.Lock()
+	b.waiting++
+	defer func() { b.waiting-- }()
 	for b.used+n > b.share || !ready() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
@@ -60,6 +63,12 @@ func (b *budget) wake() {
 	b.mu.Lock()
 	b.mu.Unlock() //nolint:staticcheck // orders the wake-up after the check of a waiter
 	b.changed.Broadcast()
+}
+
+func (b *budget) blocked() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.waiting > 0
 }
 
 func (b *budget) inUse() int64 {

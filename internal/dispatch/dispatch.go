@@ -58,11 +58,18 @@ type Exceptions interface {
 type Item struct {
 	CommitMS int64           // commit time, Unix milliseconds
 	Records  []record.Record // one for each target
-	// Dead is why the envelope cannot be sent at all; Raw, NS and Pos describe it then.
+	// Dead is why the envelope cannot be sent at all.
 	Dead *record.Refusal
-	Raw  []byte
-	NS   string
-	Pos  string
+	// Raw is the envelope, DB and Coll its collection, Pos the hexadecimal position of its event; they may alias a reply.
+	Raw, DB, Coll, Pos []byte
+}
+
+// exception makes an exception of the envelope, with copies of what aliases the reply.
+func (it *Item) exception(why record.Refusal, t record.Ticket, bytes int) Exception {
+	return Exception{
+		Raw: slices.Clone(it.Raw), NS: string(it.DB) + "." + string(it.Coll), Pos: string(it.Pos),
+		Why: why, ticket: t, bytes: int64(bytes),
+	}
 }
 
 // Metrics is what the dispatcher reports; each function may be nil.
@@ -156,21 +163,18 @@ func (d *Dispatcher) Deliver(ctx context.Context, it *Item) error {
 		if !ok {
 			return err
 		}
-		d.refuse(Exception{
-			Raw: slices.Clone(it.Raw), NS: it.NS, Pos: it.Pos, Topic: rec.Topic, Why: *why,
-			ticket: t, bytes: int64(d.sink.Size(rec)),
-		})
+		e := it.exception(*why, t, d.sink.Size(rec))
+		e.Topic = rec.Topic
+		d.refuse(e)
 	}
 	return nil
 }
 
 func (d *Dispatcher) dead(ctx context.Context, it *Item) error {
-	n := int64(len(it.Raw))
-	if err := d.budget.reserve(ctx, n, d.room, d.waiting); err != nil {
+	if err := d.budget.reserve(ctx, int64(len(it.Raw)), d.room, d.waiting); err != nil {
 		return err
 	}
-	t := d.tracker.Begin(it.CommitMS, 1)
-	d.refuse(Exception{Raw: slices.Clone(it.Raw), NS: it.NS, Pos: it.Pos, Why: *it.Dead, ticket: t, bytes: n})
+	d.refuse(it.exception(*it.Dead, d.tracker.Begin(it.CommitMS, 1), len(it.Raw)))
 	return nil
 }
 

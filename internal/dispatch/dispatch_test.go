@@ -177,8 +177,8 @@ func TestN17_DeadAtOnceIsRecordedBeforeTheWatermarkPasses(t *testing.T) {
 	d.Start(pos(1))
 	raw := []byte("envelope")
 	for _, it := range []*Item{
-		{Dead: &record.Refusal{Class: record.Malformed, Reason: "no type"}, Raw: raw, NS: "x.outbox"},
-		{Records: []record.Record{{Topic: "b"}}, Raw: raw, NS: "x.outbox"},
+		{Dead: &record.Refusal{Class: record.Malformed, Reason: "no type"}, Raw: raw, DB: []byte("x"), Coll: []byte("outbox")},
+		{Records: []record.Record{{Topic: "b"}}, Raw: raw, DB: []byte("x"), Coll: []byte("outbox")},
 	} {
 		if err := d.Deliver(t.Context(), it); err != nil {
 			t.Fatal(err)

@@ -66,13 +66,13 @@ func (t *Tracker[P]) Idle(tp record.TopicPartition, offset int64) {
 	o.next = max(o.next, offset)
 }
 
-// offsets lists the stored offset of each partition by topic; a partition without one is 0, as if read from its start.
+// offsets lists the stored offset of each partition by topic; −1 is a partition that has none yet.
 func (t *Tracker[P]) offsets() map[string][]int64 {
 	all := make(map[string][]int64, len(t.parts))
 	for tp, o := range t.parts {
 		list := all[tp.Topic]
 		for len(list) <= int(tp.Partition) {
-			list = append(list, 0)
+			list = append(list, -1)
 		}
 		list[tp.Partition] = o.prune(t.low, t.recycle)
 		all[tp.Topic] = list

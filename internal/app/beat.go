@@ -1,0 +1,94 @@
+package app
+
+import (
+	"context"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+const (
+	beatEvery = 2 * time.Second
+	// staleAfter is the silence after which a node counts as dead.
+	staleAfter = 5 * beatEvery
+	// windowEvery is how often the oplog's window is asked for; a server that does not allow it is not asked again soon.
+	windowEvery = 30 * time.Second
+)
+
+// beat tells the other nodes that this one lives and whether it reaches Kafka (N6), and keeps the clock and the metrics of
+// what it cannot count itself.
+func (r *Relay) beat(ctx context.Context) error {
+	t := time.NewTicker(beatEvery)
+	defer t.Stop()
+	var window time.Time
+	for {
+		r.sign(ctx)
+		if now := time.Now(); now.Sub(window) > windowEvery {
+			window = now
+			r.readWindow(ctx)
+		}
+		select {
+		case <-ctx.Done():
+			r.leave(ctx)
+			return nil
+		case <-t.C:
+		}
+	}
+}
+
+func (r *Relay) sign(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, beatEvery)
+	defer cancel()
+	_, err := r.kafka.Health(ctx)
+	reachable := err == nil
+	r.metrics.KafkaReachable.Set(number(reachable))
+	if ctx.Err() == nil || reachable {
+		if reachable {
+			r.state.set("kafka reachable", "", false)
+		} else {
+			r.state.set("kafka reachable", err.Error(), false)
+		}
+	}
+	since := time.Duration(-1)
+	if at := r.acked.Load(); at > 0 {
+		since = time.Since(time.Unix(0, at))
+	}
+	err = r.nodes.Heartbeat(ctx, store.Sign{
+		Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version, Watchers: []string{r.cfg.Watcher},
+		KafkaReachable: reachable, SinceAck: since,
+	})
+	if err == nil {
+		err = r.clock.sync(ctx, r.mongo.state)
+	}
+	r.metrics.MongoReachable.Set(number(err == nil))
+	if err != nil && ctx.Err() == nil {
+		r.state.set("mongodb reachable", err.Error(), false)
+	} else if err == nil {
+		r.state.set("mongodb reachable", "", false)
+	}
+}
+
+func (r *Relay) leave(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if err := r.nodes.Leave(ctx, r.cfg.Node); err != nil {
+		r.log.Debug("the node stays listed until it is stale", "reason", err)
+	}
+}
+
+func (r *Relay) readWindow(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	oldest, newest, err := changestream.OplogWindow(ctx, r.mongo.state)
+	if err == nil {
+		r.metrics.OplogWindow.Set(float64(newest.T - oldest.T))
+	}
+}
+
+func number(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}

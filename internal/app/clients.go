@@ -1,0 +1,107 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/lease"
+)
+
+// clients are the connections to MongoDB: a stalled stream must not hold up the lease, so each has its own.
+type clients struct {
+	stream *mongo.Client // the change stream and reads of the outbox; no time-out of the client's own
+	state  *mongo.Client // lease, exceptions, nodes, events
+}
+
+// connect makes the clients. It does no I/O: the driver connects when it is used.
+func connect(cfg config.MongoDB, node string) (*clients, error) {
+	tlsConfig, err := cfg.TLS.Client()
+	if err != nil {
+		return nil, fmt.Errorf("mongodb.tls: %w", err)
+	}
+	pref, err := preference(cfg.ReadPreference)
+	if err != nil {
+		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
+	}
+	stream := options.Client().ApplyURI(cfg.URI.Reveal()).
+		SetAppName("outrelay stream " + node).
+		SetHeartbeatInterval(2 * time.Second).
+		SetConnectTimeout(3 * time.Second).
+		SetServerSelectionTimeout(5 * time.Second).
+		SetReadConcern(readconcern.Majority()).
+		SetWriteConcern(writeconcern.Majority()).
+		SetReadPreference(pref)
+	stream.Timeout = nil
+	state := lease.ClientOptions(cfg.URI.Reveal()).SetAppName("outrelay state " + node)
+	state.Timeout = nil
+	if tlsConfig != nil {
+		stream.SetTLSConfig(tlsConfig)
+		state.SetTLSConfig(tlsConfig)
+	}
+	c := &clients{}
+	if c.stream, err = mongo.Connect(stream); err != nil {
+		return nil, fmt.Errorf("mongodb.uri: %w", err)
+	}
+	if c.state, err = mongo.Connect(state); err != nil {
+		return nil, fmt.Errorf("mongodb.uri: %w", err)
+	}
+	return c, nil
+}
+
+func (c *clients) close(ctx context.Context) {
+	for _, cl := range []*mongo.Client{c.stream, c.state} {
+		if cl != nil {
+			_ = cl.Disconnect(ctx) // the process ends or starts anew; there is nobody to tell
+		}
+	}
+}
+
+func preference(name string) (*readpref.ReadPref, error) {
+	mode, err := readpref.ModeFromString(name)
+	if err != nil {
+		return nil, err
+	}
+	return readpref.New(mode)
+}
+
+// serverClock follows the server's clock: what is due or expired is judged by it, never by this machine's own.
+type serverClock struct{ skew atomic.Int64 }
+
+func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.skew.Load())) }
+
+// sync asks the server for its time; half of the round trip is taken as the way back.
+func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
+	sent := time.Now()
+	var hello struct {
+		LocalTime time.Time `bson:"localTime"`
+	}
+	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}).Decode(&hello)
+	if err != nil {
+		return fmt.Errorf("asking the server for its time: %w", err)
+	}
+	c.skew.Store(int64(hello.LocalTime.Sub(sent.Add(time.Since(sent) / 2))))
+	return nil
+}
+
+// StateDatabase connects to the state database alone, for commands that read it; the function ends the connection.
+func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
+	c, err := connect(cfg.MongoDB, cfg.Node)
+	if err != nil {
+		return nil, nil, err
+	}
+	return c.state.Database(cfg.MongoDB.State), func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		c.close(ctx)
+	}, nil
+}

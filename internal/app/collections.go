@@ -1,0 +1,126 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// claimCollections finds what the watcher reads and registers it: a collection belongs to one watcher (N25).
+func (t *term) claimCollections(ctx context.Context, doc *lease.Document) error {
+	var dbs []string
+	if db, _ := t.scope.Target(); db != "" {
+		dbs = []string{db}
+	}
+	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		t.outboxes, err = store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
+		return err
+	}); err != nil {
+		return err
+	}
+	var claims []store.Claim
+	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
+		return err
+	}); err != nil {
+		return err
+	}
+	if doc.Epoch == 1 && doc.Position().IsZero() && len(claims) > 0 {
+		return &HaltError{
+			What: "the watcher document of " + t.cfg.Watcher + " vanished: its place in the stream is lost",
+			Fix:  "run `outrelay recover`, which sweeps the collections; nothing is lost meanwhile",
+		}
+	}
+	t.collections = map[[16]byte]bool{}
+	for _, o := range t.outboxes {
+		if !o.Identified() {
+			t.log.Warn("the identity of a collection cannot be read; a re-created one will not be told apart", "collection", o.NS(), "advice", "grant listCollections on its database")
+			continue
+		}
+		mine := slices.ContainsFunc(claims, func(c store.Claim) bool { return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() })
+		if err := t.claim(ctx, o, mine); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *term) claim(ctx context.Context, o store.Outbox, mine bool) error {
+	t.collections[o.UUID] = true
+	if mine {
+		return nil
+	}
+	var claimed *store.ClaimedError
+	err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+		_, err := t.registry.Claim(ctx, o.UUID, o.NS(), t.cfg.Watcher)
+		if errors.As(err, &claimed) {
+			return nil
+		}
+		return err
+	})
+	if claimed != nil {
+		return &HaltError{What: claimed.Error()}
+	}
+	return err
+}
+
+// adopt registers a collection that appeared while the stream runs, before its first event is delivered.
+func (t *term) adopt(ctx context.Context, ev *changestream.Event) error {
+	o := store.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID}
+	if err := t.claim(ctx, o, false); err != nil {
+		return err
+	}
+	t.outboxes = slices.DeleteFunc(t.outboxes, func(x store.Outbox) bool { return x.NS() == o.NS() })
+	t.outboxes = append(t.outboxes, o)
+	t.log.Info("a new collection is watched", "collection", o.NS())
+	t.index(ctx, o)
+	list := t.identities()
+	return t.held.Save(ctx, lease.Update{Collections: &list})
+}
+
+// identities is what the watcher document says of the collections.
+func (t *term) identities() []lease.Collection {
+	out := []lease.Collection{}
+	for _, o := range t.outboxes {
+		if o.Identified() {
+			out = append(out, lease.Collection{NS: o.NS(), UUID: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}})
+		}
+	}
+	return out
+}
+
+func resumeCollection(c lease.Collection) resume.Collection {
+	r := resume.Collection{NS: c.NS}
+	copy(r.UUID[:], c.UUID.Data)
+	return r
+}
+
+// indexes makes the indexes that are missing, beside the delivery: without them nothing is lost, only slow.
+func (t *term) indexes(ctx context.Context) {
+	for _, o := range slices.Clone(t.outboxes) {
+		if ctx.Err() != nil {
+			return
+		}
+		t.index(ctx, o)
+	}
+	if err := t.events.Ensure(ctx); err != nil && ctx.Err() == nil {
+		t.log.Warn("the events log keeps its entries by count only", "reason", err)
+	}
+}
+
+func (t *term) index(ctx context.Context, o store.Outbox) {
+	if !t.cfg.MongoDB.Indexes {
+		return
+	}
+	err := store.EnsureIndexes(ctx, t.mongo.state.Database(o.DB).Collection(o.Coll))
+	if err != nil && ctx.Err() == nil {
+		t.log.Warn("an index is missing; sweeps and scheduled deliveries of this collection are slow without it", "collection", o.NS(), "reason", err, "advice", "run `outrelay doctor`, which prints the statements")
+	}
+}

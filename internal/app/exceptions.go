@@ -1,0 +1,90 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// exceptions moves what is dead at once to the dead letters, as the stream showed it, in fenced transactions (N3, N16).
+type exceptions struct{ t *term }
+
+// Record implements dispatch.Exceptions.
+func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) error {
+	letters := make([]deadletter.Letter, 0, len(batch))
+	for i := range batch {
+		l, err := x.letter(ctx, &batch[i])
+		if err != nil {
+			return err
+		}
+		letters = append(letters, l)
+	}
+	moved, err := deadletter.Move(ctx, x.t.held, letters)
+	if err != nil {
+		return fmt.Errorf("moving to the dead letters: %w", err)
+	}
+	for i := range letters {
+		x.t.log.Warn("an envelope is dead", "collection", letters[i].NS, "class", string(letters[i].Class), "reason", letters[i].Reason, "topic", letters[i].Topic)
+	}
+	x.t.log.Debug("moved to the dead letters", "new", moved.Moved, "known", moved.Known, "deleted", moved.Deleted)
+	return nil
+}
+
+func (x *exceptions) letter(ctx context.Context, e *dispatch.Exception) (deadletter.Letter, error) {
+	doc := x.t.held.Document()
+	l := deadletter.Letter{
+		NS: e.NS, Raw: e.Raw, Class: e.Why.Class, Reason: e.Why.Reason, Topic: e.Topic, Partition: record.AnyPartition, Pos: e.Pos,
+		Source: deadletter.Source{Kind: "relay", Watcher: x.t.cfg.Watcher, Node: x.t.cfg.Node, Epoch: doc.Epoch, Version: x.t.version},
+	}
+	if e.Raw != nil {
+		return l, nil
+	}
+	return l, x.refetch(ctx, e, &l)
+}
+
+// refetch reads the image of an envelope again from the stream, behind the watermark: the sink keeps encoded records only,
+// and the document may be gone from its collection already.
+func (x *exceptions) refetch(ctx context.Context, e *dispatch.Exception, l *deadletter.Letter) error {
+	var v event.View
+	var id []byte
+	match := func(ev *changestream.Event) bool {
+		if ev.Op != changestream.Insert || event.Parse(ev.Document, &v) != nil {
+			return false
+		}
+		ns := string(ev.DB) + "." + string(ev.Coll)
+		if h := routing.NamespaceHash(ns); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
+			return false
+		}
+		if id = v.AppendID(id[:0]); !bytes.Equal(id, e.ID) {
+			return false
+		}
+		l.NS, l.Pos = ns, string(ev.Data)
+		return true
+	}
+	raw, err := x.t.stream.Refetch(ctx, e.Floor, match)
+	if errors.Is(err, changestream.ErrNotInStream) {
+		return fmt.Errorf("the envelope of a refused record is not in the stream behind the watermark: %w", err)
+	}
+	l.Raw = raw
+	return err
+}
+
+// withoutDocument is the envelope of an event that was too large for the stream and gone when it was fetched (N24): its id
+// is all that is left of it.
+func withoutDocument(ev *changestream.Event) []byte {
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}}})
+	if err != nil {
+		return nil
+	}
+	return raw
+}

@@ -1,0 +1,130 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+)
+
+const (
+	// stalledAfter is N6's time without an ack, and a stage's without a tick.
+	stalledAfter = 30 * time.Second
+	// stepDownEvery bounds how often an owner without progress gives the lease away (N6).
+	stepDownEvery = 5 * time.Minute
+)
+
+// progress is what the stages of a term tell the monitor.
+type progress struct {
+	ticks atomic.Int64 // the pump took a batch, empty ones too, or made room for the next
+	acked atomic.Int64 // records acked by Kafka
+}
+
+// watch remembers when a counter last moved.
+type watch struct {
+	last  int64
+	moved time.Time
+}
+
+// see is how long n has stood still.
+func (w *watch) see(n int64, now time.Time) time.Duration {
+	if n != w.last || w.moved.IsZero() {
+		w.last, w.moved = n, now
+	}
+	return now.Sub(w.moved)
+}
+
+// monitor watches a term from its first moment: what operators want, and whether the stages move.
+func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	var acked, ticks watch
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c := <-t.held.Control():
+			if c.Yield != "" {
+				end(fmt.Errorf("%w: %s", errStepDown, c.Yield))
+				return
+			}
+		case now := <-tick.C:
+			t.observe(ctx, now)
+			if t.hangs(now, &ticks) {
+				t.log.Error("a stage does not move; the lease is no longer renewed, so that another process takes over", "for", stalledAfter)
+				t.state.hung()
+				t.stopRenewing()
+			}
+			if t.outdone(ctx, acked.see(t.progress.acked.Load(), now), now) {
+				end(fmt.Errorf("%w: no ack for %s while another node reaches Kafka", errStepDown, stalledAfter))
+				return
+			}
+		}
+	}
+}
+
+// hangs reports whether the pump or the reader stands still without a reason: not for room in the budget, and not because
+// the stream is away and says so.
+func (t *term) hangs(now time.Time, w *watch) bool {
+	disp := t.delivering.Load()
+	if disp == nil || disp.Waiting() || t.stream.State().Phase != changestream.Live {
+		*w = watch{}
+		return false
+	}
+	return w.see(t.progress.ticks.Load(), now) > stalledAfter
+}
+
+// outdone is N6: no progress for 30 s with work pending, while another live node reports Kafka reachable.
+func (t *term) outdone(ctx context.Context, idle time.Duration, now time.Time) bool {
+	if idle < stalledAfter || now.Sub(t.stepped) < stepDownEvery {
+		return false
+	}
+	if disp := t.delivering.Load(); disp != nil {
+		if n, _ := disp.Unresolved(); n == 0 {
+			return false
+		}
+	}
+	other, err := t.nodes.AnotherReachesKafka(ctx, t.cfg.Node, staleAfter)
+	if err != nil || !other {
+		return false
+	}
+	t.stepped = now
+	t.lease.HoldOff(stalledAfter)
+	return true
+}
+
+// observe brings what blocks into health, metrics and the statistics that the next renewal writes.
+func (t *term) observe(ctx context.Context, now time.Time) {
+	disp := t.delivering.Load()
+	if disp == nil {
+		return
+	}
+	t.describe(ctx)
+	stream := t.stream.State()
+	t.metrics.StreamState.Enter(string(stream.Phase))
+	if stream.Ready() {
+		t.state.set("stream", "", false)
+	} else {
+		t.state.set("stream", stream.Reason, stream.Phase == changestream.ConfigError)
+	}
+	var blocked []Blocked
+	t.metrics.BlockedTargets.Reset()
+	for _, b := range t.sink.State() {
+		blocked = append(blocked, Blocked{Topic: b.Topic, Reason: b.Reason, Since: b.Since, Count: b.Count})
+		t.metrics.BlockedTargets.WithLabelValues(b.Topic, b.Kind).Set(float64(b.Count))
+	}
+	for _, s := range disp.Stuck() {
+		blocked = append(blocked, Blocked{Topic: s.Topic, Reason: s.Reason, Since: s.Since, Count: s.Count})
+		t.metrics.BlockedTargets.WithLabelValues(s.Topic, "refused").Set(float64(s.Count))
+	}
+	text := ""
+	if len(blocked) > 0 {
+		text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", blocked[0].Topic, blocked[0].Reason, blocked[0].Count)
+	}
+	if t.state.set("stuck", text, false) && text != "" {
+		t.log.Warn("a target cannot be written; the watermark waits for it", "topic", blocked[0].Topic, "reason", blocked[0].Reason, "waiting", blocked[0].Count)
+	}
+	t.stats.observe(now, t, disp, stream, blocked)
+}

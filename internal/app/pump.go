@@ -1,0 +1,186 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/resume"
+)
+
+const (
+	flushEvery    = 64  // events after which idle lanes are woken inside a batch
+	positionEvery = 256 // events after which the watermark can rest inside a batch
+)
+
+// pump is the hot path: decode → route → dispatch. One goroutine runs it; what it reuses lives in it, so that an event
+// costs no allocation.
+type pump struct {
+	scope  *changestream.Scope
+	router *routing.Router
+	filler *routing.Filler
+	disp   *dispatch.Dispatcher
+	ddl    func(ctx context.Context, ev *changestream.Event) error
+	dirty  func(ctx context.Context, ns string) error
+	now    func() time.Time // the server's time, for expiry
+	replay replay
+	tick   func() // after each batch, empty ones too
+
+	collections map[[16]byte]bool // registered as ours (N25)
+	adopt       func(ctx context.Context, ev *changestream.Event) error
+	dropExpired bool
+	dropped     func()
+
+	ev      changestream.Event
+	view    event.View
+	meta    routing.Meta
+	targets []routing.Target
+	item    dispatch.Item
+	ns      []byte
+	known   map[string]bool // namespaces in the dirty list of the watcher document
+	last    [16]byte        // collection of the event before
+	count   int
+}
+
+// replay is the stretch of the stream that the read-back covers.
+type replay struct {
+	until bson.Timestamp
+	end   func()
+}
+
+func (p *pump) run(ctx context.Context, in <-chan *changestream.Batch) error {
+	for b := range in {
+		p.tick()
+		if err := p.batch(ctx, b); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *pump) batch(ctx context.Context, b *changestream.Batch) error {
+	for _, raw := range b.Docs {
+		if err := p.one(ctx, raw); err != nil {
+			return err
+		}
+		p.count++
+		if p.count%flushEvery == 0 {
+			p.disp.Flush()
+		}
+		if p.count%positionEvery == 0 {
+			p.disp.Position(resume.Position{Token: slices.Clone(resume.Token(p.ev.Token)), ClusterTime: p.ev.ClusterTime})
+		}
+	}
+	p.disp.Position(b.Position)
+	p.disp.Flush()
+	if p.replay.end != nil && b.Position.ClusterTime.After(p.replay.until) {
+		p.replay.end()
+		p.replay.end = nil
+	}
+	b.Release()
+	return nil
+}
+
+func (p *pump) one(ctx context.Context, raw []byte) error {
+	if err := changestream.Parse(raw, &p.ev); err != nil {
+		return err
+	}
+	if p.ev.Op != changestream.Insert {
+		return p.ddl(ctx, &p.ev)
+	}
+	if !p.scope.Matches(p.ev.DB, p.ev.Coll) {
+		return nil
+	}
+	if p.ev.UUID != p.last && p.ev.HasUUID {
+		if !p.collections[p.ev.UUID] {
+			if err := p.adopt(ctx, &p.ev); err != nil {
+				return err
+			}
+		}
+		p.last = p.ev.UUID
+	}
+	it := &p.item
+	*it = dispatch.Item{CommitMS: p.ev.WallMS, Raw: p.ev.Document, DB: p.ev.DB, Coll: p.ev.Coll, Pos: p.ev.Data, Records: it.Records[:0]}
+	if err := p.fill(it); err != nil {
+		return p.refused(ctx, it, err)
+	}
+	if p.ownedByReconciler() {
+		return p.markDirty(ctx)
+	}
+	return p.disp.Deliver(ctx, it)
+}
+
+// ownedByReconciler: an insert that carries a state or a due time is never sent by the stream (N16, N19).
+func (p *pump) ownedByReconciler() bool { return p.view.State != nil || p.view.HasDueAt }
+
+// markDirty makes sure, before the watermark passes the first such envelope, that a take-over asks its collection (N17).
+func (p *pump) markDirty(ctx context.Context) error {
+	p.ns = append(append(append(p.ns[:0], p.ev.DB...), '.'), p.ev.Coll...)
+	if p.known[string(p.ns)] {
+		return nil
+	}
+	ns := string(p.ns)
+	if err := p.dirty(ctx, ns); err != nil {
+		return err
+	}
+	p.known[ns] = true
+	return nil
+}
+
+// fill makes one record per target; they share key, value and headers. Its error is a *record.Refusal.
+func (p *pump) fill(it *dispatch.Item) error {
+	if !p.ev.HasDocument {
+		it.Raw = withoutDocument(&p.ev)
+		return &record.Refusal{Class: record.Malformed, Reason: string(p.ev.Note)}
+	}
+	if err := event.Parse(p.ev.Document, &p.view); err != nil {
+		return err
+	}
+	if p.ownedByReconciler() {
+		return nil
+	}
+	if p.view.HasExpiresAt && p.now().UnixMilli() > p.view.ExpiresAt {
+		return &record.Refusal{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
+	}
+	targets, err := p.router.Route(&p.view, p.targets[:0])
+	p.targets = targets
+	if err != nil {
+		return err
+	}
+	p.meta.DB, p.meta.Coll, p.meta.ClusterTime, p.meta.CommitMS = p.ev.DB, p.ev.Coll, p.ev.ClusterTime, p.ev.WallMS
+	for i := range targets {
+		it.Records = append(it.Records, record.Record{})
+		rec := &it.Records[i]
+		if i > 0 {
+			*rec = it.Records[0]
+			rec.Topic, rec.Partition = targets[i].Topic, targets[i].Partition
+			continue
+		}
+		if err := p.filler.Fill(&p.view, &p.meta, targets[i], rec); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refused hands an envelope that cannot be sent to the dead letters; an expired one may be dropped by policy.
+func (p *pump) refused(ctx context.Context, it *dispatch.Item, err error) error {
+	why, ok := errors.AsType[*record.Refusal](err)
+	if !ok {
+		return err
+	}
+	if why.Class == record.Expired && p.dropExpired {
+		p.dropped()
+		return nil
+	}
+	it.Dead, it.Records = why, it.Records[:0]
+	return p.disp.Deliver(ctx, it)
+}

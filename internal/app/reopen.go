@@ -1,0 +1,72 @@
+package app
+
+import (
+	"context"
+	"errors"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// reopen decides what follows an end of the stream: another start, or none, and then the error to end the term with.
+func (t *term) reopen(ctx context.Context, err error) (changestream.Start, error) {
+	if ctx.Err() != nil {
+		return changestream.Start{}, err
+	}
+	if invalid, ok := errors.AsType[*changestream.InvalidateError](err); ok {
+		return t.behindInvalidate(ctx, invalid)
+	}
+	gap, ok := errors.AsType[*changestream.GapError](err)
+	if !ok {
+		return changestream.Start{}, err
+	}
+	t.metrics.Gaps.WithLabelValues(gap.Reason).Inc()
+	at, hasTime := gap.Position.Time()
+	if hasTime && !t.byTime && !gap.Ahead {
+		// What the token cannot do, the time may: if the oplog still holds it, nothing is lost (design of the gap path, step 2).
+		t.byTime = true
+		t.log.Warn("the stream does not go on from its token; reopening it by time", "reason", gap)
+		t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: gap.Reason}, {Key: "code", Value: gap.Code}, {Key: "reopened", Value: "by time"}})
+		return changestream.Start{Position: gap.Position, At: &at}, nil
+	}
+	t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: gap.Reason}, {Key: "code", Value: gap.Code}})
+	return changestream.Start{}, &HaltError{
+		What: "the change stream cannot go on",
+		Err:  gap,
+		Fix:  "no envelope is lost: they are in the outbox; a sweep of the collection has to deliver what lies behind the gap (outrelay recover)",
+	}
+}
+
+// behindInvalidate goes on behind the drop or rename of the watched collection, or halts, by policy.
+func (t *term) behindInvalidate(ctx context.Context, e *changestream.InvalidateError) (changestream.Start, error) {
+	t.announce(ctx, store.Invalidated, bson.D{{Key: "collection", Value: e.NS}, {Key: "by", Value: e.Op.String()}})
+	if t.cfg.Invalidate == "halt" {
+		return changestream.Start{}, &HaltError{What: "the watched collection is gone", Err: e, Fix: "run `outrelay recover`, or set invalidate: resume"}
+	}
+	t.log.Warn("the watched collection is gone; going on with the one that gets its name", "collection", e.NS, "by", e.Op.String())
+	none := []lease.Collection{} // the identity of the collection to come is not known yet
+	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, lease.Update{Collections: &none}) }); err != nil {
+		return changestream.Start{}, err
+	}
+	t.disp.Position(e.Position)
+	return changestream.Start{Position: e.Position}, nil
+}
+
+// onDDL handles a drop or rename that concerns one collection of several (N27): an audit entry, and no gap.
+func (t *term) onDDL(ctx context.Context, ev *changestream.Event) error {
+	if t.scope.Kind() == changestream.Collection {
+		return nil // an invalidate follows and ends the stream
+	}
+	touches := ev.Op == changestream.DropDatabase || t.scope.Matches(ev.DB, ev.Coll) || t.scope.Matches(ev.ToDB, ev.ToColl)
+	if touches {
+		kind := store.Dropped
+		if ev.Op == changestream.Rename {
+			kind = store.Renamed
+		}
+		t.announce(ctx, kind, bson.D{{Key: "db", Value: string(ev.DB)}, {Key: "collection", Value: string(ev.Coll)}, {Key: "by", Value: ev.Op.String()}})
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package app
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/dispatch"
+)
+
+// Blocked is a target that waits, as the watcher document shows it to `outrelay status`.
+type Blocked struct {
+	Topic  string    `bson:"topic"`
+	Reason string    `bson:"reason"`
+	Since  time.Time `bson:"since"`
+	Count  int       `bson:"count"`
+}
+
+// Stats is what the owner writes with each renewal, so that status needs no way to the process itself.
+type Stats struct {
+	At         time.Time `bson:"at"`    // when it was taken, by the owner's clock
+	State      string    `bson:"state"` // taking-over, live, reopening, config_error, waiting, halted …
+	Reason     string    `bson:"reason,omitempty"`
+	LagMS      int64     `bson:"lagMs"`
+	Rate       float64   `bson:"rate"` // acked records per second
+	TokenAgeMS int64     `bson:"tokenAgeMs"`
+	Unresolved int       `bson:"unresolved"` // events above the watermark
+	Bytes      int64     `bson:"bytes"`      // of the memory budget in use
+	Acked      int64     `bson:"acked"`      // records since the term began
+	Blocked    []Blocked `bson:"blocked"`
+}
+
+// termStats holds the last Stats of a term.
+type termStats struct {
+	mu     sync.Mutex
+	s      Stats
+	halted string
+	last   time.Time
+	acked  int64
+}
+
+func newTermStats() *termStats {
+	return &termStats{s: Stats{State: string(RoleTakeOver), At: time.Now()}}
+}
+
+// halt makes the state halted until the term ends.
+func (v *termStats) halt(reason string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.halted, v.s.State, v.s.Reason, v.s.At = reason, string(RoleHalted), reason, time.Now()
+}
+
+// rateOver is the time over which the rate is smoothed.
+const rateOver = 5 * time.Second
+
+func (v *termStats) observe(now time.Time, t *term, disp *dispatch.Dispatcher, stream changestream.State, blocked []Blocked) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	acked := t.progress.acked.Load()
+	if d := now.Sub(v.last); !v.last.IsZero() && d > 0 {
+		share := min(float64(d)/float64(rateOver), 1)
+		v.s.Rate += share * (float64(acked-v.acked)/d.Seconds() - v.s.Rate)
+	}
+	v.last, v.acked = now, acked
+	v.s.At, v.s.Acked, v.s.Blocked = now, acked, slices.Clone(blocked)
+	v.s.LagMS = disp.Lag(t.clock.now()).Milliseconds()
+	v.s.Unresolved, v.s.Bytes = disp.Unresolved()
+	v.s.TokenAgeMS = t.tokenAge().Milliseconds()
+	v.s.State, v.s.Reason = string(stream.Phase), stream.Reason
+	if len(blocked) > 0 {
+		v.s.State, v.s.Reason = "blocked", blocked[0].Reason
+	} else if disp.Waiting() {
+		v.s.State, v.s.Reason = "waiting", "the memory budget is full: Kafka takes less than the stream brings"
+	}
+	if v.halted != "" {
+		v.s.State, v.s.Reason = string(RoleHalted), v.halted
+	}
+}
+
+// document is the stats as they are stored.
+func (v *termStats) document() bson.D {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	raw, err := bson.Marshal(v.s)
+	if err != nil {
+		return nil // a struct of plain fields always marshals
+	}
+	var d bson.D
+	if bson.Unmarshal(raw, &d) != nil {
+		return nil
+	}
+	return d
+}

@@ -1,0 +1,264 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// takeOver is the order on which everything rests, after the lease was won: what is ours to read, the fence and the
+// read-back in Kafka with the sender persisted before its first record (N4), and only then the place to read from.
+func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestream.Start, error) {
+	none := changestream.Start{}
+	doc := t.held.Document()
+	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error { return t.clock.sync(ctx, t.mongo.stream) }); err != nil {
+		return none, err
+	}
+	if err := t.claimCollections(ctx, &doc); err != nil {
+		return none, err
+	}
+	disp := t.newDispatcher()
+	sink, err := t.openSink(ctx, &doc, disp)
+	if err != nil {
+		return none, err
+	}
+	t.disp, t.sink = disp, sink
+	disp.Use(sink)
+
+	start, err := t.startFrom(ctx, &doc)
+	if err != nil {
+		return none, err
+	}
+	disp.Start(t.from)
+	// What is committed from here on cannot have been read back: the read-back ended before.
+	var until bson.Timestamp
+	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		until, err = changestream.OperationTime(ctx, t.mongo.stream)
+		return err
+	}); err != nil {
+		return none, err
+	}
+	if t.stream, err = t.newStream(); err != nil {
+		return none, err
+	}
+	if t.pump, err = t.newPump(&doc, until); err != nil {
+		return none, err
+	}
+	g.Go(func() error { return endOf(work, sink.Run(work)) })
+	g.Go(func() error { return endOf(work, disp.Run(work)) })
+	g.Go(func() error { t.indexes(ctx); return nil })
+	t.delivering.Store(disp)
+	t.running.set(t)
+	t.log.Info("took over", "watcher", t.cfg.Watcher, "node", t.cfg.Node, "position", t.from.Token.String(), "time", t.from.ClusterTime.T)
+	t.announce(ctx, store.TookOver, bson.D{{Key: "position", Value: t.from.Token.String()}})
+	return start, nil
+}
+
+// untilDone repeats what MongoDB has to answer, and tells of it when it lasts.
+func (t *term) untilDone(ctx context.Context, part string, op func(context.Context) error) error {
+	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		return op(call)
+	}, func(err error, _ time.Duration) { t.report(part, err, false) })
+	if err == nil {
+		t.state.clear(part)
+	}
+	return err
+}
+
+func (t *term) newDispatcher() *dispatch.Dispatcher {
+	return dispatch.New(dispatch.Config{
+		Budget: int64(t.cfg.Limits.Memory), MaxTickets: t.cfg.Limits.Tickets,
+		Exceptions: &exceptions{t}, Retry: t.retryFenced, Log: t.log, Now: t.clock.now,
+		Metrics: dispatch.Metrics{
+			Published: func(topic string, n int) {
+				t.progress.acked.Add(int64(n))
+				t.Relay.acked.Store(time.Now().UnixNano())
+				t.metrics.ObservePublish(topic, metrics.Acked, n)
+			},
+			Dead: func(topic string, class record.Class) {
+				t.metrics.DeadLetters.WithLabelValues(string(class)).Inc()
+				if topic != "" {
+					t.metrics.ObservePublish(topic, metrics.Refused, 1)
+				}
+			},
+			Latency: func(ms float64) { t.metrics.ObserveLatency(time.Duration(ms*float64(time.Millisecond)), 1) },
+		},
+	})
+}
+
+// openSink fences every earlier sender and persists this one. It goes on until Kafka answers, the lease is lost or ctx ends.
+func (t *term) openSink(ctx context.Context, doc *lease.Document, acks record.Acks) (*kafka.Sink, error) {
+	var sink *kafka.Sink
+	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
+		sink, err = kafka.Open(ctx, t.kafka, kafka.TakeOver{
+			TransactionalID: fmt.Sprintf("outrelay.%s.%s.%s", doc.Instance, t.cfg.Watcher, Slot), // N5
+			Generation:      doc.Generation,
+			Offsets:         doc.OffsetMap(),
+			Senders:         doc.Senders(),
+			Gate:            t.held.Valid,
+			Bounds:          fence.Bounds{Bytes: int64(t.cfg.Kafka.ReadBack.Bytes), Time: t.cfg.Kafka.ReadBack.Time},
+			Alive:           doc.RenewedAt,
+			Event:           t.kafkaEvent,
+		}, claims{t.held}, acks)
+		if errors.Is(err, kafka.ErrFenced) || errors.Is(err, lease.ErrLeaseLost) {
+			return retry.Permanent(err)
+		}
+		return err
+	}, func(err error, _ time.Duration) { t.report("kafka", t.diagnose(ctx, err), false) })
+	if err == nil {
+		t.state.clear("kafka")
+		t.metrics.KafkaReachable.Set(1)
+	}
+	return sink, err
+}
+
+// diagnose puts an error of Kafka into words that say what to do.
+func (t *term) diagnose(ctx context.Context, err error) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if d := t.kafka.Diagnose(ctx); d != nil {
+		return d
+	}
+	return err
+}
+
+// claims lets the sink write into the watcher document.
+type claims struct{ held *lease.Held }
+
+// Save implements kafka.Claims.
+func (c claims) Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error {
+	u := lease.Update{Offsets: offsets}
+	if senders != nil {
+		u.Senders = &senders
+		generation := 0
+		for _, s := range senders {
+			generation = max(generation, s.Generation)
+		}
+		u.Generation = &generation
+	}
+	return c.held.Save(ctx, u)
+}
+
+func (t *term) newStream() (*changestream.Stream, error) {
+	return changestream.New(changestream.Config{
+		Client: t.mongo.stream, Scope: t.scope, Log: t.log,
+		Metrics: changestream.Metrics{
+			Batch: func(events, bytes int, _ time.Duration) {
+				t.metrics.Read.Add(float64(events))
+				t.metrics.ReadBytes.Add(float64(bytes))
+				t.metrics.Batches.Inc()
+			},
+			Restart: func(reason string) { t.metrics.StreamRestarts.WithLabelValues(reason).Inc() },
+		},
+	})
+}
+
+func (t *term) newPump(doc *lease.Document, until bson.Timestamp) (*pump, error) {
+	filler, err := newFiller(t.cfg)
+	if err != nil {
+		return nil, err
+	}
+	p := &pump{
+		scope: t.scope, router: t.router, filler: filler, disp: t.disp, ddl: t.onDDL, now: t.clock.now,
+		replay:      replay{until: until, end: t.sink.EndReplay},
+		tick:        func() { t.progress.ticks.Add(1) },
+		dropExpired: t.cfg.Expired == "drop",
+		dropped:     func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },
+		known:       map[string]bool{},
+		collections: t.collections,
+		adopt:       t.adopt,
+	}
+	p.meta.MultiCollection = t.scope.Kind() != changestream.Collection
+	for _, ns := range doc.Dirty {
+		p.known[ns] = true
+	}
+	p.dirty = func(ctx context.Context, ns string) error {
+		return t.held.Save(ctx, lease.Update{Dirty: []string{ns}})
+	}
+	return p, nil
+}
+
+// startFrom finds the place to read from, and the position to keep until the stream moves it.
+func (t *term) startFrom(ctx context.Context, doc *lease.Document) (changestream.Start, error) {
+	hash, identities := t.scope.PipelineHash(), t.identities()
+	if t.from = doc.Position(); !t.from.IsZero() {
+		s := changestream.Start{Position: t.from, PipelineHash: doc.PipelineHash}
+		for _, c := range doc.Collections {
+			s.Collections = append(s.Collections, resumeCollection(c))
+		}
+		// Only a position that was reached with this pipeline may stand beside its hash (N23): see describe.
+		t.fresh = &lease.Update{PipelineHash: &hash, Collections: &identities}
+		return s, nil
+	}
+	at, err := t.firstStart(ctx)
+	if err != nil {
+		return changestream.Start{}, err
+	}
+	t.from = resume.Position{ClusterTime: at}
+	// Persisted before the first event: a crash from here on starts at the same place again.
+	err = t.held.Save(ctx, lease.Update{Checkpoint: lease.Checkpoint{Position: t.from}, PipelineHash: &hash, Collections: &identities})
+	return changestream.Start{Position: t.from}, err
+}
+
+// describe writes what the stream watches beside the first position that was reached with it.
+func (t *term) describe(ctx context.Context) {
+	if t.fresh == nil {
+		return
+	}
+	reached, ok := t.disp.Reached()
+	if !ok || reached.Compare(t.from) <= 0 {
+		return
+	}
+	if err := t.held.Save(ctx, *t.fresh); err != nil {
+		return // said by the renewal, which meets the same
+	}
+	t.fresh = nil
+}
+
+// firstStart is where a watcher without a checkpoint begins: the backlog, a given time, or now.
+func (t *term) firstStart(ctx context.Context) (at bson.Timestamp, err error) {
+	now := bson.Timestamp{}
+	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		now, err = changestream.OperationTime(ctx, t.mongo.stream)
+		return err
+	}); err != nil {
+		return at, err
+	}
+	if t.cfg.Start.Now {
+		return now, nil
+	}
+	if when := t.cfg.Start.At; !when.IsZero() {
+		return bson.Timestamp{T: uint32(when.Unix()), I: 1}, nil
+	}
+	oldest := now
+	for _, c := range t.outboxes {
+		coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
+		if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+			ts, ok, err := store.OldestTS(ctx, coll)
+			if err == nil && ok && ts.Before(oldest) {
+				oldest = ts
+			}
+			return err
+		}); err != nil {
+			return at, err
+		}
+	}
+	return oldest, nil
+}

@@ -1,0 +1,243 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// errStopping ends the reading of a term that is drained next.
+var errStopping = errors.New("stopping")
+
+// term is one stretch of ownership: from the acquisition of the lease to its release or loss.
+type term struct {
+	*Relay
+	held     *lease.Held
+	disp     *dispatch.Dispatcher
+	sink     *kafka.Sink
+	stream   *changestream.Stream
+	pump     *pump
+	progress progress
+	stats    *termStats
+	log      *slog.Logger
+
+	delivering   atomic.Pointer[dispatch.Dispatcher] // set when the take-over is done
+	stopRenewing func()
+	byTime       bool // the stream was already reopened by time behind a gap
+
+	outboxes    []store.Outbox
+	collections map[[16]byte]bool // claimed by this watcher (N25)
+	from        resume.Position   // where the stream was started
+	fresh       *lease.Update     // what describes the new stream, to be saved once the watermark has passed from
+}
+
+// running gives health and metrics the term that delivers now, if any.
+type running struct{ t atomic.Pointer[term] }
+
+func (v *running) set(t *term) { v.t.Store(t) }
+func (v *running) get() *term  { return v.t.Load() }
+
+// serve runs one term. It returns nil when stop ended it, and only after every goroutine of the term has ended.
+func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
+	work, cancel := context.WithCancelCause(work)
+	defer cancel(nil)
+	g, work := errgroup.WithContext(work)
+	t := &term{Relay: r, held: held, stats: newTermStats(), log: r.log.With("epoch", held.Document().Epoch)}
+	r.metrics.LeaseOwner.Set(1)
+	held.SetSource(t.checkpoint)
+	renew, stopRenewing := context.WithCancel(work)
+	defer stopRenewing()
+	t.stopRenewing = stopRenewing
+	g.Go(func() error { return endOf(renew, held.Run(renew)) }) // renewed all through the take-over (N1)
+
+	err := t.run(stop, work, g)
+	if cause := context.Cause(work); cause != nil && !errors.Is(cause, context.Canceled) {
+		err = cause // a stage ended the term; what run saw is its consequence
+	}
+	r.running.set(nil)
+	if !errors.Is(err, lease.ErrLeaseLost) {
+		t.release(work)
+	}
+	cancel(nil)
+	if e := g.Wait(); err == nil && e != nil {
+		err = e
+	}
+	r.state.clear(termParts...)
+	r.metrics.LeaseOwner.Set(0)
+	return err
+}
+
+// termParts are the parts of the state that a term reports on.
+var termParts = []string{"kafka", "stream", "mongodb", "stuck", "budget"}
+
+// endOf is nil for a stage that ended because ctx did.
+func endOf(ctx context.Context, err error) error {
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
+		return nil
+	}
+	return err
+}
+
+// run takes over, then reads and delivers until stop ends, an operator wants the lease back, or a stage fails.
+func (t *term) run(stop, work context.Context, g *errgroup.Group) error {
+	read, stopRead := context.WithCancelCause(work)
+	defer stopRead(nil)
+	defer context.AfterFunc(stop, func() { stopRead(errStopping) })()
+	var watching sync.WaitGroup
+	watching.Go(func() { t.monitor(read, stopRead) })
+	defer watching.Wait()
+	defer stopRead(errStopping)
+
+	t.state.setRole(RoleTakeOver)
+	start, err := t.takeOver(read, work, g)
+	if err == nil {
+		t.state.setRole(RoleOwner)
+		err = t.read(read, start)
+	}
+	cause := context.Cause(read)
+	if work.Err() != nil {
+		return context.Cause(work)
+	}
+	if errors.Is(cause, errStopping) {
+		t.state.setRole(RoleStopping)
+	}
+	t.drain(work)
+	switch {
+	case errors.Is(cause, errStopping):
+		return nil
+	case cause != nil:
+		return cause
+	}
+	return t.halted(stop, work, err)
+}
+
+// read tails the stream and pumps it until ctx ends or the stream cannot go on.
+func (t *term) read(ctx context.Context, start changestream.Start) error {
+	for {
+		err := t.readOnce(ctx, start)
+		if start, err = t.reopen(ctx, err); err != nil {
+			return err
+		}
+	}
+}
+
+func (t *term) readOnce(ctx context.Context, start changestream.Start) error {
+	batches := make(chan *changestream.Batch)
+	ended := make(chan error, 1)
+	inner, cancel := context.WithCancel(ctx)
+	go func() {
+		defer close(batches)
+		ended <- t.stream.Run(inner, start, batches)
+	}()
+	err := t.pump.run(ctx, batches)
+	cancel()
+	for b := range batches { // the reader may hold one more
+		b.Release()
+	}
+	if streamErr := <-ended; err == nil {
+		err = streamErr
+	}
+	return err
+}
+
+// drain waits until what was read is acked or recorded; what is not by then, the next owner reads back.
+func (t *term) drain(work context.Context) {
+	if t.sink == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(work, t.cfg.Drain)
+	defer cancel()
+	if err := t.disp.Drain(ctx); err != nil {
+		n, _ := t.disp.Unresolved()
+		t.log.Warn("the drain time is over; the next owner reads back what is in flight", "unresolved", n, "drain", t.cfg.Drain)
+	}
+}
+
+// release writes the last checkpoint and gives the lease back.
+func (t *term) release(work context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.cfg.Lease.TTL)
+	defer cancel()
+	if err := t.held.Release(ctx, t.checkpoint()); err != nil {
+		t.log.Warn("the lease could not be released; it expires by itself", "reason", err, "ttl", t.cfg.Lease.TTL)
+		return
+	}
+	t.log.Info("released the lease")
+}
+
+// halted keeps the lease when only a person can help, so that no standby runs into the same, until stop ends, the lease is
+// lost, or an operator asks for the lease. Any other error it returns at once.
+func (t *term) halted(stop, work context.Context, err error) error {
+	halt, ok := errors.AsType[*HaltError](err)
+	if !ok {
+		return err
+	}
+	t.state.setRole(RoleHalted)
+	t.report("halted", halt, true)
+	t.stats.halt(halt.Error())
+	t.announce(work, store.Halted, bson.D{{Key: "reason", Value: halt.Error()}})
+	defer t.state.clear("halted")
+	for {
+		select {
+		case <-stop.Done():
+			return nil
+		case <-work.Done():
+			return context.Cause(work)
+		case c := <-t.held.Control():
+			if c.Yield != "" {
+				return fmt.Errorf("%w: %s", errStepDown, c.Yield)
+			}
+		}
+	}
+}
+
+// checkpoint is what each renewal writes.
+func (t *term) checkpoint() lease.Checkpoint {
+	c := lease.Checkpoint{Stats: t.stats.document()}
+	disp := t.delivering.Load()
+	if disp == nil {
+		return c
+	}
+	pos, ok, offsets := disp.Snapshot()
+	if ok {
+		c.Position, c.Offsets = pos, offsets
+	}
+	return c
+}
+
+// announce writes an entry into the events log; a failure to do so is no failure of the relay.
+func (t *term) announce(ctx context.Context, kind store.Kind, fields bson.D) {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	fields = append(fields, bson.E{Key: "epoch", Value: t.held.Document().Epoch})
+	if err := t.events.Append(ctx, kind, fields); err != nil {
+		t.log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
+	}
+}
+
+// retryFenced repeats a fenced write until it succeeds, the lease is lost, or ctx ends.
+func (t *term) retryFenced(ctx context.Context, op func() error) error {
+	return retry.Do(ctx, retry.Reopen, func(context.Context) error {
+		err := op()
+		if errors.Is(err, lease.ErrLeaseLost) {
+			return retry.Permanent(err)
+		}
+		return err
+	}, func(err error, _ time.Duration) { t.report("mongodb", err, false) })
+}
+
+var _ dispatch.Sink = (*kafka.Sink)(nil)

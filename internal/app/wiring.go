@@ -1,0 +1,112 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+func newRouter(cfg config.Config) (*routing.Router, error) {
+	c := routing.Config{Template: cfg.Topics.Template, Allow: cfg.Topics.Allow}
+	for _, r := range cfg.Topics.Rules {
+		c.Rules = append(c.Rules, routing.Rule{AggregateType: r.Match.AggregateType, Type: r.Match.Type, To: r.To})
+	}
+	r, err := routing.New(c)
+	if err != nil {
+		return nil, fmt.Errorf("topics: %w", err)
+	}
+	return r, nil
+}
+
+func newFiller(cfg config.Config) (*routing.Filler, error) {
+	p, err := routing.NewPreset(routing.PresetConfig{
+		Name: cfg.Record.Preset, Structured: cfg.Record.Structured, Source: cfg.Record.Source, Headers: cfg.Record.Headers,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("record: %w", err)
+	}
+	return p.Filler(), nil
+}
+
+// NewKafka makes the client of the configured cluster; it does no I/O.
+func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Client, error) {
+	tls, err := cfg.Kafka.TLS.Client()
+	if err != nil {
+		return nil, fmt.Errorf("kafka.tls: %w", err)
+	}
+	c := kafka.Config{
+		Brokers: cfg.Kafka.Brokers, TLS: tls, Compression: cfg.Kafka.Compression, RequestTimeout: cfg.Kafka.RequestTimeout,
+		Lanes: cfg.Kafka.Lanes, Log: log, Metrics: m,
+	}
+	if s := cfg.Kafka.SASL; s != nil {
+		password := s.Password
+		c.SASL = &kafka.SASL{Mechanism: strings.ToUpper(s.Mechanism), User: s.Username, Password: func() (string, error) { return password.Reveal(), nil }}
+	}
+	if t := cfg.Topics.Create; t != nil {
+		c.Create = &kafka.TopicCreate{Partitions: max(t.Partitions, 0), Replication: max(t.Replication, 0), Configs: t.Configs}
+	}
+	return kafka.NewClient(c)
+}
+
+// kafkaEvent notes what the fence found, for people who ask afterwards.
+func (t *term) kafkaEvent(e fence.Event) {
+	kind := store.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
+	go t.announce(context.WithoutCancel(t.held.Context()), kind, bson.D{{Key: "topic", Value: e.Topic}, {Key: "text", Value: e.Text}})
+}
+
+// gauges gives the metrics that are read when they are scraped their sources.
+func (r *Relay) gauges() {
+	m := r.metrics
+	m.Budget.Set(float64(r.cfg.Limits.Memory))
+	m.MaxTicketWindow.Set(float64(r.cfg.Limits.Tickets))
+	with := func(f func(t *term) float64) func() float64 {
+		return func() float64 {
+			if t := r.running.get(); t != nil {
+				return f(t)
+			}
+			return 0
+		}
+	}
+	m.Lag.From(with(func(t *term) float64 { return t.disp.Lag(t.clock.now()).Seconds() }))
+	m.TokenAge.From(with(func(t *term) float64 { return t.tokenAge().Seconds() }))
+	m.TicketWindow.From(with(func(t *term) float64 { n, _ := t.disp.Unresolved(); return float64(n) }))
+	m.InflightRecords.From(with(func(t *term) float64 { n, _ := t.disp.Unresolved(); return float64(n) }))
+	used := with(func(t *term) float64 { _, b := t.disp.Unresolved(); return float64(b) })
+	m.BudgetUsed.From(used)
+	m.InflightBytes.From(used)
+}
+
+// tokenAge is the server's time minus that of the watermark.
+func (t *term) tokenAge() time.Duration {
+	pos, ok := t.disp.Reached()
+	if !ok {
+		return 0
+	}
+	ts, ok := pos.Time()
+	if !ok {
+		return 0
+	}
+	return max(t.clock.now().Sub(time.Unix(int64(ts.T), 0)), 0)
+}
+
+// alive tells the lease whether a node that it is pinned to lives.
+func (r *Relay) alive(ctx context.Context, node string) bool {
+	ok, err := r.nodes.Alive(ctx, node, staleAfter)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		r.log.Debug("the node that the watcher is pinned to cannot be looked up", "node", node, "reason", err)
+		return true // what cannot be known keeps the pin
+	}
+	return ok
+}
