@@ -1,0 +1,191 @@
+package deadletter
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// Result counts what a move did.
+type Result struct {
+	Moved   int // letters that are new
+	Known   int // letters that were there already
+	Deleted int // envelopes that left the outbox; fewer than letters where some were gone
+	Chunked int // letters that are stored in chunks
+}
+
+// errOutside says that a Fencer ran its function without a transaction.
+var errOutside = errors.New("dead letters are moved in a transaction only")
+
+// Move writes the letters and deletes their envelopes, in the order given, in as many fenced transactions as the bounds
+// ask for. Each is majority committed before the next begins. On an error those counted are moved, and the same call
+// may be made again with all of them. A letter that cannot be written at all is an error before anything is.
+func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error) {
+	var total Result
+	if len(letters) == 0 {
+		return total, nil
+	}
+	rest := make([]prepared, len(letters))
+	for i, l := range letters {
+		p, err := prepare(l)
+		if err != nil {
+			return total, err
+		}
+		rest[i] = p
+	}
+	var now time.Time
+	for len(rest) > 0 {
+		part := rest[:take(rest)]
+		rest = rest[len(part):]
+		if err := chunks(ctx, f, part); err != nil {
+			return total, err
+		}
+		var got Result
+		err := f.Fenced(ctx, nil, func(tx context.Context) (err error) {
+			s := mongo.SessionFromContext(tx)
+			if s == nil {
+				return errOutside
+			}
+			if now.IsZero() { // outside the transaction, which runs no hello
+				if now, err = store.ServerTime(ctx, s.Client()); err != nil {
+					return err
+				}
+			}
+			for i := range part {
+				part[i].stamp(now)
+			}
+			got, err = write(tx, s.Client(), part)
+			return err
+		})
+		if err != nil {
+			return total, fmt.Errorf("moving %d of %d dead letters: %w", len(part), len(letters), err)
+		}
+		total.add(got)
+	}
+	return total, nil
+}
+
+func (r *Result) add(o Result) {
+	r.Moved += o.Moved
+	r.Known += o.Known
+	r.Deleted += o.Deleted
+	r.Chunked += o.Chunked
+}
+
+// take is how many letters, at least one, fit one transaction.
+func take(rest []prepared) int {
+	bytes := 0
+	for i := range rest {
+		if bytes += rest[i].size(); i == MaxLetters || i > 0 && bytes > MaxBytes {
+			return i
+		}
+	}
+	return len(rest)
+}
+
+// batch is what one transaction does to one outbox collection.
+type batch struct {
+	outbox, dead *mongo.Collection
+	upserts      []mongo.WriteModel
+	first        bson.A // ids of envelopes in their first delivery
+	again        bson.A // conditions on the others
+}
+
+// write is the body of one transaction.
+func write(tx context.Context, client *mongo.Client, part []prepared) (Result, error) {
+	var r Result
+	for _, b := range batches(client, part) {
+		// Ordered: two letters of one id, a record refused by each of two topics, are one letter.
+		res, err := b.dead.BulkWrite(tx, b.upserts)
+		if err != nil {
+			return Result{}, fmt.Errorf("writing to %s: %w", store.Namespace(b.dead), err)
+		}
+		crash.At("mid-exception-write")
+		del, err := b.outbox.DeleteMany(tx, bson.D{{Key: "$or", Value: b.conditions()}})
+		if err != nil {
+			return Result{}, fmt.Errorf("removing dead envelopes from %s: %w", store.Namespace(b.outbox), err)
+		}
+		r.Moved += int(res.UpsertedCount)
+		r.Known += int(res.MatchedCount)
+		r.Deleted += int(del.DeletedCount)
+	}
+	for i := range part {
+		if part[i].dead.Chunks > 0 {
+			r.Chunked++
+		}
+	}
+	return r, nil
+}
+
+// batches sorts the letters by collection, in the order in which they come.
+func batches(client *mongo.Client, part []prepared) []*batch {
+	var order []*batch
+	byNS := make(map[string]*batch)
+	for i := range part {
+		p := &part[i]
+		b := byNS[p.id.NS]
+		if b == nil {
+			db := client.Database(p.db)
+			b = &batch{outbox: db.Collection(p.coll), dead: db.Collection(Collection(p.coll))}
+			byNS[p.id.NS] = b
+			order = append(order, b)
+		}
+		b.upserts = append(b.upserts, p.upsert())
+		if p.id.Delivery == 0 {
+			b.first = append(b.first, p.id.ID)
+		} else {
+			b.again = append(b.again, bson.D{{Key: "_id", Value: p.id.ID}, {Key: "delivery", Value: p.id.Delivery}})
+		}
+	}
+	return order
+}
+
+// conditions match the envelopes in the deliveries that died: one that was requeued meanwhile is not ours to delete.
+func (b *batch) conditions() bson.A {
+	all := b.again
+	if len(b.first) > 0 {
+		all = append(all, bson.D{
+			{Key: "_id", Value: bson.D{{Key: "$in", Value: b.first}}},
+			{Key: "delivery", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: 0}}}}},
+		})
+	}
+	return all
+}
+
+// upsert writes the letter unless it is there. By an operator, not by a pipeline: a malformed envelope may repeat a
+// field, and only the plain operators keep its bytes.
+func (p *prepared) upsert() mongo.WriteModel {
+	return mongo.NewUpdateOneModel().SetUpsert(true).
+		SetFilter(bson.D{{Key: "_id", Value: p.id}}).
+		SetUpdate(bson.D{{Key: "$setOnInsert", Value: p.dead.fields()}})
+}
+
+// fields are the letter's without _id, which an upsert takes from its filter.
+func (d *Dead) fields() bson.D {
+	out := bson.D{
+		{Key: "size", Value: d.Size}, {Key: "class", Value: d.Class}, {Key: "reason", Value: d.Reason},
+		{Key: "source", Value: d.Source}, {Key: "attempts", Value: d.Attempts},
+		{Key: "firstFailure", Value: d.FirstFailure}, {Key: "lastFailure", Value: d.LastFailure}, {Key: "movedAt", Value: d.MovedAt},
+	}
+	if d.Chunks > 0 {
+		out = append(out, bson.E{Key: "chunks", Value: d.Chunks})
+	} else {
+		out = append(out, bson.E{Key: "envelope", Value: d.Envelope})
+	}
+	if d.Partition != nil {
+		out = append(out, bson.E{Key: "partition", Value: *d.Partition})
+	}
+	for _, f := range []struct{ name, value string }{{"topic", d.Topic}, {"pos", d.Pos}, {"replayOf", d.ReplayOf}} {
+		if f.value != "" {
+			out = append(out, bson.E{Key: f.name, Value: f.value})
+		}
+	}
+	return out
+}

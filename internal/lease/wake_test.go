@@ -1,0 +1,79 @@
+package lease
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+func TestAStandbyThatWatchesIsWokenByTheReleaseAlone(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	cfg := config(coll, "a")
+	cfg.TTL, cfg.Renew = 40*time.Second, time.Second // no timer and no poll comes into it
+	h := acquire(t, newLease(t, cfg))
+	run(t, h)
+	waiting := make(chan struct{}, 100)
+	c := stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+		if e.CommandName == "getMore" {
+			notify(waiting)
+		}
+	}}))
+	cfg.Collection, cfg.Node = c.Database(coll.Database().Name()).Collection(coll.Name()), "b"
+	b := newLease(t, cfg)
+	got, _ := stood(t, b)
+	for range 2 { // the first returns at once, the second waits
+		within(t, waiting, "the standby watches")
+	}
+	eventually(t, "the standby has looked", func() bool { return b.Standing().Owner == h.Document().Owner })
+	start := time.Now()
+	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	held := within(t, got, "take-over")
+	if d := time.Since(start); d > time.Second { // 300 ms is the promise; a loaded test machine gets some room
+		t.Errorf("it took %v", d)
+	} else {
+		t.Logf("release to take-over: %v", d)
+	}
+	_ = held.Release(t.Context(), Checkpoint{})
+}
+
+func TestAStandbyThatMayNotWatchLooksOftener(t *testing.T) {
+	t.Parallel()
+	coll, app := place(t)
+	l := newLease(t, config(coll, "a"))
+	off := failCommand(t, app, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: codeUnauthorized}})
+	w := l.watch()
+	w.arm()
+	within(t, w.blind, "giving up to watch")
+	off()
+	start := time.Now()
+	w.wait(t.Context(), time.Minute)
+	if d := time.Since(start); d > 5*time.Second {
+		t.Errorf("it waited %v", d)
+	}
+	w.stop()
+	l.watchers.Wait()
+}
+
+func TestClientOptionsSuitALease(t *testing.T) {
+	t.Parallel()
+	o := ClientOptions(stacktest.MongoURI(t))
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	if *o.RetryWrites || *o.ServerSelectionTimeout > 5*time.Second || *o.HeartbeatInterval > 2*time.Second || o.Timeout != nil {
+		t.Errorf("%+v", o)
+	}
+	if s := (&CopiedStateError{ID: "x/0of1"}).Error(); !strings.Contains(s, "recover --adopt") {
+		t.Errorf("an operator is not told what to do: %s", s)
+	}
+}

@@ -1,0 +1,368 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func database(t *testing.T) *mongo.Database {
+	t.Helper()
+	return stacktest.Database(t, stacktest.Client(t))
+}
+
+func TestEnsureIndexes(t *testing.T) {
+	t.Parallel()
+	coll := database(t).Collection("outbox")
+	if missing, err := MissingIndexes(t.Context(), coll); err != nil || len(missing) != 4 {
+		t.Fatalf("a collection that is not there misses %d, %v", len(missing), err)
+	}
+	// One of them was made by hand under a name of its own, with another number type.
+	if _, err := coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "ts", Value: 1.0}}, Options: options.Index().SetName("mine")}); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 { // the second time there is nothing to do
+		if err := EnsureIndexes(t.Context(), coll); err != nil {
+			t.Fatal(err)
+		}
+		if missing, err := MissingIndexes(t.Context(), coll); err != nil || len(missing) != 0 {
+			t.Fatalf("%v are missing, %v", missing, err)
+		}
+	}
+	// A healthy envelope is in one of them only.
+	if _, err := coll.InsertMany(t.Context(), []any{bson.D{{Key: "ts", Value: bson.Timestamp{}}}, bson.D{{Key: "state", Value: "retry"}, {Key: "nextAt", Value: time.Now()}}}); err != nil {
+		t.Fatal(err)
+	}
+	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, options.Count().SetHint("state_1_key_1_pos_1"))
+	if err != nil || n != 1 {
+		t.Errorf("%d documents by the partial index, %v", n, err)
+	}
+}
+
+func TestEnsureIndexesNamesADriftedOne(t *testing.T) {
+	t.Parallel()
+	coll := database(t).Collection("outbox")
+	if _, err := coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "ts", Value: -1}}, Options: options.Index().SetName("ts_1")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := EnsureIndexes(t.Context(), coll); err == nil {
+		t.Error("an index of our name over something else went unnoticed")
+	}
+}
+
+func TestIndexStatementsCanBeTyped(t *testing.T) {
+	t.Parallel()
+	got := IndexStatements("shop", "outbox")
+	want := `db.getSiblingDB("shop").getCollection("outbox").createIndex({"dueAt":1}, {partialFilterExpression: {"dueAt":{"$exists":true}}})`
+	if len(got) != 4 || got[1] != want {
+		t.Errorf("got %q", got)
+	}
+}
+
+func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
+	t.Parallel()
+	r := NewRegistry(database(t).Collection("collections"))
+	one, two := [16]byte{1}, [16]byte{2}
+	if fresh, err := r.Claim(t.Context(), one, "shop.outbox", "orders"); err != nil || !fresh {
+		t.Fatalf("first claim: fresh %v, %v", fresh, err)
+	}
+	if fresh, err := r.Claim(t.Context(), one, "shop.outbox2", "orders"); err != nil || fresh {
+		t.Fatalf("again, after a rename: fresh %v, %v", fresh, err)
+	}
+	_, err := r.Claim(t.Context(), one, "shop.outbox2", "other")
+	var claimed *ClaimedError
+	if !errors.Is(err, ErrClaimed) || !errors.As(err, &claimed) || claimed.By != "orders" {
+		t.Fatalf("a second watcher: %v", err)
+	}
+	if _, err := r.Claim(t.Context(), two, "shop.outbox2", "$other"); err != nil { // re-created: another collection
+		t.Fatal(err)
+	}
+	if err := r.Release(t.Context(), one, "other"); err != nil {
+		t.Fatal(err)
+	}
+	all, err := r.Claims(t.Context(), "")
+	if err != nil || len(all) != 2 || all[0].NS != "shop.outbox2" {
+		t.Fatalf("claims: %+v, %v", all, err)
+	}
+	if mine, err := r.Claims(t.Context(), "$other"); err != nil || len(mine) != 1 || mine[0].UUID.Data[0] != 2 {
+		t.Fatalf("claims of one: %+v, %v", mine, err)
+	}
+	if err := r.Release(t.Context(), one, "orders"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Claim(t.Context(), one, "shop.outbox", "other"); err != nil {
+		t.Errorf("after the release: %v", err)
+	}
+	if _, err := r.Claim(t.Context(), [16]byte{}, "a.b", "orders"); err == nil {
+		t.Error("a collection without an identity was claimed")
+	}
+}
+
+func TestN25_OfTwoWatchersAtOnceOneIsRefused(t *testing.T) {
+	t.Parallel()
+	r := NewRegistry(database(t).Collection("collections"))
+	for round := range byte(10) {
+		errs := make(chan error, 4)
+		for w := range 4 {
+			go func() {
+				_, err := r.Claim(t.Context(), [16]byte{9, round}, "a.b", fmt.Sprint("w", w))
+				errs <- err
+			}()
+		}
+		won := 0
+		for range 4 {
+			if err := <-errs; err == nil {
+				won++
+			} else if !errors.Is(err, ErrClaimed) {
+				t.Error(err)
+			}
+		}
+		if won != 1 {
+			t.Errorf("%d watchers own the collection", won)
+		}
+	}
+}
+
+func TestListOutboxes(t *testing.T) {
+	t.Parallel()
+	c := stacktest.Client(t)
+	a, b := stacktest.Database(t, c), stacktest.Database(t, c)
+	for _, db := range []*mongo.Database{a, b} {
+		for _, name := range []string{"outbox", "orders"} {
+			if err := db.CreateCollection(t.Context(), name); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := a.CreateView(t.Context(), "view.outbox", "orders", mongo.Pipeline{}); err != nil {
+		t.Fatal(err)
+	}
+	match := func(db, coll []byte) bool {
+		return (string(db) == a.Name() || string(db) == b.Name()) && string(coll) != "orders"
+	}
+	all, err := ListOutboxes(t.Context(), c, match)
+	if err != nil || len(all) != 2 || all[0].UUID == all[1].UUID || !all[0].Identified() || all[0].NS() > all[1].NS() {
+		t.Fatalf("found %+v, %v", all, err)
+	}
+	one, err := ListOutboxes(t.Context(), c, match, b.Name())
+	if err != nil || len(one) != 1 || one[0].DB != b.Name() || one[0].Coll != "outbox" {
+		t.Fatalf("found %+v, %v", one, err)
+	}
+	before := one[0].UUID
+	if err := b.Collection("outbox").Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.CreateCollection(t.Context(), "outbox"); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := ListOutboxes(t.Context(), c, match, b.Name()); err != nil || again[0].UUID == before {
+		t.Errorf("a re-created collection has the identity of the old one, %v", err)
+	}
+}
+
+func TestN06_NodesKnowOfEachOther(t *testing.T) {
+	t.Parallel()
+	coll := database(t).Collection("nodes")
+	n := NewNodes(coll)
+	if err := n.Heartbeat(t.Context(), Sign{Node: "$a", Address: "10.0.0.1:80", Watchers: []string{"orders"}, KafkaReachable: false, SinceAck: -1}); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok {
+		t.Errorf("alone, another reaches Kafka: %v, %v", ok, err)
+	}
+	if err := n.Heartbeat(t.Context(), Sign{Node: "b", KafkaReachable: true, SinceAck: 3 * time.Second}); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || !ok {
+		t.Errorf("b reaches Kafka: %v, %v", ok, err)
+	}
+	if ok, err := n.AnotherReachesKafka(t.Context(), "b", time.Minute); err != nil || ok {
+		t.Errorf("for b nobody else does: %v, %v", ok, err)
+	}
+	all, err := n.List(t.Context())
+	if err != nil || len(all) != 2 {
+		t.Fatalf("%+v, %v", all, err)
+	}
+	for _, x := range all {
+		if x.Age() < 0 || x.Age() > time.Minute || !x.Alive(time.Minute) {
+			t.Errorf("%s is %v old", x.Node, x.Age())
+		}
+		if ack := x.LastAck; x.Node == "b" && (ack == nil || x.SeenAt.Sub(*ack) != 3*time.Second) || x.Node == "$a" && ack != nil {
+			t.Errorf("last ack of %s: %v, seen at %v", x.Node, ack, x.SeenAt)
+		}
+	}
+	// b was seen last an hour ago.
+	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "b"}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "seenAt", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", int64(3_600_000)}}}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok {
+		t.Errorf("a stale node counts: %v, %v", ok, err)
+	}
+	for node, want := range map[string]bool{"$a": true, "b": false, "nobody": false} {
+		if ok, err := n.Alive(t.Context(), node, time.Minute); err != nil || ok != want {
+			t.Errorf("%s alive: %v, %v", node, ok, err)
+		}
+	}
+	if gone, err := n.Forget(t.Context(), 10*time.Minute); err != nil || gone != 1 {
+		t.Errorf("%d stale nodes were removed, %v", gone, err)
+	}
+	if err := n.Leave(t.Context(), "$a"); err != nil {
+		t.Error(err)
+	}
+	if all, _ := n.List(t.Context()); len(all) != 0 {
+		t.Errorf("left: %+v", all)
+	}
+}
+
+func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {
+	t.Parallel()
+	e := NewEvents(database(t).Collection("events"), "orders", "a")
+	if err := e.Ensure(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	e.kept = 5
+	for i := range 12 {
+		if err := e.Append(t.Context(), TookOver, bson.D{{Key: "epoch", Value: i}, {Key: "$odd", Value: "$now"}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := e.Trim(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got, err := e.Latest(t.Context(), 100)
+	if err != nil || len(got) != 5 {
+		t.Fatalf("%d events, %v", len(got), err)
+	}
+	for i, ev := range got {
+		if n := ev.Fields.Lookup("epoch").AsInt64(); n != int64(11-i) || ev.Kind != TookOver || ev.Watcher != "orders" || ev.At.IsZero() {
+			t.Errorf("event %d: %+v", i, ev)
+		}
+	}
+	if err := e.Append(t.Context(), Halted, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestOldestTSAndEmpty(t *testing.T) {
+	t.Parallel()
+	coll := database(t).Collection("outbox")
+	if _, ok, err := OldestTS(t.Context(), coll); ok || err != nil {
+		t.Errorf("of nothing: %v, %v", ok, err)
+	}
+	if empty, err := Empty(t.Context(), coll); !empty || err != nil {
+		t.Errorf("empty: %v, %v", empty, err)
+	}
+	// Unstamped ones, by an upsert and by a writer that put a date there, do not count.
+	_, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: 1}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{}}}}}, options.UpdateOne().SetUpsert(true))
+	if err == nil {
+		_, err = coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: 2}, {Key: "ts", Value: time.UnixMilli(1)}})
+	}
+	if err == nil {
+		_, err = coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: 3}})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok, err := OldestTS(t.Context(), coll); ok || err != nil {
+		t.Errorf("of unstamped documents: %v, %v", ok, err)
+	}
+	for id := range 3 {
+		if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: 10 + id}, {Key: "ts", Value: bson.Timestamp{}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var first struct{ TS bson.Timestamp }
+	if err := coll.FindOne(t.Context(), bson.D{{Key: "_id", Value: 10}}).Decode(&first); err != nil {
+		t.Fatal(err)
+	}
+	if ts, ok, err := OldestTS(t.Context(), coll); !ok || err != nil || ts != first.TS {
+		t.Errorf("oldest %v of %v, %v, %v", ts, first.TS, ok, err)
+	}
+	if empty, err := Empty(t.Context(), coll); empty || err != nil {
+		t.Errorf("empty: %v, %v", empty, err)
+	}
+}
+
+func value(t *testing.T, v any) bson.RawValue {
+	t.Helper()
+	typ, data, err := bson.MarshalValue(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return bson.RawValue{Type: typ, Value: data}
+}
+
+func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
+	t.Parallel()
+	// A client that was set to read whatever is nearest.
+	var mu sync.Mutex
+	seen := make(map[string]int)
+	c := stacktest.Client(t, options.Client().SetReadConcern(readconcern.Local()).SetReadPreference(readpref.Nearest()).SetMonitor(&event.CommandMonitor{
+		Started: func(_ context.Context, e *event.CommandStartedEvent) {
+			if e.CommandName == "find" {
+				level, _ := e.Command.Lookup("readConcern", "level").StringValueOK()
+				mode, _ := e.Command.Lookup("$readPreference", "mode").StringValueOK()
+				mu.Lock()
+				seen[level+" "+mode]++
+				mu.Unlock()
+			}
+		}}))
+	coll := stacktest.Database(t, c).Collection("outbox")
+	doc := bson.D{{Key: "_id", Value: "7"}, {Key: "payload", Value: "x"}}
+	if _, err := coll.InsertOne(t.Context(), doc); err != nil {
+		t.Fatal(err)
+	}
+	want, _ := bson.Marshal(doc)
+	if got, err := Fetch(t.Context(), coll, value(t, "7")); err != nil || string(got) != string(want) {
+		t.Errorf("%s, %v", got, err)
+	}
+	if _, err := Fetch(t.Context(), coll, value(t, int32(7))); !errors.Is(err, ErrNotFound) { // the type is part of the id
+		t.Errorf("another id: %v", err)
+	}
+	n := 0
+	if err := FetchMany(t.Context(), coll, []bson.RawValue{value(t, "7"), value(t, "8")}, func(bson.Raw) error { n++; return nil }); err != nil || n != 1 {
+		t.Errorf("%d, %v", n, err)
+	}
+	if _, _, err := OldestTS(t.Context(), coll); err != nil {
+		t.Error(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if n := seen["majority "] + seen["majority primary"]; n != 4 || len(seen) != 1 {
+		t.Errorf("reads by concern and preference: %v", seen)
+	}
+	if now, err := ServerTime(t.Context(), coll.Database().Client()); err != nil || time.Since(now).Abs() > time.Minute {
+		t.Errorf("the server's time is %v, %v", now, err)
+	}
+}
+
+func TestAMissingPrivilegeSaysWhatToGrant(t *testing.T) {
+	t.Parallel()
+	err := privilege(mongo.CommandError{Code: 13}, "listing", "listIndexes", "shop.outbox", "do it yourself")
+	var pe *PrivilegeError
+	if !errors.As(err, &pe) || pe.Action != "listIndexes" {
+		t.Fatal(err)
+	}
+	if want := "listing: not allowed: grant the action listIndexes on shop.outbox to the relay's user, or do it yourself"; err.Error() != want {
+		t.Errorf("%q", err)
+	}
+	if err := privilege(mongo.CommandError{Code: 11}, "listing", "x", "y", ""); errors.As(err, &pe) && pe.Action == "x" {
+		t.Error("another error was taken for a missing privilege")
+	}
+}
