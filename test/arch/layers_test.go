@@ -61,9 +61,9 @@ var rooms = []room{
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
 
 	// Layer 5: programs.
-	{dir: "cmd", layer: 5, why: "parses flags and prints; what it does lives below", only: []string{
+	{dir: "cmd", layer: 5, why: "parses flags, makes log and metric set, prints; what it does lives below", only: []string{
 		"internal/app", "internal/httpapi", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
-		"internal/config", "internal/logging", "internal/admin",
+		"internal/config", "internal/logging", "internal/metrics", "internal/admin",
 	}},
 	{dir: "examples", layer: 5, why: "what a user can write", only: []string{
 		"resume", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/saga", "pkg/relay",
