@@ -363,7 +363,7 @@ func seeds(t testing.TB) [][]byte {
 		bson.E{Key: "topic", Value: "t"}, bson.E{Key: "partition", Value: 2.0}, bson.E{Key: "headers", Value: bson.A{pair("a", []byte{1}), pair("b", "s"), pair("c", nil)}},
 		bson.E{Key: "contenttype", Value: "c"}, bson.E{Key: "schemaversion", Value: int32(3)}, bson.E{Key: "source", Value: "s"}, bson.E{Key: "subject", Value: "s"},
 		bson.E{Key: "time", Value: bson.DateTime(1)}, bson.E{Key: "ts", Value: bson.Timestamp{T: 1, I: 2}}, bson.E{Key: "slot", Value: int32(5)}, bson.E{Key: "dueAt", Value: bson.DateTime(2)},
-		bson.E{Key: "expiresAt", Value: bson.DateTime(3)}, bson.E{Key: "state", Value: "retry"}, bson.E{Key: "pos", Value: "82"}, bson.E{Key: "delivery", Value: int32(1)})
+		bson.E{Key: "expiresAt", Value: bson.DateTime(3)}, bson.E{Key: "state", Value: "retry"}, bson.E{Key: "payload", Value: bson.D{{Key: "a", Value: 1.0}, {Key: "b", Value: bson.A{true, "\n"}}, {Key: "c", Value: bson.CodeWithScope{Code: "x", Scope: bson.D{{Key: "y", Value: bson.Regex{Pattern: "p", Options: "xi"}}}}}}}, bson.E{Key: "pos", Value: "82"}, bson.E{Key: "delivery", Value: int32(1)})
 	odd := doc(t, bson.E{Key: "payload", Value: bson.A{1, "x", bson.D{{Key: "n", Value: nil}}}}, bson.E{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}},
 		bson.E{Key: "re", Value: bson.Regex{Pattern: "a", Options: "i"}}, bson.E{Key: "js", Value: bson.JavaScript("1")}, bson.E{Key: "cs", Value: bson.CodeWithScope{Code: "1", Scope: bson.D{}}},
 		bson.E{Key: "sym", Value: bson.Symbol("s")}, bson.E{Key: "ptr", Value: bson.DBPointer{DB: "d", Pointer: oid}}, bson.E{Key: "dec", Value: bson.NewDecimal128(1, 2)},
@@ -397,7 +397,7 @@ func checkParse(t *testing.T, data []byte) {
 	if err == nil {
 		got := summary(&v)
 		v.AppendID(nil)
-		_, _ = event.AppendPayload(nil, &v)
+		checkPayload(t, &v)
 		// The same document in the middle of other bytes reads the same: nothing outside of it counts.
 		padded := append(append(bytes.Repeat([]byte{0xff}, 16), data...), bytes.Repeat([]byte{0xff}, 16)...)
 		var w event.View
@@ -420,6 +420,18 @@ func checkParse(t *testing.T, data []byte) {
 	}
 	if diff := cmp.Diff(want, summary(&v)); diff != "" {
 		t.Fatal(diff)
+	}
+}
+
+// checkPayload compares with the driver's writer, where that one can read the document.
+func checkPayload(t *testing.T, v *event.View) {
+	t.Helper()
+	got, err := event.AppendPayload(nil, v)
+	if err != nil || v.PayloadType != byte(bson.TypeEmbeddedDocument) || bytes.Contains(got, []byte(`"subType":"02"`)) {
+		return
+	}
+	if want, err := bson.MarshalExtJSON(bson.Raw(v.Payload), false, false); err == nil && string(got) != string(want) {
+		t.Fatalf("payload %s, the driver writes %s", got, want)
 	}
 }
 

@@ -300,7 +300,7 @@ func TestParseAllocatesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	foreign := doc(t, bson.E{Key: "_id", Value: bson.NewObjectID()}, bson.E{Key: "aggregateid", Value: int64(math.MaxInt64)},
+	foreign := doc(t, bson.E{Key: "_id", Value: bson.NewObjectID()}, bson.E{Key: "payload", Value: bson.D{{Key: "total", Value: 1.5}, {Key: "at", Value: bson.DateTime(5)}, {Key: "lines", Value: bson.A{"a"}}}}, bson.E{Key: "aggregateid", Value: int64(math.MaxInt64)},
 		bson.E{Key: "key", Value: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}, bson.E{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}})
 	v := new(event.View)
 	buf := make([]byte, 0, 4096)
@@ -335,6 +335,27 @@ func BenchmarkParse(b *testing.B) {
 	b.SetBytes(int64(len(raw)))
 	for b.Loop() {
 		if err := event.Parse(raw, v); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+func BenchmarkAppendDocument(b *testing.B) {
+	lines := bson.A{}
+	for i := range 12 {
+		lines = append(lines, bson.D{{Key: "item", Value: "article number " + string(rune('a'+i))}, {Key: "quantity", Value: int32(i)}, {Key: "price", Value: 59.98}})
+	}
+	raw := doc(b, bson.E{Key: "payload", Value: bson.D{{Key: "total", Value: 12.5}, {Key: "at", Value: bson.DateTime(1_700_000_000_000)}, {Key: "lines", Value: lines}}})
+	v := new(event.View)
+	if err := event.Parse(raw, v); err != nil {
+		b.Fatal(err)
+	}
+	b.SetBytes(int64(len(v.Payload)))
+	b.ReportAllocs()
+	var buf []byte
+	for b.Loop() {
+		var err error
+		if buf, err = event.AppendPayload(buf[:0], v); err != nil {
 			b.Fatal(err)
 		}
 	}
