@@ -22,6 +22,8 @@ var (
 	ErrFenced = errors.New("the transactional id was taken by another owner")
 	// ErrSelfMove says that the owner's own transaction hangs: drain, NextGeneration, save, go on (N4).
 	ErrSelfMove = errors.New("the owner's transactional id hangs and has to be left")
+	// ErrNoHealthy says that no partition was fit to take a marker.
+	ErrNoHealthy = errors.New("no partition is healthy")
 	// ErrDeadline says that a step was given up for lack of time, not by an answer of the coordinator.
 	ErrDeadline = errors.New("no usable answer in time")
 )

@@ -23,8 +23,9 @@ import (
 // leaves epoch and sequences alone.
 //
 // Errors: ErrSelfMove when a marker is not complete within 5 s, or the coordinator has forgotten the id, or its epoch nears
-// the end: the caller drains, calls NextGeneration, saves Senders and goes on. ErrFenced; ctx's end. With neither idle nor
-// spare partitions there is nothing to keep: nothing was sent.
+// the end: the caller drains, calls NextGeneration, saves Senders and goes on. ErrNoHealthy: nothing was kept alive, ask
+// again within minutes. ErrFenced; ctx's end. With neither idle nor spare partitions there is nothing to keep: nothing was
+// sent.
 func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicPartition) error {
 	s.txn.Lock()
 	defer s.txn.Unlock()
@@ -32,7 +33,7 @@ func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicParti
 		return err
 	}
 	current := s.Producer()
-	if current.Epoch >= MaxEpoch {
+	if current.Epoch >= s.maxEpoch() {
 		return fmt.Errorf("epoch %d of transactional id %s nears its end: %w", current.Epoch, s.TransactionalID(), ErrSelfMove)
 	}
 	done := false
@@ -51,6 +52,9 @@ func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicParti
 		if done, err = s.touch(ctx, tp); err != nil {
 			return err
 		}
+	}
+	if !done && len(idle)+len(spare) > 0 {
+		return fmt.Errorf("keeping transactional id %s alive: %w", s.TransactionalID(), ErrNoHealthy)
 	}
 	return nil
 }

@@ -104,6 +104,13 @@ func (s *Session) idle() time.Duration {
 	return readIdle
 }
 
+func (s *Session) maxEpoch() int16 {
+	if s.in.epochs > 0 {
+		return s.in.epochs
+	}
+	return MaxEpoch
+}
+
 func (s *Session) reader() *reader {
 	s.mu.Lock()
 	defer s.mu.Unlock()

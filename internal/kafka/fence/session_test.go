@@ -7,7 +7,6 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -55,6 +54,9 @@ func TestN04_KeepAliveLeavesTheFlowAlone(t *testing.T) {
 	}
 	if got := markersOf(t, c, at(tp, 2), me.ID); got != 4 {
 		t.Errorf("%d markers of ours in the other spare partition, want 4", got)
+	}
+	if err := out.Session.KeepAlive(ctx, nil, []record.TopicPartition{at("no-"+tp, 0)}); !errors.Is(err, ErrNoHealthy) {
+		t.Errorf("keep-alive without a healthy partition: %v", err)
 	}
 	// A deposed owner's keep-alive says so.
 	o.takeAll(t, client(t))
@@ -148,14 +150,37 @@ func TestN05_ChangedProducerIDIsAnAlarm(t *testing.T) {
 	}
 }
 
-// H3: near the end of the epochs the id is left, after its own barrier.
+// Near the end of its epochs the id is left, after its own barrier: the markers of the old id fence the old owner.
 func TestN05_GenerationMovesBeforeEpochsRunOut(t *testing.T) {
 	t.Parallel()
 	c := client(t)
-	s := newSession(c, In{TransactionalID: "tx-" + stacktest.Name(t)})
-	s.current = Producer{ID: 1, Epoch: MaxEpoch}
-	if err := s.KeepAlive(ctxOf(t, 10*time.Second), nil, nil); !errors.Is(err, ErrSelfMove) {
-		t.Errorf("keep-alive at epoch %d: %v", MaxEpoch, err)
+	tp := topic(t, c, 2)
+	o := newOwner(t, tp, 2)
+	first := o.takeAll(t, c)
+	mustPut(t, c, at(tp, 0), encode(0, first.Producer, 0, ids("a")...))
+	in := o.in()
+	in.epochs = 2
+	out, err := c.Take(ctxOf(t, 30*time.Second), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.save(out.Session)
+	if out.Generation != 1 || out.Producer.ID == first.Producer.ID || len(out.Released) != 2 || !o.saw(GenerationMoved) {
+		t.Fatalf("generation %d, %v, released %d, events %+v", out.Generation, out.Producer, len(out.Released), o.events)
+	}
+	for p := range 2 {
+		refusedZombie(t, c, at(tp, p), first.Producer, 1)
+		mustPut(t, c, at(tp, p), encode(0, out.Producer, 0, ids("b")...))
+	}
+	next := o.takeAll(t, client(t))
+	if next.Generation != 1 || next.Released[at(tp, 0)].Hits.Len() != 2 {
+		t.Errorf("successor: generation %d, %d hits", next.Generation, next.Released[at(tp, 0)].Hits.Len())
+	}
+	refusedZombie(t, c, at(tp, 0), out.Producer, 1)
+
+	next.Session.in.epochs = 1
+	if err := next.Session.KeepAlive(ctxOf(t, 10*time.Second), all(tp, 1), nil); !errors.Is(err, ErrSelfMove) {
+		t.Errorf("keep-alive near the end of the epochs: %v", err)
 	}
 }
 

@@ -42,6 +42,8 @@ type In struct {
 	Stuck time.Duration
 	// Idle is how long a partition without any progress is waited for. Defaults to 2 s; its read-back goes on in Retry.
 	Idle time.Duration
+
+	epochs int16 // MaxEpoch, unless a test cannot wait for it
 }
 
 // Out is the result of a take-over. Nothing may be sent before Senders and the offsets (each released Tail's From) are
@@ -165,7 +167,7 @@ func (t *takeOver) fence(ctx context.Context) error {
 	var wg sync.WaitGroup
 	barrier, next := t.current, t.current
 	var reinit error
-	if !stuck && barrier.Epoch < MaxEpoch {
+	if !stuck && barrier.Epoch < t.maxEpoch() {
 		wg.Go(func() { next, reinit = t.c.Init(ctx, t.txid(t.generation), barrier, t.pat()) })
 	}
 	err = t.read(ctx, h, without(covered, refused))
@@ -173,7 +175,7 @@ func (t *takeOver) fence(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
-	case stuck || errors.Is(reinit, ErrStuck) || barrier.Epoch >= MaxEpoch:
+	case stuck || errors.Is(reinit, ErrStuck) || barrier.Epoch >= t.maxEpoch():
 		return t.nextGeneration(ctx) // nothing was ever sent with the epoch of the barrier
 	case reinit != nil:
 		return reinit
