@@ -30,10 +30,14 @@ type cursor struct {
 	// base outlives the context of Run by a little: ending it in the middle of a getMore would leave the cursor behind on the server.
 	base context.Context
 	stop func()
-	id   atomic.Int64 // for the kill, which comes from another goroutine
-	drop string       // N23: events at or before this token's data were handed on; "" once one behind it was seen
-	from string       // the drop to begin again with when the driver resumed by itself
-	wait time.Duration
+	// late ends base when a reply takes too long. A timer that is set again costs nothing, whereas a context with a deadline for each
+	// reply makes the driver compute its way through round-trip statistics.
+	late     *time.Timer
+	timedOut atomic.Bool
+	id       atomic.Int64 // for the kill, which comes from another goroutine
+	drop     string       // N23: events at or before this token's data were handed on; "" once one behind it was seen
+	from     resume.Token // what to drop by when the driver has resumed by itself
+	wait     time.Duration
 }
 
 // open opens the stream at the run's position.
@@ -55,19 +59,19 @@ func (r *run) open(ctx context.Context) (*cursor, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.drop, c.from = r.pos.Token.Data(), r.pos.Token.Data()
+	c.drop, c.from = r.pos.Token.Data(), r.pos.Token
 	c.cs.SetBatchSize(r.size.next(r.s.cfg.BatchSize))
 	return c, nil
 }
 
-// outlive is a context that ends a grace after ctx. stop ends it at once.
-func outlive(ctx context.Context, grace time.Duration) (context.Context, func()) {
-	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
+// outlive is a context that ends a grace after ctx, or with cancel. stop ends it and the waiting for ctx.
+func outlive(ctx context.Context, grace time.Duration) (base context.Context, cancel, stop func()) {
+	base, cancel = context.WithCancel(context.WithoutCancel(ctx))
 	unhook := context.AfterFunc(ctx, func() {
 		t := time.AfterFunc(grace, cancel)
 		context.AfterFunc(base, func() { t.Stop() })
 	})
-	return base, func() { unhook(); cancel() }
+	return base, cancel, func() { unhook(); cancel() }
 }
 
 // killWhen kills the server's cursor when ctx ends, which wakes a getMore that waits there. The returned function undoes it and joins.
@@ -116,10 +120,10 @@ func (s *Stream) watch(ctx context.Context, pipeline mongo.Pipeline, opts *optio
 	if err != nil {
 		return nil, err
 	}
-	base, stop := outlive(ctx, s.cfg.MaxAwait+stopGrace)
+	base, cancel, stop := outlive(ctx, s.cfg.MaxAwait+stopGrace)
 	base = mongo.NewSessionContext(base, sess)
-	opening, cancel := context.WithTimeout(base, openTimeout)
-	defer cancel()
+	opening, opened := context.WithTimeout(base, openTimeout)
+	defer opened()
 	cs, err := s.aggregate(opening, pipeline, opts)
 	if err != nil {
 		if opening.Err() != nil {
@@ -131,6 +135,11 @@ func (s *Stream) watch(ctx context.Context, pipeline mongo.Pipeline, opts *optio
 	}
 	c := &cursor{s: s, cs: cs, sess: sess, base: base}
 	c.id.Store(cs.ID())
+	c.late = time.AfterFunc(maxPatience, func() {
+		c.timedOut.Store(true)
+		cancel()
+	})
+	c.late.Stop()
 	c.stop = c.killWhen(ctx, stop)
 	return c, nil
 }
@@ -152,23 +161,23 @@ func (s *Stream) aggregate(ctx context.Context, pipeline mongo.Pipeline, opts *o
 
 // fetch gets one reply into b, which stays empty if there was nothing.
 func (c *cursor) fetch(limit time.Duration, b *Batch) error {
-	ctx, cancel := context.WithTimeout(c.base, limit)
-	defer cancel()
+	c.late.Reset(limit)
 	begin := time.Now()
-	ok := c.cs.TryNext(ctx)
+	ok := c.cs.TryNext(c.base)
 	c.wait = time.Since(begin)
+	c.late.Stop()
 	c.resumed()
 	if !ok {
 		err := c.cs.Err()
-		if err != nil && ctx.Err() != nil {
-			c.kill(ctx) // the driver tried on the same context, which was over
+		if err != nil && c.timedOut.Load() {
+			c.kill(c.base) // the driver tried on a context that was over
 			return errTimeout
 		}
 		return err
 	}
 	b.add(c.cs.Current)
 	for range c.cs.RemainingBatchLength() {
-		if !c.cs.TryNext(ctx) { // from memory
+		if !c.cs.TryNext(c.base) { // from memory
 			return errors.Join(errors.New("reading a fetched batch"), c.cs.Err())
 		}
 		b.add(c.cs.Current)
@@ -184,7 +193,7 @@ func (c *cursor) resumed() {
 		return
 	}
 	c.id.Store(id)
-	c.drop = c.from
+	c.drop = c.from.Data()
 	c.s.cfg.Metrics.restart("driver")
 	c.s.cfg.Log.Info("the driver resumed the change stream")
 }

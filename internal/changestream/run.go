@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -168,7 +169,7 @@ func (r *run) take(ctx context.Context, c *cursor, b *Batch) error {
 	if err := r.hand(ctx, b, next, moved); err != nil {
 		return err
 	}
-	c.from = r.pos.Token.Data()
+	c.from = r.pos.Token
 	r.progress(full, moved)
 	switch {
 	case invalid != nil:
@@ -361,6 +362,10 @@ func (s *Stream) report(err error, wait time.Duration) {
 		code = int(ce.Code)
 		words = fmt.Sprintf("MongoDB answered %s (%d)", ce.Name, ce.Code)
 	}
-	s.cfg.Log.Warn("change stream broken off; reopening from the last position", "reason", words, "wait", wait)
+	level := slog.LevelWarn
+	if st := s.State(); st.Phase == Reopening && st.Reason == words {
+		level = slog.LevelDebug // the same again: told once
+	}
+	s.cfg.Log.Log(context.Background(), level, "change stream broken off; reopening from the last position", "reason", words, "wait", wait)
 	s.enter(Reopening, code, words)
 }
