@@ -6,7 +6,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/app"
-	"github.com/outrelay/outrelay/internal/metrics"
 )
 
 func newRunCommand(p *program) *cobra.Command {
@@ -28,7 +27,7 @@ func (p *program) relay(ctx context.Context) error {
 		return err
 	}
 	version := thisBuild().Version
-	r, err := app.New(cfg, version, log, metrics.New(version))
+	r, err := app.New(cfg, version, log)
 	if err != nil {
 		return err
 	}

@@ -48,24 +48,25 @@ type Relay struct {
 	acked    atomic.Int64 // when Kafka acked last, Unix nanoseconds
 	scope    *changestream.Scope
 	router   *routing.Router
+	preset   *routing.Preset
 	fenced   []time.Time // when Kafka fenced this owner although it held the lease (N5)
 	stepped  time.Time   // when it last stepped down for lack of progress (N6)
 	running  running
 }
 
 // New builds a relay; it does no I/O. Every error it returns is one of the configuration.
-func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Relay, error) {
-	r := &Relay{cfg: cfg, log: log, metrics: metrics.OrNew(m), version: version}
+func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
+	r := &Relay{cfg: cfg, log: log, metrics: metrics.New(version), version: version}
 	r.state = newState(cfg.HTTP.Readiness, time.Now)
 	var err error
 	if r.scope, err = changestream.ParseScope(cfg.Watch, ownCollections(cfg)...); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
-	if r.router, err = newRouter(cfg); err != nil {
-		return nil, err
+	if r.router, err = routing.New(cfg.Routing()); err != nil {
+		return nil, fmt.Errorf("topics: %w", err)
 	}
-	if _, err = newFiller(cfg); err != nil {
-		return nil, err
+	if r.preset, err = routing.NewPreset(cfg.Preset()); err != nil {
+		return nil, fmt.Errorf("record: %w", err)
 	}
 	if r.mongo, err = connect(cfg.MongoDB, cfg.Node); err != nil {
 		return nil, err

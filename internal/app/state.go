@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/logging"
 )
 
 // Role is what a process does for its watcher.
@@ -98,7 +100,7 @@ func (s *state) Ready() (ok bool, role string, reasons []string) {
 		if p.fatal || age >= s.ready {
 			ok = false
 		}
-		reasons = append(reasons, fmt.Sprintf("%s: %s (for %s)", part, p.text, age.Truncate(time.Second)))
+		reasons = append(reasons, fmt.Sprintf("%s: %s (for %s)", part, logging.Clean(p.text), age.Truncate(time.Second)))
 	}
 	slices.Sort(reasons)
 	if s.role == RoleStarting {

@@ -56,9 +56,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if t.stream, err = t.newStream(); err != nil {
 		return none, err
 	}
-	if t.pump, err = t.newPump(&doc, until); err != nil {
-		return none, err
-	}
+	t.pump = t.newPump(&doc, until)
 	g.Go(func() error { return endOf(work, sink.Run(work)) })
 	g.Go(func() error { return endOf(work, disp.Run(work)) })
 	g.Go(func() error { t.indexes(ctx); return nil })
@@ -170,13 +168,9 @@ func (t *term) newStream() (*changestream.Stream, error) {
 	})
 }
 
-func (t *term) newPump(doc *lease.Document, until bson.Timestamp) (*pump, error) {
-	filler, err := newFiller(t.cfg)
-	if err != nil {
-		return nil, err
-	}
+func (t *term) newPump(doc *lease.Document, until bson.Timestamp) *pump {
 	p := &pump{
-		scope: t.scope, router: t.router, filler: filler, disp: t.disp, ddl: t.onDDL, now: t.clock.now,
+		scope: t.scope, router: t.router, filler: t.preset.Filler(), disp: t.disp, ddl: t.onDDL, now: t.clock.now,
 		replay:      replay{until: until, end: t.sink.EndReplay},
 		tick:        func() { t.progress.ticks.Add(1) },
 		dropExpired: t.cfg.Expired == "drop",
@@ -192,7 +186,7 @@ func (t *term) newPump(doc *lease.Document, until bson.Timestamp) (*pump, error)
 	p.dirty = func(ctx context.Context, ns string) error {
 		return t.held.Save(ctx, lease.Update{Dirty: []string{ns}})
 	}
-	return p, nil
+	return p
 }
 
 // startFrom finds the place to read from, and the position to keep until the stream moves it.

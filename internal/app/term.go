@@ -176,7 +176,6 @@ func (t *term) release(work context.Context) {
 		t.log.Warn("the lease could not be released; it expires by itself", "reason", err, "ttl", t.cfg.Lease.TTL)
 		return
 	}
-	t.log.Info("released the lease")
 }
 
 // halted keeps the lease when only a person can help, so that no standby runs into the same, until stop ends, the lease is

@@ -14,31 +14,8 @@ import (
 	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/kafka/fence"
 	"github.com/outrelay/outrelay/internal/metrics"
-	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/store"
 )
-
-func newRouter(cfg config.Config) (*routing.Router, error) {
-	c := routing.Config{Template: cfg.Topics.Template, Allow: cfg.Topics.Allow}
-	for _, r := range cfg.Topics.Rules {
-		c.Rules = append(c.Rules, routing.Rule{AggregateType: r.Match.AggregateType, Type: r.Match.Type, To: r.To})
-	}
-	r, err := routing.New(c)
-	if err != nil {
-		return nil, fmt.Errorf("topics: %w", err)
-	}
-	return r, nil
-}
-
-func newFiller(cfg config.Config) (*routing.Filler, error) {
-	p, err := routing.NewPreset(routing.PresetConfig{
-		Name: cfg.Record.Preset, Structured: cfg.Record.Structured, Source: cfg.Record.Source, Headers: cfg.Record.Headers,
-	})
-	if err != nil {
-		return nil, fmt.Errorf("record: %w", err)
-	}
-	return p.Filler(), nil
-}
 
 // NewKafka makes the client of the configured cluster; it does no I/O.
 func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Client, error) {
