@@ -57,6 +57,9 @@ func (b *Builder) Move(to []byte) []byte {
 	return old
 }
 
+// Forget lets go of the memory, which the caller uses otherwise from now on; Count stays.
+func (b *Builder) Forget() { b.buf = nil }
+
 // Room is how many bytes fit before Append would have to allocate.
 func (b *Builder) Room() int { return cap(b.buf) - len(b.buf) }
 
@@ -73,6 +76,12 @@ func Need(size int) int { return start + size }
 func Size(rec *record.Record) int {
 	n := maxDeltas + bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
 	return n + varintLen(int64(n))
+}
+
+// Alone is the length of a batch, before compression, that holds rec and nothing else.
+func Alone(rec *record.Record) int {
+	n := 3 + bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
+	return Overhead + n + varintLen(int64(n))
 }
 
 // Append encodes rec behind the others. It copies everything.

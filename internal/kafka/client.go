@@ -1,0 +1,148 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/outrelay/outrelay/internal/kafka/batch"
+	"github.com/outrelay/outrelay/internal/kafka/fence"
+)
+
+// metaTimeout bounds one request for metadata: a broker that hangs must not hide what the others know.
+const metaTimeout = 1500 * time.Millisecond
+
+// connectSlack is what one of several brokers gets to accept a connection.
+const connectSlack = 500 * time.Millisecond
+
+// Client talks to one cluster. It is safe for concurrent use.
+type Client struct {
+	cfg       Config
+	codec     *batch.Codec
+	links     links
+	transport *kafkago.Transport
+	fence     *fence.Client
+	layout    atomic.Pointer[Layout]
+}
+
+// NewClient makes a client. It does no I/O.
+func NewClient(cfg Config) (*Client, error) {
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	codec, err := batch.ParseCodec(cfg.Compression)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{cfg: cfg, codec: codec}
+	c.transport = &kafkago.Transport{
+		Dial: cfg.Dial, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second,
+		ClientID: cfg.ClientID, TLS: cfg.TLS,
+	}
+	if cfg.SASL != nil {
+		c.transport.SASL = cfg.SASL
+	}
+	c.fence = &fence.Client{
+		Kafka:     &kafkago.Client{Addr: kafkago.TCP(cfg.Brokers...), Transport: c.transport},
+		Transport: c.transport,
+	}
+	c.layout.Store(&Layout{})
+	return c, nil
+}
+
+// Close closes idle connections. Those in use end with their request.
+func (c *Client) Close() {
+	c.links.close()
+	c.transport.CloseIdleConnections()
+}
+
+// call sends one request to a broker by address, over an idle connection if there is one. A connection that died while
+// it was idle is replaced once: the broker has closed it for its own reasons.
+func (c *Client) call(ctx context.Context, addr string, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
+	if l := c.links.take(addr); l != nil {
+		m, err := l.roundTrip(ctx, timeout, req)
+		if err == nil {
+			c.links.give(l)
+			return m, nil
+		}
+		l.close()
+		if ctx.Err() != nil || isTimeout(err) {
+			return nil, err
+		}
+	}
+	l, err := c.dial(ctx, addr)
+	if err != nil {
+		return nil, err
+	}
+	m, err := l.roundTrip(ctx, timeout, req)
+	if err != nil {
+		l.close()
+		return nil, fmt.Errorf("asking %s: %w", addr, err)
+	}
+	c.links.give(l)
+	return m, nil
+}
+
+func isTimeout(err error) bool {
+	t, ok := errors.AsType[interface {
+		error
+		Timeout() bool
+	}](err)
+	return ok && t.Timeout()
+}
+
+// any asks one broker after another, those of the last layout and the configured ones, until one answers.
+func (c *Client) any(ctx context.Context, timeout time.Duration, req func() protocol.Message) (protocol.Message, error) {
+	var errs []error
+	for _, addr := range c.candidates() {
+		try, cancel := context.WithTimeout(ctx, timeout+connectSlack)
+		m, err := c.call(try, addr, timeout, req())
+		cancel()
+		if err == nil {
+			return m, nil
+		}
+		errs = append(errs, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// candidates are all known addresses in random order, those with an idle connection first.
+func (c *Client) candidates() []string {
+	var list []string
+	for _, b := range c.layout.Load().Brokers {
+		list = append(list, b)
+	}
+	for _, b := range c.cfg.Brokers {
+		if !slices.Contains(list, b) {
+			list = append(list, b)
+		}
+	}
+	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+	c.links.mu.Lock()
+	defer c.links.mu.Unlock()
+	slices.SortStableFunc(list, func(a, b string) int {
+		return len(c.links.idle[b]) - len(c.links.idle[a])
+	})
+	return list
+}
+
+// Refresh forces a new layout: ours, and the one that kafka-go's Transport routes by.
+func (c *Client) Refresh(ctx context.Context, topics []string) (*Layout, error) {
+	c.fence.Refresh(ctx)
+	return c.Metadata(ctx, topics)
+}
+
+// String names the cluster in messages.
+func (c *Client) String() string { return strings.Join(c.cfg.Brokers, ",") }

@@ -1,0 +1,228 @@
+package kafka
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/apiversions"
+	"github.com/segmentio/kafka-go/protocol/saslauthenticate"
+	"github.com/segmentio/kafka-go/protocol/saslhandshake"
+)
+
+const (
+	dialTimeout = 3 * time.Second // to a broker: TCP, TLS, versions and SASL together
+	// linkIdle is below the broker's connections.max.idle.ms (10 min): the first record after a pause finds a live one.
+	linkIdle = 9 * time.Minute
+)
+
+// stage is how far a connection got.
+type stage string
+
+// The stages of a connection, in their order.
+const (
+	stageTCP      stage = "tcp"
+	stageTLS      stage = "tls"
+	stageVersions stage = "versions"
+	stageSASL     stage = "sasl"
+	stageRequest  stage = "request"
+)
+
+// connectError says at which stage a connection was lost.
+type connectError struct {
+	addr  string
+	stage stage
+	err   error
+}
+
+func (e *connectError) Error() string {
+	return fmt.Sprintf("connecting to %s (%s): %v", e.addr, e.stage, e.err)
+}
+func (e *connectError) Unwrap() error { return e.err }
+
+// link is one connection to a broker. It is used by one goroutine at a time; close may come from any.
+type link struct {
+	addr     string
+	nc       net.Conn
+	pc       *protocol.Conn
+	versions map[protocol.ApiKey]int16
+	used     time.Time
+}
+
+func (l *link) close() { _ = l.nc.Close() }
+
+// dial opens a link: TCP, TLS, the broker's versions, SASL.
+func (c *Client) dial(ctx context.Context, addr string) (*link, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	nc, err := c.cfg.Dial(ctx, "tcp", addr)
+	if err != nil {
+		return nil, &connectError{addr, stageTCP, err}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = nc.SetDeadline(time.Unix(1, 0)) })
+	l, err := c.handshake(ctx, nc, addr)
+	if !stop() && err == nil {
+		err = &connectError{addr, stageSASL, context.Cause(ctx)}
+	}
+	if err != nil {
+		_ = nc.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (c *Client) handshake(ctx context.Context, nc net.Conn, addr string) (*link, error) {
+	if c.cfg.TLS != nil {
+		cfg := c.cfg.TLS
+		if cfg.ServerName == "" {
+			cfg = cfg.Clone()
+			cfg.ServerName, _, _ = net.SplitHostPort(addr)
+		}
+		t := tls.Client(nc, cfg)
+		if err := t.HandshakeContext(ctx); err != nil {
+			return nil, &connectError{addr, stageTLS, err}
+		}
+		nc = t
+	}
+	l := &link{addr: addr, nc: nc, pc: protocol.NewConn(nc, c.cfg.ClientID), used: time.Now()}
+	m, err := l.pc.RoundTrip(new(apiversions.Request))
+	if err == nil && m.(*apiversions.Response).ErrorCode != 0 {
+		err = kafkago.Error(m.(*apiversions.Response).ErrorCode)
+	}
+	if err != nil {
+		return nil, &connectError{addr, stageVersions, err}
+	}
+	keys := m.(*apiversions.Response).ApiKeys
+	l.versions = make(map[protocol.ApiKey]int16, len(keys))
+	for _, k := range keys {
+		key := protocol.ApiKey(k.ApiKey)
+		l.versions[key] = key.SelectVersion(k.MinVersion, k.MaxVersion)
+	}
+	l.pc.SetVersions(l.versions)
+	if c.cfg.SASL != nil {
+		if err := authenticate(ctx, l.pc, c.cfg.SASL); err != nil {
+			return nil, &connectError{addr, stageSASL, err}
+		}
+	}
+	return l, nil
+}
+
+func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {
+	m, err := pc.RoundTrip(&saslhandshake.Request{Mechanism: s.Name()})
+	if err != nil {
+		return err
+	}
+	if hs := m.(*saslhandshake.Response); hs.ErrorCode != 0 {
+		return &mechanismError{s.Name(), hs.Mechanisms, kafkago.Error(hs.ErrorCode)}
+	}
+	session, state, err := s.Start(ctx)
+	if err != nil {
+		return err
+	}
+	for done := false; !done; {
+		m, err := pc.RoundTrip(&saslauthenticate.Request{AuthBytes: state})
+		if err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+				return fmt.Errorf("%w: the broker closed the connection", kafkago.SASLAuthenticationFailed)
+			}
+			return err
+		}
+		res := m.(*saslauthenticate.Response)
+		if res.ErrorCode != 0 {
+			return kafkago.Error(res.ErrorCode)
+		}
+		if done, state, err = session.Next(ctx, res.AuthBytes); err != nil {
+			return fmt.Errorf("%w: %w", kafkago.SASLAuthenticationFailed, err)
+		}
+	}
+	return nil
+}
+
+// mechanismError says which mechanisms the listener offers instead.
+type mechanismError struct {
+	asked   string
+	offered []string
+	code    kafkago.Error
+}
+
+func (e *mechanismError) Error() string {
+	return fmt.Sprintf("mechanism %s: %v (offered: %v)", e.asked, e.code, e.offered)
+}
+func (e *mechanismError) Unwrap() error { return e.code }
+
+// roundTrip sends one request and reads its answer. After an error the link is of no use.
+func (l *link) roundTrip(ctx context.Context, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
+	deadline := time.Now().Add(timeout)
+	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+		deadline = d
+	}
+	_ = l.nc.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { _ = l.nc.SetDeadline(time.Unix(1, 0)) })
+	m, err := l.pc.RoundTrip(req)
+	if !stop() && ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	l.used = time.Now()
+	return m, nil
+}
+
+// links keeps idle connections for requests other than records, by address.
+type links struct {
+	mu     sync.Mutex
+	idle   map[string][]*link
+	closed bool
+}
+
+const idlePerBroker = 2
+
+func (p *links) take(addr string) *link {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		list := p.idle[addr]
+		if len(list) == 0 {
+			return nil
+		}
+		l := list[len(list)-1]
+		p.idle[addr] = list[:len(list)-1]
+		if time.Since(l.used) < linkIdle {
+			return l
+		}
+		l.close()
+	}
+}
+
+func (p *links) give(l *link) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || len(p.idle[l.addr]) >= idlePerBroker {
+		l.close()
+		return
+	}
+	if p.idle == nil {
+		p.idle = map[string][]*link{}
+	}
+	p.idle[l.addr] = append(p.idle[l.addr], l)
+}
+
+func (p *links) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, list := range p.idle {
+		for _, l := range list {
+			l.close()
+		}
+	}
+	p.idle = nil
+}

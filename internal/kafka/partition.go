@@ -1,0 +1,139 @@
+package kafka
+
+import (
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafka/batch"
+	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// part is one partition of a topic. All fields are guarded by the sink's lock, but for the head batch while busy.
+type part struct {
+	t  *topic
+	tp record.TopicPartition
+
+	q    []*pending // in order; the head is the one that is sent
+	open *pending   // the last of q while it still takes records
+	seq  int32      // sequence of the next batch that is frozen
+	hint int        // bytes of the last batch: where the next one's buffer begins
+	end  int64      // one above the last offset that was acked
+
+	leader int32
+	lane   *lane // of the leader; nil without one
+	busy   bool  // a lane works on the head, or its answer is being told
+	listed bool  // waits in its lane
+	later  bool  // a timer will list it
+
+	quarantine bool         // N4: nothing may be sent
+	undrained  bool         // in quarantine by a move of our own: what is stored for it stays
+	flag       bool         // a stretch was not read back: what is sent in the replay may be a second copy
+	used       time.Time    // last batch or marker of our producer id, for the keep-alive
+	hits       *fence.Known // N7: what a read-back has found, while it counts
+	why        obstacle     // what holds it, for State
+	since      time.Time
+	tries      int
+}
+
+// pending is one batch, open or frozen.
+type pending struct {
+	b       batch.Builder
+	tickets []record.Ticket
+	parts   []int32 // of a topic's waiting records only: the partition that each asks for
+	bytes   int     // what its records have reserved
+
+	frozen bool // it was given to a lane: same bytes, same boundaries, until the answer is definite
+	sealed []byte
+	zipped []byte // the memory of sealed, if it was compressed
+	unsure bool   // it may have been appended
+	seq    int32
+	first  time.Time // when it was first sent
+	plain  bool      // without compression: the broker could not read it compressed
+	bad    int       // how often the broker found it corrupt
+}
+
+// hold notes why the partition does not move; the first reason's time counts until it moves again.
+func (p *part) hold(o obstacle, now time.Time) {
+	if p.why.none() {
+		p.since = now
+	}
+	p.why = o
+}
+
+func (p *part) moves() { p.why, p.tries = obstacle{}, 0 }
+
+// waiting counts the records that are queued.
+func (p *part) waiting() int {
+	n := 0
+	for _, b := range p.q {
+		n += len(b.tickets)
+	}
+	return n
+}
+
+// pop removes the head.
+func (p *part) pop() {
+	if p.open == p.q[0] {
+		p.open = nil
+	}
+	n := copy(p.q, p.q[1:])
+	p.q[n] = nil
+	p.q = p.q[:n]
+}
+
+// replaceHead puts batches where the head was.
+func (p *part) replaceHead(with ...*pending) {
+	if p.open == p.q[0] {
+		p.open = nil
+	}
+	rest := p.q[1:]
+	p.q = append(append(make([]*pending, 0, len(with)+len(rest)), with...), rest...)
+}
+
+// topic is one target.
+type topic struct {
+	name  string
+	parts []*part // empty until it is adopted
+	// grows: it has more partitions than parts; new records wait until the old ones have drained (N9).
+	grows   bool
+	waiting []*pending // records for a topic that is not adopted, in order
+	why     obstacle
+	since   time.Time
+	next    time.Time // not looked at for adoption before
+	max     int       // max.message.bytes; 0: unknown
+	limit   int       // where batches are cut
+	stale   bool      // max has to be read again
+
+	before int                 // partitions at the last checkpoint, if fewer than now: where the read-back finds a key
+	hits   int                 // left of the read-back in all partitions
+	sent   map[string]struct{} // N10: keys of which something was sent in this replay
+}
+
+func (t *topic) ready() bool { return len(t.parts) > 0 && !t.grows }
+
+func (t *topic) hold(o obstacle, now time.Time) (changed bool) {
+	if t.why.none() {
+		t.since = now
+	}
+	changed = t.why != o
+	t.why = o
+	return changed
+}
+
+// idle reports whether nothing is queued or in flight.
+func (t *topic) idle() bool {
+	for _, p := range t.parts {
+		if len(p.q) > 0 || p.busy {
+			return false
+		}
+	}
+	return true
+}
+
+func (t *topic) count() int {
+	n := 0
+	for _, b := range t.waiting {
+		n += len(b.tickets)
+	}
+	return n
+}

@@ -1,0 +1,181 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+const (
+	idleEvery = 10 * time.Second // N8
+	trimEvery = time.Second
+)
+
+// Run sends until ctx ends, then it returns nil. It returns ErrFenced when another owner has taken over, ErrBroken when a
+// new sink has to find out what arrived, and joins everything it has started before it returns.
+func (s *Sink) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	s.mu.Lock()
+	s.stop = cancel
+	if s.ended != nil {
+		cancel(s.ended)
+	}
+	s.start = func(l *lane) { wg.Go(func() { l.run(ctx, s) }) }
+	for _, l := range s.lanes {
+		s.start(l)
+	}
+	s.mu.Unlock()
+	s.meter()
+	for _, f := range []func(context.Context) error{s.refresh, s.adopter, s.keeper, s.house} {
+		wg.Go(func() {
+			if err := f(ctx); err != nil {
+				s.fail(err)
+			}
+		})
+	}
+	wake(s.adopt)
+	wake(s.renew)
+	s.Flush()
+	<-ctx.Done()
+	s.mu.Lock()
+	s.start = nil // no lane begins from here on
+	if s.ended == nil {
+		s.ended = ErrClosed
+	}
+	err := s.ended
+	if s.empty != nil {
+		close(s.empty) // Drain finds that the sink has ended
+		s.empty = nil
+	}
+	s.mu.Unlock()
+	wg.Wait()
+	if errors.Is(err, ErrClosed) {
+		return nil
+	}
+	return fmt.Errorf("kafka sink: %w", err)
+}
+
+// house trims memory and moves the stored offsets of idle partitions.
+func (s *Sink) house(ctx context.Context) error {
+	trim := time.NewTicker(trimEvery)
+	defer trim.Stop()
+	idle := time.NewTicker(idleEvery)
+	defer idle.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-trim.C:
+			s.mu.Lock()
+			s.free.trim()
+			s.mu.Unlock()
+			s.report()
+		case <-idle.C:
+			s.idleOffsets(ctx)
+		}
+	}
+}
+
+// idleOffsets is N8's refresh: where nothing of ours is queued or in flight, whatever we send next will stand at or above
+// the end that the leader tells now. Not during a replay: what was read back stands below. Not in quarantine: it was not
+// read yet.
+func (s *Sink) idleOffsets(ctx context.Context) {
+	s.mu.Lock()
+	var parts []record.TopicPartition
+	if !s.replay {
+		for _, t := range s.topics {
+			for _, p := range t.parts {
+				if len(p.q) == 0 && !p.busy && !p.quarantine && p.lane != nil {
+					parts = append(parts, p.tp)
+				}
+			}
+		}
+	}
+	s.mu.Unlock()
+	if len(parts) == 0 {
+		return
+	}
+	ends, err := s.c.ListOffsets(ctx, s.c.layout.Load(), parts)
+	if err != nil && ctx.Err() == nil {
+		wake(s.renew) // a leader that is dead or has moved
+		s.log.Debug("asking for the ends of idle partitions", "error", err)
+	}
+	for tp, end := range ends { // N8
+		s.acks.Idle(tp, end)
+	}
+}
+
+// Blocked is a target whose records wait.
+type Blocked struct {
+	Topic     string
+	Partition int32 // −1: the topic
+	Kind      string
+	Reason    string // for people: what happened, to what, and what to do
+	Since     time.Time
+	Count     int // records that wait
+}
+
+// State lists what waits and why, by topic and partition.
+func (s *Sink) State() []Blocked {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	var list []Blocked
+	for _, t := range s.topics {
+		if !t.why.none() {
+			list = append(list, Blocked{t.name, -1, t.why.kind, t.why.text, t.since, t.count()})
+		}
+		for _, p := range t.parts {
+			n := p.waiting()
+			passing := p.why.kind == kindUnreachable || p.why.kind == kindRefused
+			if p.why.none() || !p.quarantine && (n == 0 || passing && now.Sub(p.since) < sayAfter) {
+				continue
+			}
+			list = append(list, Blocked{t.name, p.tp.Partition, p.why.kind, p.why.text, p.since, n})
+		}
+	}
+	slices.SortFunc(list, func(a, b Blocked) int {
+		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
+			return c
+		}
+		return int(a.Partition - b.Partition)
+	})
+	return list
+}
+
+// meter connects the gauges that are read when somebody looks.
+func (s *Sink) meter() {
+	m := s.c.cfg.Metrics
+	m.InflightRecords.From(func() float64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return float64(s.count)
+	})
+	m.InflightBytes.From(func() float64 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return float64(s.queued)
+	})
+	m.Quarantined.From(func() float64 { return float64(len(s.session.Quarantined())) })
+}
+
+// report sets the gauges of what waits.
+func (s *Sink) report() {
+	g := s.c.cfg.Metrics.BlockedTargets
+	counts := map[[2]string]int{}
+	for _, b := range s.State() {
+		counts[[2]string{b.Topic, b.Kind}] += b.Count
+	}
+	g.Reset()
+	for k, n := range counts {
+		g.WithLabelValues(k[0], k[1]).Set(float64(n))
+	}
+}

@@ -1,0 +1,246 @@
+package kafka
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafka/batch"
+	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// Size is what a record takes of the memory budget: an upper bound of its encoding. Acks report the same number.
+func (s *Sink) Size(rec *record.Record) int { return batch.Size(rec) }
+
+// Send encodes rec into the open batch of its partition; rec may be reused at once. It never blocks. It returns a
+// *record.Refusal when the record itself is at fault, or the error that ended the sink. Whatever else stands in the way
+// (topic or leader missing, quarantine) the record is kept and sent later, in order. A record that a read-back has found
+// is not sent: its ticket is acked, from within this call, at the offset where it stands.
+func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
+	s.mu.Lock()
+	if s.ended != nil {
+		defer s.mu.Unlock()
+		return s.ended
+	}
+	top := s.last
+	if top == nil || top.name != rec.Topic {
+		top = s.topicOf(rec.Topic)
+	}
+	size := batch.Size(rec)
+	if !top.ready() {
+		s.await(top, rec, t, size)
+		s.mu.Unlock()
+		return nil
+	}
+	p, why := s.target(top, rec)
+	if why != nil {
+		s.mu.Unlock()
+		return why
+	}
+	if s.replay && !p.quarantine {
+		if tp, at, ok := s.known(p, rec); ok {
+			s.mu.Unlock()
+			s.hit(tp, at, t, size)
+			return nil
+		}
+	}
+	s.enqueue(p, rec, t, size)
+	s.mu.Unlock()
+	return nil
+}
+
+// topicOf finds or begins a topic. The lock is held.
+func (s *Sink) topicOf(name string) *topic {
+	t := s.topics[name]
+	if t == nil {
+		t = s.newTopic(name)
+		s.topics[t.name] = t
+	}
+	s.last = t
+	return t
+}
+
+// await keeps a record of a topic that cannot take it yet. The lock is held.
+func (s *Sink) await(t *topic, rec *record.Record, k record.Ticket, size int) {
+	var b *pending
+	if n := len(t.waiting); n > 0 && t.waiting[n-1].b.Len()+size <= s.c.cfg.MaxBatchBytes {
+		b = t.waiting[n-1]
+	} else {
+		b = s.newBatch(batch.Need(size))
+		t.waiting = append(t.waiting, b)
+	}
+	s.put(b, rec, k, size)
+	b.parts = append(b.parts, rec.Partition)
+	if t.why.none() {
+		t.hold(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
+		wake(s.adopt)
+	}
+}
+
+// target is the partition of a record: the one it asks for, or Java's choice by key. A record without a key goes by its
+// first header, the event's id, so that a read-back finds it where it was sent. The lock is held.
+func (s *Sink) target(t *topic, rec *record.Record) (*part, *record.Refusal) {
+	n := int32(len(t.parts))
+	id := rec.Partition
+	if id == record.AnyPartition {
+		id = choose(rec, n)
+	}
+	if id < 0 || id >= n {
+		return nil, &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("partition %d was asked for; topic %q has %d, numbered from 0", id, t.name, n)}
+	}
+	if t.max > 0 && s.codec.IsNone() {
+		if alone := batch.Alone(rec); alone > t.max {
+			return nil, tooLarge(t, alone)
+		}
+	}
+	return t.parts[id], nil
+}
+
+func choose(rec *record.Record, n int32) int32 {
+	key := rec.Key
+	if key == nil && len(rec.Headers) > 0 {
+		key = rec.Headers[0].Value
+	}
+	return int32(event.Murmur2(key)&0x7fffffff) % n
+}
+
+func tooLarge(t *topic, size int) *record.Refusal {
+	limit := "the limit of the topic"
+	if t.max > 0 {
+		limit = fmt.Sprintf("max.message.bytes of the topic, %d", t.max)
+	}
+	return &record.Refusal{Class: record.MessageTooLarge, Reason: fmt.Sprintf("the record takes %d bytes alone in a batch, above %s (topic %q)", size, limit, t.name)}
+}
+
+// known looks a record up in what was read back (N7), and remembers what is sent instead.
+//
+// N10: after one record of a key was sent in this replay, nothing later of that key in that topic is skipped: in a
+// compacted topic the later value must stand behind the earlier one again. The lock is held.
+func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64, bool) {
+	t := p.t
+	if t.hits == 0 {
+		return p.tp, 0, false
+	}
+	id, ok := fence.IdentityOf(rec.Headers)
+	if !ok {
+		return p.tp, 0, false
+	}
+	if rec.Key != nil {
+		if _, sent := t.sent[string(rec.Key)]; sent {
+			return p.tp, 0, false
+		}
+	}
+	at, ok := p.hits.Take(id)
+	if !ok && t.before > 0 && t.before < len(t.parts) && rec.Partition == record.AnyPartition {
+		// The topic has grown since: the earlier owner's partition of this key was another one.
+		p = t.parts[choose(rec, int32(t.before))]
+		at, ok = p.hits.Take(id)
+	}
+	if ok {
+		t.hits--
+		return p.tp, at, true
+	}
+	if rec.Key != nil {
+		if t.sent == nil {
+			t.sent = map[string]struct{}{}
+		}
+		t.sent[string(rec.Key)] = struct{}{}
+	}
+	return p.tp, 0, false
+}
+
+// hit acks a record that stands in the topic already. The lock is not held.
+func (s *Sink) hit(tp record.TopicPartition, at int64, t record.Ticket, size int) {
+	s.c.cfg.Metrics.ReadBackHits.Inc()
+	s.acks.Acked(tp, at, append(s.tickets.get(), t), size)
+}
+
+// redelivered flags a record of which a copy may stand in a stretch that was not read back (N8).
+var redelivered = record.Header{Key: []byte("outrelay-redelivered"), Value: []byte("true")}
+
+// enqueue encodes a record into the open batch of its partition. The lock is held.
+func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
+	if p.flag {
+		s.flagged = append(append(s.flagged[:0], rec.Headers...), redelivered)
+		flagged := *rec
+		flagged.Headers = s.flagged
+		rec = &flagged
+	}
+	need := batch.Size(rec)
+	b := p.open
+	if b == nil || b.b.Len()+need > p.t.limit {
+		b = s.newBatch(max(batch.Need(need), p.hint))
+		p.q = append(p.q, b)
+		p.open = b
+	}
+	s.put(b, rec, t, size)
+	s.list(p)
+}
+
+// put appends one record to a batch, in a larger buffer if need be. The lock is held.
+func (s *Sink) put(b *pending, rec *record.Record, t record.Ticket, size int) {
+	if need := batch.Size(rec); b.b.Room() < need {
+		s.free.put(b.b.Move(s.free.get(len(b.b.Buffer()) + need)))
+	}
+	b.b.Append(rec)
+	if b.tickets == nil {
+		b.tickets = s.tickets.get()
+	}
+	b.tickets = append(b.tickets, t)
+	b.bytes += size
+	s.count++
+	s.queued += int64(size)
+}
+
+// newBatch is an open batch in a buffer of at least that size. The lock is held.
+func (s *Sink) newBatch(size int) *pending {
+	var b *pending
+	if n := len(s.spare); n > 0 {
+		b = s.spare[n-1]
+		s.spare = s.spare[:n-1]
+	} else {
+		b = &pending{}
+	}
+	b.b.Reset(s.free.get(size))
+	return b
+}
+
+// discard gives a batch's memory back; its tickets were given away. The lock is held.
+func (s *Sink) discard(b *pending) {
+	if b.b.Buffer() != nil {
+		s.free.put(b.b.Buffer())
+	}
+	if b.zipped != nil {
+		s.free.put(b.zipped)
+	}
+	*b = pending{parts: b.parts[:0]}
+	if len(s.spare) < keepLists {
+		s.spare = append(s.spare, b)
+	}
+}
+
+// list puts a partition that has something to send into its lane. The lock is held.
+func (s *Sink) list(p *part) {
+	if p.busy || p.listed || p.later || p.quarantine || p.lane == nil || len(p.q) == 0 || !s.may(p.q[0]) {
+		return
+	}
+	p.listed = true
+	p.lane.ready = append(p.lane.ready, p)
+}
+
+// may reports whether a batch may be sent now. The lock is held.
+func (s *Sink) may(b *pending) bool {
+	return s.pause == running || s.pause == frozenOnly && b.frozen
+}
+
+// Flush wakes the idle lanes that have something to send.
+func (s *Sink) Flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.lanes {
+		if len(l.ready) > 0 {
+			wake(l.wake)
+		}
+	}
+}

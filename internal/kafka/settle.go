@@ -1,0 +1,302 @@
+package kafka
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"time"
+
+	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/outrelay/outrelay/internal/kafka/batch"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+const (
+	// corruptTries is how often a batch that the broker found corrupt is sent as it is, and then encoded anew.
+	corruptTries = 3
+	// movedTries is how often an unknown partition is taken for one that is moving.
+	movedTries = 5
+	// heldEvery is when a partition is tried again after a definite no.
+	heldEvery = time.Second
+	// sayAfter is from when on a partition that is only retried counts as blocked.
+	sayAfter = 2 * time.Second
+)
+
+// tell is a callback that waits until the lock is released.
+type tell struct {
+	p       *part
+	base    int64
+	tickets []record.Ticket // acked, if not nil
+	restore bool            // base begins anew: the topic is another one than before
+	why     *record.Refusal
+	ticket  record.Ticket
+	bytes   int
+}
+
+// settle applies the answers of one request, or the loss of its connection, to the heads of its partitions. A partition
+// stays busy until its callbacks are done, so that nothing else speaks of it meanwhile.
+func (s *Sink) settle(l *lane, err error) {
+	now := time.Now()
+	s.mu.Lock()
+	l.told = l.told[:0]
+	for i, f := range l.out {
+		p, r := f.p, result{}
+		if err == nil {
+			r = l.results[i]
+		}
+		if err == nil && r.told {
+			l.told = s.answer(p, &r, now, l.told)
+			continue
+		}
+		// The request may have arrived or not: the same bytes again, which the broker knows if it has them.
+		f.b.unsure = f.b.unsure || l.wrote
+		text := "the broker's answer leaves it out"
+		if err != nil {
+			text = err.Error()
+		}
+		s.again(p, obstacle{kindUnreachable, text}, now, 0)
+	}
+	s.mu.Unlock()
+	bytes, count := s.tellAll(l.told)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.resolved(count, bytes)
+	for _, f := range l.out {
+		p := f.p
+		p.busy = false
+		s.list(p)
+		if p.listed && p.lane != l {
+			wake(p.lane.wake)
+		}
+		if len(p.q) == 0 && p.t.grows && p.t.idle() {
+			wake(s.adopt)
+		}
+	}
+	clear(l.told)
+	clear(l.out)
+	l.out = l.out[:0]
+}
+
+// tellAll calls back without the lock.
+func (s *Sink) tellAll(list []tell) (bytes, count int) {
+	for i := range list {
+		x := &list[i]
+		bytes += x.bytes
+		if x.why != nil {
+			count++
+			s.acks.Refused(x.p.tp.Topic, x.ticket, x.why, x.bytes)
+			continue
+		}
+		count += len(x.tickets)
+		if x.restore {
+			s.acks.Restore(x.p.tp, x.base)
+		}
+		s.acks.Acked(x.p.tp, x.base, x.tickets, x.bytes)
+	}
+	return bytes, count
+}
+
+// answer applies a broker's answer to the head of p. The lock is held.
+func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
+	b := p.q[0]
+	if r.code != 0 {
+		s.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.code.Title()).Inc()
+	}
+	switch classify(r.code) {
+	case acked:
+		return append(told, s.appended(p, b, r, now))
+	case again:
+		b.unsure = b.unsure || ambiguous(r.code)
+		wake(s.renew)
+		s.again(p, obstacle{kindRefused, fmt.Sprintf("partition %d of topic %q: Kafka answers %v", p.tp.Partition, p.tp.Topic, r.code)}, now, 0)
+	case split:
+		p.t.stale = true
+		wake(s.renew)
+		return s.split(p, b, told)
+	case records:
+		return s.refuse(p, b, r, told)
+	case corrupt:
+		s.garbled(p, b, now)
+	case refused:
+		wake(s.renew)
+		wait := heldEvery
+		if r.code == kafkago.UnknownTopicOrPartition && p.tries < movedTries {
+			wait = 0 // a leader that has just moved away answers so, too
+		}
+		s.again(p, topicObstacle(p.tp.Topic, r.code, false), now, wait)
+	case fenced:
+		s.end(fmt.Errorf("%w: %s-%d: %w", ErrFenced, p.tp.Topic, p.tp.Partition, r.code))
+	case broken:
+		s.end(fmt.Errorf("%w: %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
+	}
+	return told
+}
+
+// end is fail with the lock held.
+func (s *Sink) end(err error) {
+	if s.ended != nil {
+		return
+	}
+	s.ended = err
+	if s.stop != nil {
+		s.stop(err)
+	}
+}
+
+// appended takes an acked batch off its partition.
+func (s *Sink) appended(p *part, b *pending, r *result, now time.Time) tell {
+	n := b.b.Count()
+	x := tell{p: p, base: r.base, tickets: b.tickets, bytes: b.bytes}
+	switch {
+	case x.base < 0:
+		x.base = p.end // a duplicate whose place the broker no longer knows: it stands at or above that
+	case x.base < p.end && !b.unsure && r.code == 0:
+		x.restore = true // offsets begin anew: the topic was deleted and created again
+		s.log.Warn("the offsets of a partition went back: its topic was created anew", "topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.end, "to", r.base)
+		p.end = 0
+	}
+	p.end = max(p.end, x.base+int64(n))
+	p.seq = batch.Next(p.seq, n)
+	p.used = now
+	p.pop()
+	p.moves()
+	s.discard(b)
+	return x
+}
+
+// again puts the same bytes off: for a moment, or for wait.
+func (s *Sink) again(p *part, why obstacle, now time.Time, wait time.Duration) {
+	p.tries++
+	p.hold(why, now)
+	if wait == 0 {
+		wait = partBackoff.Delay(p.tries)
+	}
+	p.later = true
+	time.AfterFunc(wait, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		p.later = false
+		s.list(p)
+		if p.listed {
+			wake(p.lane.wake)
+		}
+	})
+}
+
+// each decodes a batch that was frozen, or not yet.
+func each(b *pending, f func(i int, rec *record.Record)) error {
+	var reader *batch.Reader
+	if b.zipped == nil {
+		reader = b.b.Reader()
+	} else {
+		var err error
+		if reader, err = batch.Open(b.sealed); err != nil {
+			return err
+		}
+	}
+	for i := 0; ; i++ {
+		var rec record.Record
+		ok, err := reader.Next(&rec)
+		if err != nil || !ok {
+			return err
+		}
+		f(i, &rec)
+	}
+}
+
+// divide spreads the records of the head of p: f says to which of n new batches record i goes, or refuses it with a reason.
+// The new batches take the head's place; the first of them has the head's sequence, because nothing was appended.
+func (s *Sink) divide(p *part, b *pending, n int, plain bool, told []tell, f func(i int, rec *record.Record) (int, *record.Refusal)) []tell {
+	into := make([]*pending, n)
+	err := each(b, func(i int, rec *record.Record) {
+		to, why := f(i, rec)
+		size := batch.Size(rec)
+		if why != nil {
+			why.ID, why.NS = identity(rec)
+			told = append(told, tell{p: p, why: why, ticket: b.tickets[i], bytes: size})
+			return
+		}
+		if into[to] == nil {
+			into[to] = s.newBatch(batch.Need(size))
+			into[to].plain = plain
+		}
+		s.put(into[to], rec, b.tickets[i], size)
+		s.resolved(1, size) // counted once already
+	})
+	if err != nil {
+		s.end(fmt.Errorf("%w: %s-%d: reading a batch of our own: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
+		return told
+	}
+	p.replaceHead(slices.DeleteFunc(into, func(x *pending) bool { return x == nil })...)
+	s.tickets.put(b.tickets)
+	s.discard(b)
+	return told
+}
+
+// identity copies what names an envelope in a record's headers.
+func identity(rec *record.Record) (id, ns []byte) {
+	for i := range rec.Headers {
+		switch string(rec.Headers[i].Key) {
+		case "id":
+			if id == nil {
+				id = bytes.Clone(rec.Headers[i].Value)
+			}
+		case "outrelay-ns":
+			ns = bytes.Clone(rec.Headers[i].Value)
+		}
+	}
+	return id, ns
+}
+
+// split halves a batch that is too large; one record that is too large alone is at fault itself.
+func (s *Sink) split(p *part, b *pending, told []tell) []tell {
+	p.moves()
+	n, size := int(b.b.Count()), len(b.sealed)-4
+	return s.divide(p, b, 2, b.plain, told, func(i int, rec *record.Record) (int, *record.Refusal) {
+		if n == 1 {
+			return 0, tooLarge(p.t, size)
+		}
+		return i * 2 / n, nil
+	})
+}
+
+// refuse takes out exactly the records that the broker names. If it names none, halves find the one.
+func (s *Sink) refuse(p *part, b *pending, r *result, told []tell) []tell {
+	n := int(b.b.Count())
+	named := slices.ContainsFunc(r.bad, func(i int) bool { return i >= 0 && i < n })
+	if !named && n > 1 {
+		return s.split(p, b, told)
+	}
+	p.moves()
+	return s.divide(p, b, 1, b.plain, told, func(i int, _ *record.Record) (int, *record.Refusal) {
+		if n > 1 && !slices.Contains(r.bad, i) {
+			return 0, nil
+		}
+		reason := fmt.Sprintf("Kafka refuses the record for partition %d of topic %q: %v", p.tp.Partition, p.tp.Topic, r.code)
+		if r.message != "" {
+			reason += " (" + r.message + ")"
+		}
+		return 0, &record.Refusal{Class: record.RecordRefused, Reason: reason}
+	})
+}
+
+// garbled handles a checksum that did not fit: the same bytes some times, then encoded anew without compression, then
+// held, since something between us and the broker changes what we send.
+func (s *Sink) garbled(p *part, b *pending, now time.Time) {
+	b.bad++
+	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
+	if b.bad%corruptTries != 0 {
+		s.again(p, why, now, 0)
+		return
+	}
+	bad := b.bad
+	if len(s.divide(p, b, 1, true, nil, func(int, *record.Record) (int, *record.Refusal) { return 0, nil })) == 0 && s.ended == nil {
+		p.q[0].bad = bad
+	}
+	wait := time.Duration(0)
+	if bad >= 2*corruptTries {
+		wait = heldEvery
+	}
+	s.again(p, why, now, wait)
+}

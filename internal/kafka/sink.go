@@ -1,0 +1,290 @@
+package kafka
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafka/batch"
+	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Claims writes what must be in the watcher document before a record may be sent.
+type Claims interface {
+	// Save writes senders (nil: as they are) and offsets in one fenced write, majority-committed when it returns nil. An
+	// offset below zero, and a partition that is not in the list, keep what is stored.
+	Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error
+}
+
+// TakeOver is what a new owner knows from the watcher document.
+type TakeOver struct {
+	TransactionalID string // without `#generation` (N5)
+	Generation      int
+	Offsets         map[string][]int64
+	Senders         []record.Sender
+	// Gate reports whether the lease is valid; asked before each produce. nil: always.
+	Gate func() bool
+	// Bounds of the read-back for a topic. Default to 2 GiB and 60 s (N8).
+	Bounds fence.Bounds
+	// Alive is the latest time at which the earlier owner may have kept its transactional id alive; zero: unknown (N5).
+	Alive time.Time
+	// Event hears what an operator may want to know; it must not block. nil: it is only logged.
+	Event func(fence.Event)
+}
+
+// Sink sends records for one term of ownership. Send, Flush, Size, EndReplay and State may be called from any goroutine,
+// but the order of a partition is that of the calls of Send.
+type Sink struct {
+	c       *Client
+	acks    record.Acks
+	claims  Claims
+	gate    func() bool
+	log     *slog.Logger
+	session *fence.Session
+	expiry  fence.Expiry
+
+	tickets ticketLists
+	adopt   chan struct{} // one token: a topic waits for adoption
+	renew   chan struct{} // one token: fresh metadata are wanted
+	stop    func(error)   // ends Run; set by Run
+
+	mu       sync.Mutex
+	topics   map[string]*topic
+	last     *topic // of the latest Send
+	lanes    map[laneID]*lane
+	start    func(*lane) // starts a lane's goroutine; nil before Run
+	free     buffers
+	spare    []*pending // structs of batches
+	producer batch.Producer
+	codec    *batch.Codec
+	replay   bool // EndReplay was not called yet (N7, N10)
+	pause    pause
+	ended    error
+	queued   int64 // bytes sent to us and not resolved
+	count    int   // records sent to us and not resolved
+	empty    chan struct{}
+	flagged  []record.Header // scratch
+}
+
+// pause says what lanes may send while the generation moves.
+type pause uint8
+
+const (
+	running    pause = iota
+	frozenOnly       // batches that were sent before
+	nothing
+)
+
+// Open takes over from earlier owners (design §7, N4): it fences them, reads back what they have sent, and saves the
+// sender and the offsets in one write. When it returns, what earlier owners sent is settled in every partition but those
+// in quarantine, which Run releases later; nothing has been sent. It goes on trying while Kafka is away; it ends with ctx,
+// when the id is taken by somebody else (ErrFenced), or when something has to be granted.
+func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
+	if to.Gate == nil {
+		to.Gate = func() bool { return true }
+	}
+	s := &Sink{
+		c: c, acks: acks, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true,
+		adopt: make(chan struct{}, 1), renew: make(chan struct{}, 1),
+		topics: map[string]*topic{}, lanes: map[laneID]*lane{},
+	}
+	out, err := c.fence.Take(ctx, fence.In{
+		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
+		Gate: to.Gate, Bounds: to.Bounds, Alive: to.Alive, Event: s.events(to.Event),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("taking over in Kafka: %w", err)
+	}
+	s.session, s.producer = out.Session, batch.Producer(out.Producer)
+	s.expiry = c.fence.Expiry(ctx)
+	if err := claims.Save(ctx, out.Senders, released(out.Released)); err != nil {
+		return nil, fmt.Errorf("taking over in Kafka: saving the sender: %w", err)
+	}
+	s.adoptTails(out, to.Offsets)
+	if err := s.lookUp(ctx); err != nil && ctx.Err() != nil {
+		return nil, fmt.Errorf("taking over in Kafka: %w", err)
+	}
+	return s, nil
+}
+
+// events logs what happens in the fence and passes it on.
+func (s *Sink) events(to func(fence.Event)) func(fence.Event) {
+	return func(e fence.Event) {
+		s.log.Warn(e.Text, "event", string(e.Kind), "topic", e.Topic)
+		if to != nil {
+			to(e)
+		}
+	}
+}
+
+// released lists the offsets to store for partitions that were read back.
+func released(tails map[record.TopicPartition]*fence.Tail) map[string][]int64 {
+	offsets := map[string][]int64{}
+	for tp, tail := range tails {
+		set(offsets, tp, tail.From)
+	}
+	return offsets
+}
+
+// set puts one offset into lists whose other entries keep what is stored.
+func set(offsets map[string][]int64, tp record.TopicPartition, offset int64) {
+	list := offsets[tp.Topic]
+	for len(list) <= int(tp.Partition) {
+		list = append(list, -1)
+	}
+	list[tp.Partition] = offset
+	offsets[tp.Topic] = list
+}
+
+// adoptTails makes the topics of a take-over. Every partition gets its stored offset, those in quarantine too: theirs
+// must not move.
+func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
+	at := func(tp record.TopicPartition) *part {
+		t := s.topics[tp.Topic]
+		if t == nil {
+			t = s.newTopic(tp.Topic)
+			t.before = len(stored[tp.Topic])
+			s.topics[tp.Topic] = t
+		}
+		t.grow(int(tp.Partition) + 1)
+		return t.parts[tp.Partition]
+	}
+	now := time.Now()
+	for tp, tail := range out.Released {
+		p := at(tp)
+		p.end, p.hits, p.used = tail.Next, tail.Hits, now
+		p.flag = tail.OutOfRange || tail.Truncated
+		p.t.hits += tail.Hits.Len()
+		s.acks.Restore(tp, tail.From)
+	}
+	for tp, why := range out.Quarantined {
+		p := at(tp)
+		p.quarantine = true
+		p.hold(obstacle{kindQuarantined, why}, now)
+		offset := int64(0)
+		if list := stored[tp.Topic]; int(tp.Partition) < len(list) {
+			offset = max(list[tp.Partition], 0)
+		}
+		p.end = offset
+		s.acks.Restore(tp, offset)
+	}
+}
+
+func (s *Sink) newTopic(name string) *topic {
+	return &topic{name: name, limit: s.c.cfg.MaxBatchBytes, stale: true}
+}
+
+// grow adds partitions up to n.
+func (t *topic) grow(n int) {
+	for id := len(t.parts); id < n; id++ {
+		t.parts = append(t.parts, &part{t: t, tp: record.TopicPartition{Topic: t.name, Partition: int32(id)}, leader: -1})
+	}
+}
+
+// lookUp reads leaders and limits of the known topics.
+func (s *Sink) lookUp(ctx context.Context) error {
+	names := s.names()
+	if len(names) == 0 {
+		return nil
+	}
+	if err := s.describe(ctx); err != nil {
+		return err
+	}
+	layout, err := s.c.Metadata(ctx, names)
+	if err != nil {
+		return err
+	}
+	s.place(layout)
+	return nil
+}
+
+// names lists the topics with partitions.
+func (s *Sink) names() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var names []string
+	for name, t := range s.topics {
+		if len(t.parts) > 0 {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// EndReplay says that the stream has passed the time of the take-over: nothing that follows can have been sent before.
+func (s *Sink) EndReplay() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replay = false
+	for _, t := range s.topics {
+		t.sent, t.hits = nil, 0
+		for _, p := range t.parts {
+			p.hits, p.flag = nil, false
+		}
+	}
+}
+
+// Recycle gives a ticket slice of an ack back.
+func (s *Sink) Recycle(list []record.Ticket) { s.tickets.put(list) }
+
+// fail ends the sink with err; the first one counts.
+func (s *Sink) fail(err error) {
+	s.mu.Lock()
+	first := s.ended == nil
+	if first {
+		s.ended = err
+	}
+	stop := s.stop
+	s.mu.Unlock()
+	if first && stop != nil {
+		stop(err)
+	}
+}
+
+// Drain blocks until everything sent so far is acked or refused, or ctx ends, or the sink does.
+func (s *Sink) Drain(ctx context.Context) error {
+	s.Flush()
+	for {
+		s.mu.Lock()
+		if s.count == 0 || s.ended != nil {
+			err := s.ended
+			if s.count == 0 {
+				err = nil
+			}
+			s.mu.Unlock()
+			return err
+		}
+		if s.empty == nil {
+			s.empty = make(chan struct{})
+		}
+		wait := s.empty
+		s.mu.Unlock()
+		select {
+		case <-wait:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// resolved takes n records off what is in flight. The lock is held.
+func (s *Sink) resolved(n, bytes int) {
+	s.count -= n
+	s.queued -= int64(bytes)
+	if s.count == 0 && s.empty != nil {
+		close(s.empty)
+		s.empty = nil
+	}
+}
+
+func wake(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
