@@ -59,7 +59,7 @@ func (r *run) open(ctx context.Context) (*cursor, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.drop, c.from = r.pos.Token.Data(), r.pos.Token
+	c.drop = r.pos.Token.Data()
 	c.cs.SetBatchSize(r.size.next(r.s.cfg.BatchSize))
 	return c, nil
 }
@@ -185,15 +185,14 @@ func (c *cursor) fetch(limit time.Duration, b *Batch) error {
 	return nil
 }
 
-// resumed notices that the driver has resumed by itself: it opened another cursor. That cursor starts at the same place as the old one
-// did, so what was handed on is dropped again.
+// resumed notices that the driver has resumed by itself: the cursor is another one. It resumes between replies only, from the token of
+// the last one, so nothing comes twice.
 func (c *cursor) resumed() {
 	id := c.cs.ID()
 	if id == 0 || id == c.id.Load() {
 		return
 	}
 	c.id.Store(id)
-	c.drop = c.from.Data()
 	c.s.cfg.Metrics.restart("driver")
 	c.s.cfg.Log.Info("the driver resumed the change stream")
 }

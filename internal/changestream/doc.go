@@ -33,7 +33,7 @@
 // requests to the server that holds the cursor: with more than one mongos every second getMore would end in
 // CursorNotFound, and behind a load balancer all would. The driver's stream is read without copies (TryNext and Current),
 // and since a new reply is only asked for when the last one is used up, its own resumption starts at the same token as ours
-// would. That resumption is visible here by the change of the cursor's id, is counted, and gets the same N23 filter. What the
+// would. That resumption is visible here by the change of the cursor's id and is counted. What the
 // driver would do alone and does not is done by Run: every error that it does not resume, by the server's code, never by the
 // text of a message.
 //

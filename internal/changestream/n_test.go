@@ -56,17 +56,49 @@ func TestN23_AChangedPipelineNeitherRepeatsNorLoses(t *testing.T) {
 func TestN23_AnotherCollectionUnderTheNameStartsByTime(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	coll := b.db.Collection("outbox")
+	// The checkpoint is of a collection that was called outbox once; today another one is, as after a restore.
 	at := b.now()
-	b.insert(coll, "a", "b")
-	scope := scopeOf(t, b.db.Name()+".outbox")
-	r := b.read(scope, Start{At: &at})
-	r.wantIDs("a", "b")
-	behindA := r.events[0].pos
+	b.insert(b.db.Collection("old"), "x")
+	r := b.read(scopeOf(t, b.db.Name()+".old"), Start{At: &at})
+	r.wantIDs("x")
+	stored := r.events[0].pos
 	_ = r.stop()
-	other := []resume.Collection{{NS: scope.String(), UUID: [16]byte{1}}}
-	r = b.read(scope, Start{Position: behindA, Collections: other})
-	r.wantIDs("b") // not "a", although the time is inclusive
+	uuid, found, err := CollectionUUID(t.Context(), b.admin, b.db.Name(), "old")
+	if err != nil || !found {
+		t.Fatal(found, err)
+	}
+	b.insert(b.db.Collection("outbox"), "a", "b")
+	scope := scopeOf(t, b.db.Name()+".outbox")
+	b.read(scope, Start{Position: stored}).wantGap(GapTokenRefused) // by token alone
+	then := []resume.Collection{{NS: scope.String(), UUID: uuid}}
+	b.read(scope, Start{Position: stored, Collections: then}).wantIDs("a", "b")
+	// The same collection: the token is trusted.
+	if uuid, _, err = CollectionUUID(t.Context(), b.admin, b.db.Name(), "outbox"); err != nil {
+		t.Fatal(err)
+	}
+	b.read(scope, Start{Position: stored, Collections: []resume.Collection{{NS: scope.String(), UUID: uuid}}}).wantGap(GapTokenRefused)
+}
+
+func TestN24_WholeEventsAreReadAgainOnlyBehindTheLargeOne(t *testing.T) {
+	t.Parallel()
+	at := func(data string) resume.Position { return resume.Position{Token: resume.TokenOf(data)} }
+	s := slim{on: true, poison: "82AB"}
+	for range 3 {
+		if s.passed(at("82AB"), true) {
+			t.Fatal("its own token would be opened at")
+		}
+	}
+	if !s.passed(at("82AC"), false) {
+		t.Error("still slim behind it")
+	}
+	s = slim{on: true} // none was seen
+	if s.passed(at("82"), true) || !s.passed(at("82"), true) {
+		t.Error("the first empty reply says nothing, the second one that there is none")
+	}
+	s = slim{on: true, events: maxDocuments}
+	if !s.passed(at("82"), false) {
+		t.Error("still slim behind all that a reply can hold")
+	}
 }
 
 // poison makes a legal document whose change event is larger than the server can send.

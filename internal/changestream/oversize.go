@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -46,7 +47,7 @@ var slimStage = bson.D{{Key: "$set", Value: bson.D{{Key: "fullDocument", Value: 
 }}}}}}}
 
 // oversize answers 10334: read slim, then slim by time, then give up. N24
-func (r *run) oversize(code int, err error) error {
+func (r *run) oversize(ctx context.Context, code int, err error) error {
 	switch t, ok := r.pos.Time(); {
 	case !r.slim.on:
 		r.slim = slim{on: true}
@@ -58,6 +59,7 @@ func (r *run) oversize(code int, err error) error {
 	}
 	r.s.cfg.Metrics.restart("oversize")
 	r.s.cfg.Log.Warn("a document is too large for a change event; fetching it by its _id", "code", code)
+	_ = retry.Sleep(ctx, r.backoff.Next()) // grows when this happens again without progress
 	return nil
 }
 

@@ -169,7 +169,6 @@ func (r *run) take(ctx context.Context, c *cursor, b *Batch) error {
 	if err := r.hand(ctx, b, next, moved); err != nil {
 		return err
 	}
-	c.from = r.pos.Token
 	r.progress(full, moved)
 	switch {
 	case invalid != nil:
@@ -307,7 +306,7 @@ func (r *run) decide(ctx context.Context, err error) error {
 	case classConfig:
 		return r.misconfigured(ctx, code)
 	case classOversize:
-		return r.oversize(code, err)
+		return r.oversize(ctx, code, err)
 	case classFatal:
 		return err
 	case classUnknown:
