@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
@@ -31,7 +32,16 @@ func (p *program) relay(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	limitMemory(p.env, int64(cfg.Limits.Memory))
 	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
 		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen)
 	return temporary(r.Run(ctx))
+}
+
+// limitMemory tells the garbage collector what the budget allows, as a backstop: half as much again for what is not
+// envelopes. GOMEMLIMIT in the environment wins.
+func limitMemory(env []string, budget int64) {
+	if value(env, "GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(budget + budget/2)
+	}
 }
