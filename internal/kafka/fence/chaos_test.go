@@ -37,7 +37,9 @@ type chaosDoc struct {
 	found      int             // events found only by a read-back
 }
 
-// chaosOwner is an owner that never notices the loss of its lease: only Kafka stops it.
+// chaosOwner is an owner whose lanes never notice the loss of its lease: only Kafka stops them. Its transactions are gated,
+// as in production: an owner that takes the next generation after it was deposed would only fence its successor, who
+// would then take over once more.
 type chaosOwner struct {
 	k     int
 	c     *Client
@@ -233,6 +235,7 @@ func chaosTakeOver(tb testing.TB, k cluster, d *chaosDoc, topic string, term int
 		d.mu.Lock()
 		in := In{TransactionalID: "tx-" + topic, Generation: d.generation, Offsets: map[string][]int64{topic: slices.Clone(d.offsets)}, Senders: d.senders}
 		d.mu.Unlock()
+		in.Gate = func() bool { return !o.deposed() }
 		in.Event = func(e Event) { tb.Logf("owner %d: %s: %s", term, e.Kind, e.Text) }
 		out, err := o.c.Take(root, in)
 		if errors.Is(err, ErrFenced) {
