@@ -1,0 +1,205 @@
+package devstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+)
+
+const (
+	tailWait    = 500 * time.Millisecond // of one fetch that finds nothing
+	tailBytes   = 4 << 20                // of one fetch
+	tailRetry   = 100 * time.Millisecond // after an error
+	tailRefresh = time.Second            // between two looks for new partitions
+)
+
+// Header is a header of a record. A nil value is a null.
+type Header struct {
+	Key   string
+	Value []byte
+}
+
+// Message is a record as a consumer gets it. Its bytes are its own.
+type Message struct {
+	Topic      string
+	Partition  int
+	Offset     int64
+	Key, Value []byte // nil is a null
+	Headers    []Header
+	Time       time.Time // the record's timestamp
+	Seen       time.Time // when the fetch that brought it returned
+}
+
+// Header is the value of the first header of that name; "" without one.
+func (m Message) Header(name string) string {
+	for _, h := range m.Headers {
+		if h.Key == name {
+			return string(h.Value)
+		}
+	}
+	return ""
+}
+
+// Tail reads all partitions of the topics from their first record on and hands each record to each, until ctx ends. It is
+// the witness of demos and tests: it goes through nothing of the relay's own, sees uncommitted records as well, and commits
+// no offsets. Records of one partition come in their order; each is called for several partitions at the same time and
+// holds up its own partition while it runs. Markers of transactions are no records. Brokers and partitions that are away
+// are asked again, topics and partitions that come to be later are read too.
+func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
+	tr := &kafka.Transport{MetadataTTL: tailRefresh, MetadataTopics: topics}
+	defer tr.CloseIdleConnections()
+	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	type part struct {
+		topic string
+		id    int
+	}
+	reading := map[part]bool{}
+	for {
+		res, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: topics})
+		if err == nil {
+			for _, t := range res.Topics {
+				for _, p := range t.Partitions {
+					if pt := (part{t.Name, p.ID}); t.Error == nil && !reading[pt] {
+						reading[pt] = true
+						wg.Go(func() { tailPartition(ctx, cl, pt.topic, pt.id, each) })
+					}
+				}
+			}
+		}
+		if !waited(ctx, tailRefresh) {
+			return
+		}
+	}
+}
+
+func tailPartition(ctx context.Context, cl *kafka.Client, topic string, p int, each func(Message)) {
+	next := kafka.FirstOffset
+	for ctx.Err() == nil {
+		res, err := cl.Fetch(ctx, &kafka.FetchRequest{Topic: topic, Partition: p, Offset: next, MinBytes: 1, MaxBytes: tailBytes, MaxWait: tailWait})
+		seen := time.Now()
+		if err == nil {
+			err = res.Error
+		}
+		switch {
+		case errors.Is(err, kafka.OffsetOutOfRange):
+			next = kafka.FirstOffset // trimmed by retention meanwhile
+			fallthrough
+		case err != nil:
+			waited(ctx, tailRetry)
+		default:
+			if next == kafka.FirstOffset {
+				next = res.LogStartOffset
+			}
+			next = tailRecords(res.Records, next, func(m Message) {
+				m.Topic, m.Partition, m.Seen = topic, p, seen
+				each(m)
+			})
+		}
+	}
+}
+
+// tailRecords hands over what is at next or behind it and returns the offset to go on from. A record that cannot be read
+// ends it there; the next fetch begins with it.
+func tailRecords(set kafka.RecordReader, next int64, each func(Message)) int64 {
+	batches := []kafka.RecordReader{set}
+	if s, ok := set.(*protocol.RecordStream); ok {
+		batches = s.Records
+	}
+	for _, b := range batches {
+		if c, ok := b.(*protocol.ControlBatch); ok {
+			next = max(next, c.Offset()+1)
+			continue
+		}
+		for {
+			r, err := b.ReadRecord()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return next
+			}
+			m, err := message(r)
+			if err != nil {
+				return next
+			}
+			if m.Offset >= next {
+				next = m.Offset + 1
+				each(m)
+			}
+		}
+	}
+	return next
+}
+
+func message(r *kafka.Record) (Message, error) {
+	m := Message{Offset: r.Offset, Time: r.Time}
+	var err error
+	if m.Key, err = protocol.ReadAll(r.Key); err != nil {
+		return m, err
+	}
+	if m.Value, err = protocol.ReadAll(r.Value); err != nil {
+		return m, err
+	}
+	for _, h := range r.Headers {
+		m.Headers = append(m.Headers, Header(h))
+	}
+	return m, errors.Join(closed(r.Key), closed(r.Value))
+}
+
+func closed(b protocol.Bytes) error {
+	if b == nil {
+		return nil
+	}
+	return b.Close()
+}
+
+// waited reports whether d passed before ctx ended.
+func waited(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}
+
+// CreateTopic makes a topic and returns when every partition has a leader. One that exists already is an error.
+func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replicas int) error {
+	cl, done := s.client()
+	defer done()
+	if partitions < 1 || partitions > math.MaxInt32 || replicas < 1 || replicas > len(s.brokers) {
+		return fmt.Errorf("creating topic %s: %d partitions with %d replicas on %d brokers", name, partitions, replicas, len(s.brokers))
+	}
+	res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas}}})
+	if err == nil {
+		err = res.Errors[name]
+	}
+	if err != nil {
+		return fmt.Errorf("creating topic %s: %w", name, err)
+	}
+	for {
+		led := 0
+		for p := range partitions {
+			if q, err := partition(ctx, cl, name, p); err == nil && q.Leader.Host != "" {
+				led++
+			}
+		}
+		if led == partitions {
+			return nil
+		}
+		if !waited(ctx, tailRetry) {
+			return fmt.Errorf("topic %s: %d of %d partitions have a leader: %w", name, led, partitions, context.Cause(ctx))
+		}
+	}
+}
