@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
 )
@@ -33,11 +34,8 @@ func connect(cfg config.MongoDB, node string) (*clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
 	}
-	stream := options.Client().ApplyURI(cfg.URI.Reveal()).
+	stream := changestream.Tune(options.Client().ApplyURI(cfg.URI.Reveal())).
 		SetAppName("outrelay stream " + node).
-		SetHeartbeatInterval(2 * time.Second).
-		SetConnectTimeout(3 * time.Second).
-		SetServerSelectionTimeout(5 * time.Second).
 		SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).
 		SetReadPreference(pref)

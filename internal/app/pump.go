@@ -56,14 +56,22 @@ type replay struct {
 	end   func()
 }
 
+// run works until the reader ends, and returns nil then, or until ctx does, whose cause it returns.
 func (p *pump) run(ctx context.Context, in <-chan *changestream.Batch) error {
-	for b := range in {
-		p.tick()
-		if err := p.batch(ctx, b); err != nil {
-			return err
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case b, open := <-in:
+			if !open {
+				return nil
+			}
+			p.tick()
+			if err := p.batch(ctx, b); err != nil {
+				return err
+			}
 		}
 	}
-	return nil
 }
 
 func (p *pump) batch(ctx context.Context, b *changestream.Batch) error {

@@ -179,7 +179,7 @@ func (t *term) newPump(doc *lease.Document, until bson.Timestamp) *pump {
 		collections: t.collections,
 		adopt:       t.adopt,
 	}
-	p.meta.MultiCollection = t.scope.Kind() != changestream.Collection
+	p.meta.MultiCollection = t.scope.Multiple()
 	for _, ns := range doc.Dirty {
 		p.known[ns] = true
 	}

@@ -38,6 +38,7 @@ type term struct {
 
 	delivering   atomic.Pointer[dispatch.Dispatcher] // set when the take-over is done
 	stopRenewing func()
+	readers      sync.WaitGroup
 	byTime       bool // the stream was already reopened by time behind a gap
 
 	outboxes    []store.Outbox
@@ -77,6 +78,7 @@ func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
 	if e := g.Wait(); err == nil && e != nil {
 		err = e
 	}
+	t.readers.Wait()
 	r.state.clear(termParts...)
 	r.metrics.LeaseOwner.Set(0)
 	return err
@@ -140,19 +142,17 @@ func (t *term) readOnce(ctx context.Context, start changestream.Start) error {
 	batches := make(chan *changestream.Batch)
 	ended := make(chan error, 1)
 	inner, cancel := context.WithCancel(ctx)
-	go func() {
+	defer cancel()
+	t.readers.Go(func() {
 		defer close(batches)
 		ended <- t.stream.Run(inner, start, batches)
-	}()
-	err := t.pump.run(ctx, batches)
-	cancel()
-	for b := range batches { // the reader may hold one more
-		b.Release()
+	})
+	if err := t.pump.run(ctx, batches); err != nil {
+		// The reader hands nothing on any more. A server may answer its last request only at the next write, so nobody
+		// waits for it before the lease is released; serve joins it.
+		return err
 	}
-	if streamErr := <-ended; err == nil {
-		err = streamErr
-	}
-	return err
+	return <-ended
 }
 
 // drain waits until what was read is acked or recorded; what is not by then, the next owner reads back.
