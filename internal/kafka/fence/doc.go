@@ -21,7 +21,7 @@
 // # Blocking and cost
 //
 // Take blocks until it knows, at most some 10 s longer than its reading when a transaction hangs, and for as long as
-// the coordinator is away. Its cost on three brokers is about 20 ms for 12 partitions, 50 ms for 100 and 140 ms for 400,
+// the coordinator is away. Its cost is some 25 ms for 12 or 100 partitions of one broker (BenchmarkTake),
 // and the reading of the tail. A gate (the lease is still valid) is asked between steps; a step waits while it is
 // closed. Cancelling the context stops everything at once, also in the middle of a request.
 //

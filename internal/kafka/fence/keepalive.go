@@ -84,7 +84,7 @@ func (s *Session) touch(ctx context.Context, tp record.TopicPartition) (bool, er
 	return err == nil, err
 }
 
-// NextGeneration leaves the transactional id for the one of the next generation (H3, self-move of N4). The caller has
+// NextGeneration leaves the transactional id for the one of the next generation (the self-move of N4). The caller has
 // stopped sending and drained: every batch sent with the old producer is acked, except in the partitions of undrained,
 // given with their stored offsets; they go to quarantine until the old id's marker is read there, and what was in flight
 // is found, or not, in their Tail. ends are the offsets after the last acked record by topic: the old producer id counts in

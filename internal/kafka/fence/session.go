@@ -169,7 +169,7 @@ func (s *Session) settle(p *part) *Tail {
 }
 
 // forgotten notes the earlier senders of a generation that the coordinator knows no more: it gave out another producer id,
-// or an epoch that is not above theirs. Their batches cannot be fenced by anybody (H1, H3 of what was measured on Kafka 4.3).
+// or an epoch that is not above theirs. Their batches cannot be fenced by anybody.
 func (s *Session) forgotten(ctx context.Context, generation int, got Producer) {
 	s.mu.Lock()
 	var before *Producer
