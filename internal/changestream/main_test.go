@@ -5,15 +5,12 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/gofrs/flock"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -73,32 +70,10 @@ func (b *bundle) insert(coll *mongo.Collection, ids ...string) {
 	}
 }
 
-// fail sets failCommand for this test's watching client alone, and returns how to end it. The server has one such fail point,
-// so a lock on the machine keeps others away meanwhile.
+// fail sets failCommand for this test's watching client alone, and returns how to end it.
 func (b *bundle) fail(mode any, data bson.D) (off func()) {
 	b.t.Helper()
-	lock := flock.New(filepath.Join(os.TempDir(), "outrelay-failcommand.lock"))
-	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
-	defer cancel()
-	if _, err := lock.TryLockContext(ctx, 10*time.Millisecond); err != nil {
-		b.t.Fatal(err)
-	}
-	set := func(mode any, data bson.D) {
-		cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: mode}}
-		if data != nil {
-			cmd = append(cmd, bson.E{Key: "data", Value: append(bson.D{{Key: "appName", Value: b.app}}, data...)})
-		}
-		if err := b.admin.Database("admin").RunCommand(context.WithoutCancel(b.t.Context()), cmd).Err(); err != nil {
-			b.t.Error(err)
-		}
-	}
-	set(mode, data)
-	off = sync.OnceFunc(func() {
-		set("off", nil)
-		_ = lock.Unlock()
-	})
-	b.t.Cleanup(off)
-	return off
+	return stacktest.FailCommand(b.t, b.app, mode, data)
 }
 
 func times(n int) bson.D { return bson.D{{Key: "times", Value: n}} }

@@ -4,13 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"os"
-	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/gofrs/flock"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
@@ -111,33 +107,10 @@ func within[T any](t *testing.T, c <-chan T, what string) T {
 	}
 }
 
-// failCommand sets the server's one fail point of that name, for the clients called app alone. A second setting replaces
-// the first, whatever its appName, so whoever uses it holds a lock of the whole machine until off.
+// failCommand makes commands of the clients called app fail until off.
 func failCommand(t *testing.T, app string, mode any, data bson.D) (off func()) {
 	t.Helper()
-	lock := flock.New(filepath.Join(os.TempDir(), "outrelay-failcommand.lock"))
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if _, err := lock.TryLockContext(ctx, 10*time.Millisecond); err != nil {
-		t.Fatal(err)
-	}
-	admin := stacktest.Client(t).Database("admin")
-	set := func(mode any, data bson.D) {
-		cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: mode}}
-		if data != nil {
-			cmd = append(cmd, bson.E{Key: "data", Value: append(data, bson.E{Key: "appName", Value: app})})
-		}
-		if err := admin.RunCommand(context.WithoutCancel(t.Context()), cmd).Err(); err != nil {
-			t.Error(err)
-		}
-	}
-	set(mode, data)
-	off = sync.OnceFunc(func() {
-		set("off", nil)
-		_ = lock.Unlock()
-	})
-	t.Cleanup(off)
-	return off
+	return stacktest.FailCommand(t, app, mode, data)
 }
 
 // position is a made-up place in the stream, at second n.

@@ -304,18 +304,6 @@ func TestSessionOfAnotherClientIsRefused(t *testing.T) {
 	}
 }
 
-// failOnce makes the next commands of that kind of the client with appName fail. It is not switched off afterwards: used
-// up it does nothing, and switching it off would take another test's.
-func failOnce(t *testing.T, appName string, data bson.D, times int) {
-	t.Helper()
-	admin := stacktest.Client(t).Database("admin")
-	data = append(bson.D{{Key: "appName", Value: appName}}, data...)
-	cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: bson.D{{Key: "times", Value: times}}}, {Key: "data", Value: data}}
-	if err := admin.RunCommand(t.Context(), cmd).Err(); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // The fail point is one for the whole server, so the cases come one after the other.
 func TestTransactionRetries(t *testing.T) {
 	for _, c := range []struct {
@@ -334,7 +322,7 @@ func TestTransactionRetries(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			app, w := stacktest.Name(t), new(watch)
 			b := setup(t, w.options().SetAppName(app))
-			failOnce(t, app, c.data, c.times)
+			stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: c.times}}, c.data)
 			runs := 0
 			err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
 				runs++
