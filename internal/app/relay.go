@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -146,7 +147,10 @@ func (r *Relay) own(stop, work context.Context) error {
 		if time.Since(began) > time.Minute {
 			backoff.Reset()
 		}
-		if r.ended(err) {
+		if again, halt := r.ended(err); halt != nil {
+			r.haltWithout(stop, halt)
+			return nil
+		} else if again {
 			continue
 		}
 		if backoff.Wait(stop) != nil {
@@ -159,22 +163,48 @@ func (r *Relay) own(stop, work context.Context) error {
 // configRetry is how long to wait between attempts at what only a person can mend.
 const configRetry = 30 * time.Second
 
-// ended says why a term ended, and reports whether the lease may be sought again at once.
-func (r *Relay) ended(err error) bool {
+// ended says why a term ended, and reports whether the lease may be sought again at once, or not at all.
+func (r *Relay) ended(err error) (again bool, halt *HaltError) {
 	switch {
 	case errors.Is(err, lease.ErrLeaseLost):
-		r.log.Warn("the lease is lost; another process runs the watcher now", "reason", err)
-		r.metrics.LeaseLost.Inc()
-		return true
+		return true, nil // said by the lease
 	case errors.Is(err, errStepDown):
 		r.log.Info("stepped down", "reason", err)
-		return true
+		return true, nil
 	case errors.Is(err, kafka.ErrBroken):
 		r.log.Warn("Kafka forgot the producer's sequence; taking over anew with a read-back", "reason", err)
-		return true
+		return true, nil
+	case errors.Is(err, kafka.ErrFenced):
+		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over anew", "reason", err)
+		return true, r.fencedAgain(time.Now(), err)
 	}
-	r.log.Error("the term ended", "reason", err)
-	return false
+	r.log.Error("the term ended; trying again", "reason", err)
+	return false, nil
+}
+
+const (
+	fencedLimit = 3
+	fencedSpan  = time.Minute
+)
+
+// fencedAgain is N5's limit: somebody else uses the transactional id, and taking it from each other for ever helps nobody.
+func (r *Relay) fencedAgain(now time.Time, err error) *HaltError {
+	r.fenced = slices.DeleteFunc(append(r.fenced, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
+	if len(r.fenced) < fencedLimit {
+		return nil
+	}
+	return &HaltError{
+		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: another program uses its transactional id", r.cfg.Watcher, fencedLimit, fencedSpan),
+		Err:  err,
+		Fix:  "find the other program (was the state database copied to another cluster?), then start this process again",
+	}
+}
+
+// haltWithout waits for stop without the lease.
+func (r *Relay) haltWithout(stop context.Context, halt *HaltError) {
+	r.state.setRole(RoleHalted)
+	r.report("halted", halt, true)
+	<-stop.Done()
 }
 
 // report tells of a problem once, not at each attempt.
