@@ -1,0 +1,134 @@
+//go:build unix
+
+package integration
+
+import (
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+func TestMain(m *testing.M) { kit.Main(m) }
+
+// I1, I3, I4, I5, I8: many keys, transactions of several events, some rolled back.
+func TestOrderPerKey(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	history := s.Follow()
+	topics := s.Read()
+	p := s.Start()
+	p.TookOver()
+	s.Write(kit.Load{Events: 3000}).Wait()
+	v := s.Check(topics)
+	t.Log(v)
+	p.Term()
+	if code := p.Wait(); code != 0 {
+		t.Errorf("exit code %d after SIGTERM", code)
+	}
+	if !s.Check(topics).Good() {
+		t.Error("the end of the relay changed the topic")
+	}
+	history.Check()
+}
+
+// I2: what is rolled back is in no topic, also when most is.
+func TestAbortedTransactionsAreNeverPublished(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	s.Start().TookOver()
+	s.Write(kit.Load{Events: 200, AbortEvery: 2}).Wait()
+	v := s.Check(topics)
+	if v.Records != v.Events {
+		t.Errorf("%s", v)
+	}
+}
+
+// Services append while no relay runs.
+func TestBacklogWhileTheRelayIsOff(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	s.Write(kit.Load{Events: 500}).Wait()
+	p := s.Start()
+	s.Check(topics)
+	p.Term()
+	p.Wait()
+	s.Write(kit.Load{Events: 500}).Wait()
+	s.Start().TookOver()
+	s.Check(topics)
+}
+
+// An append reaches the consumer at once and not at the next turn of some poll.
+func TestCommitWakesDelivery(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	s.Start().TookOver()
+	s.Append(s.Outbox(), kit.Event("order", "warm", 1, 10))
+	topics.Distinct(1)
+	best := time.Hour
+	for i := range 20 {
+		s.Append(s.Outbox(), kit.Event("order", "k", i, 10))
+		begin := time.Now()
+		topics.Distinct(i + 2)
+		best = min(best, time.Since(begin))
+	}
+	// The stream waits in the server for 500 ms at a time: a delivery that waited for it to end would show.
+	if best > 100*time.Millisecond {
+		t.Errorf("the fastest of 20 deliveries took %s", best)
+	}
+	t.Logf("fastest delivery %s", best)
+	s.Check(topics)
+}
+
+// I8: payloads of every kind and headers arrive byte by byte.
+func TestBytesSurvive(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	s.Start().TookOver()
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	large := make([]byte, 700<<10)
+	for i := range large {
+		large[i] = byte(i * 7)
+	}
+	events := []event.Event{
+		event.New("order", "k", "Bytes", every, event.WithHeader("every", every), event.WithHeader("null", nil), event.WithHeader("ünï", []byte("ö")), event.WithHeader("empty", []byte{})),
+		event.New("order", "k", "Text", "text with ünïcode and \x00"),
+		event.New("order", "k", "Empty", []byte{}),
+		event.New("order", "k", "Null", nil),
+		event.New("order", "k", "Document", bson.D{{Key: "b", Value: 1}, {Key: "a", Value: bson.A{"x", 2.5, true, nil}}, {Key: "n", Value: int64(1) << 60}}),
+		event.New("order", "k", "List", bson.A{1, "two"}),
+		event.New("order", "k", "Large", large),
+	}
+	s.Append(s.Outbox(), events...)
+	s.Check(topics)
+	want := map[string]string{"Document": `{"b":1,"a":["x",2.5,true,null],"n":1152921504606846976}`, "List": `[1,"two"]`, "Text": "text with ünïcode and \x00"}
+	for i, r := range topics.All() {
+		if w := want[events[i].Type()]; w != "" && string(r.Value) != w {
+			t.Errorf("%s: value %q, want %q", events[i].Type(), r.Value, w)
+		}
+	}
+}
+
+// One transaction of 10,000 events is one stretch of the stream: all of it, in order.
+func TestTransactionOf10000Events(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	s.Start().TookOver()
+	events := make([]event.Event, 10_000)
+	for i := range events {
+		events[i] = kit.Event("order", "k"+string(rune('a'+i%7)), i, 100)
+	}
+	s.Append(s.Outbox(), events...)
+	s.Check(topics)
+}

@@ -1,0 +1,90 @@
+//go:build unix
+
+package kit
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+)
+
+// built holds the programs of this test process, by their build tags.
+var built struct {
+	sync.Mutex
+	dir   string
+	paths map[string]string
+}
+
+// Main runs the tests of a package and removes the programs that they built. No goroutine may be left.
+func Main(m *testing.M) {
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if built.dir != "" {
+			_ = os.RemoveAll(built.dir)
+		}
+		os.Exit(code)
+	}))
+}
+
+// Binary is the path of the outrelay program, built with tags ("" for none).
+func Binary(tb testing.TB, tags string) string {
+	tb.Helper()
+	built.Lock()
+	defer built.Unlock()
+	if p := built.paths[tags]; p != "" {
+		return p
+	}
+	p, err := build(tags)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if built.paths == nil {
+		built.paths = map[string]string{}
+	}
+	built.paths[tags] = p
+	return p
+}
+
+func build(tags string) (string, error) {
+	root, err := moduleRoot()
+	if err != nil {
+		return "", err
+	}
+	if built.dir == "" {
+		if built.dir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
+			return "", err
+		}
+	}
+	name := "outrelay"
+	if tags != "" {
+		name += "-" + tags
+	}
+	out := filepath.Join(built.dir, name)
+	cmd := exec.Command("go", "build", "-tags", tags, "-o", out, "./cmd/outrelay")
+	cmd.Dir = root
+	if words, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building outrelay: %w\n%s", err, words)
+	}
+	return out, nil
+}
+
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		up := filepath.Dir(dir)
+		if up == dir {
+			return "", fmt.Errorf("no go.mod above %s", dir)
+		}
+		dir = up
+	}
+}

@@ -1,0 +1,209 @@
+//go:build unix
+
+package kit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/lease"
+)
+
+// Version is the watcher document after one write, with the fields that the write changed.
+type Version struct {
+	lease.Document
+	Changed []string // top-level fields; nil for the insert
+	At      time.Time
+}
+
+// History follows every version of the watcher document.
+type History struct {
+	scene *Scene
+	mu    sync.Mutex
+	all   []Version
+	err   error
+	news  chan struct{}
+}
+
+// Follow starts a history; call it before the first relay. The server keeps the image after each write for it.
+func (s *Scene) Follow() *History {
+	s.tb.Helper()
+	ctx := s.tb.Context()
+	images := options.CreateCollection().SetChangeStreamPreAndPostImages(bson.D{{Key: "enabled", Value: true}})
+	if err := s.State.CreateCollection(ctx, "watchers", images); err != nil {
+		s.tb.Fatal(err)
+	}
+	cs, err := s.State.Collection("watchers").Watch(ctx, mongo.Pipeline{}, options.ChangeStream().SetFullDocument(options.Required).SetMaxAwaitTime(200*time.Millisecond))
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	h := &History{scene: s, news: make(chan struct{})}
+	run, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	wg.Go(func() { h.run(run, cs) })
+	s.tb.Cleanup(func() {
+		cancel()
+		wg.Wait()
+		end, cancel := cleanup()
+		defer cancel()
+		_ = cs.Close(end)
+	})
+	return h
+}
+
+func (h *History) run(ctx context.Context, cs *mongo.ChangeStream) {
+	for cs.Next(ctx) {
+		var ev struct {
+			OperationType     string    `bson:"operationType"`
+			WallTime          time.Time `bson:"wallTime"`
+			FullDocument      lease.Document
+			UpdateDescription struct {
+				UpdatedFields bson.Raw `bson:"updatedFields"`
+			} `bson:"updateDescription"`
+		}
+		var raw struct {
+			FullDocument bson.Raw `bson:"fullDocument"`
+		}
+		err := errors.Join(cs.Decode(&ev), bson.Unmarshal(cs.Current, &raw))
+		v := Version{At: ev.WallTime}
+		if err == nil && raw.FullDocument != nil {
+			err = bson.Unmarshal(raw.FullDocument, &v.Document)
+		}
+		if fields, _ := ev.UpdateDescription.UpdatedFields.Elements(); fields != nil {
+			for _, f := range fields {
+				v.Changed = append(v.Changed, f.Key())
+			}
+		}
+		h.mu.Lock()
+		if err != nil {
+			h.err = err
+		} else if raw.FullDocument != nil && v.ID == WatcherID {
+			h.all = append(h.all, v)
+		}
+		close(h.news)
+		h.news = make(chan struct{})
+		h.mu.Unlock()
+	}
+	if err := cs.Err(); err != nil && ctx.Err() == nil {
+		h.mu.Lock()
+		h.err = err
+		h.mu.Unlock()
+	}
+}
+
+// Await waits until the newest version is as wanted and returns it.
+func (h *History) Await(what string, ok func(Version) bool) Version {
+	h.scene.tb.Helper()
+	late := time.NewTimer(Patience)
+	defer late.Stop()
+	for {
+		h.mu.Lock()
+		news, n := h.news, len(h.all)
+		var last Version
+		if n > 0 {
+			last = h.all[n-1]
+		}
+		h.mu.Unlock()
+		if n > 0 && ok(last) {
+			return last
+		}
+		select {
+		case <-news:
+		case <-late.C:
+			h.scene.tb.Fatalf("the watcher document never showed %s (owner %q, epoch %d, seq %d)", what, last.Owner, last.Epoch, last.Seq)
+		case <-h.scene.tb.Context().Done():
+			h.scene.tb.Fatal(h.scene.tb.Context().Err())
+		}
+	}
+}
+
+// Versions are all so far.
+func (h *History) Versions() []Version {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return append([]Version(nil), h.all...)
+}
+
+// Check holds the history against I5: epoch, seq, token and time never go back, an acquisition is the next epoch and
+// comes only when the lease was free or expired, and nobody but the owner writes.
+func (h *History) Check() {
+	tb := h.scene.tb
+	tb.Helper()
+	h.mu.Lock()
+	err := h.err
+	h.mu.Unlock()
+	if err != nil {
+		tb.Errorf("following the watcher document: %v", err)
+	}
+	for _, p := range HistoryProblems(h.Versions()) {
+		tb.Error(p)
+	}
+}
+
+// HistoryProblems lists what a history has against I5.
+func HistoryProblems(all []Version) (problems []string) {
+	bad := func(v Version, format string, args ...any) {
+		problems = append(problems, fmt.Sprintf("watcher document at epoch %d, seq %d (%s): ", v.Epoch, v.Seq, v.Owner)+fmt.Sprintf(format, args...))
+	}
+	for i := 1; i < len(all); i++ {
+		a, b := all[i-1], all[i]
+		if onlyControl(b.Changed) {
+			continue
+		}
+		switch {
+		case b.Epoch < a.Epoch:
+			bad(b, "the epoch was %d", a.Epoch)
+		case b.Epoch > a.Epoch+1:
+			bad(b, "the epoch jumped from %d", a.Epoch)
+		case b.Epoch == a.Epoch+1:
+			if b.Owner == "" || b.Owner == a.Owner {
+				bad(b, "a new epoch without a new owner")
+			}
+			// The server's own clock, read twice: a write's wall time may be a little older than its $$NOW.
+			if a.Owner != "" && b.At.Add(10*time.Millisecond).Before(a.ExpiresAt) {
+				bad(b, "acquired at %s although %s held it until %s", b.At, a.Owner, a.ExpiresAt)
+			}
+		case b.Owner != a.Owner && b.Owner != "":
+			bad(b, "the owner changed from %s within an epoch", a.Owner)
+		case a.Owner == "" && b.Owner == "":
+			bad(b, "written while nobody owned it: %v", b.Changed)
+		}
+		if b.Seq < a.Seq || b.Seq == a.Seq && !onlyFence(b.Changed) && b.Epoch == a.Epoch {
+			bad(b, "seq was %d; changed %v", a.Seq, b.Changed)
+		}
+		if bytes.Compare([]byte(b.Token.Data()), []byte(a.Token.Data())) < 0 {
+			bad(b, "the token went back from %s to %s", a.Token, b.Token)
+		}
+		if b.ClusterTime.Before(a.ClusterTime) {
+			bad(b, "the time went back from %v to %v", a.ClusterTime, b.ClusterTime)
+		}
+		if b.Fence < a.Fence {
+			bad(b, "the fence went back from %d to %d", a.Fence, b.Fence)
+		}
+	}
+	return problems
+}
+
+func onlyControl(fields []string) bool { return only(fields, "control") }
+func onlyFence(fields []string) bool   { return only(fields, "fence", "dirty", "session") }
+
+func only(fields []string, names ...string) bool {
+	for _, f := range fields {
+		ok := false
+		for _, n := range names {
+			ok = ok || f == n || len(f) > len(n) && f[:len(n)+1] == n+"."
+		}
+		if !ok {
+			return false
+		}
+	}
+	return len(fields) > 0
+}

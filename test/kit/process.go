@@ -1,0 +1,191 @@
+//go:build unix
+
+package kit
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Patience is how long a wait for something that should come within seconds may take on a loaded machine.
+const Patience = 60 * time.Second
+
+// Process is one `outrelay` child. Its methods may be called from any goroutine.
+type Process struct {
+	Node string // as the watcher document names it
+	HTTP string // base URL of its health and metrics; "" if it serves none
+
+	tb   testing.TB
+	cmd  *exec.Cmd
+	log  journal
+	done chan struct{}
+}
+
+// launch starts the program. It ends with the test at the latest.
+func launch(tb testing.TB, node, binary string, env []string, args ...string) *Process {
+	tb.Helper()
+	p := &Process{Node: node, tb: tb, cmd: exec.Command(binary, args...), done: make(chan struct{})}
+	p.log.news = make(chan struct{})
+	p.cmd.Env = append(os.Environ(), env...)
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	if err := p.cmd.Start(); err != nil {
+		tb.Fatal(err)
+	}
+	go func() {
+		defer close(p.done)
+		_ = p.cmd.Wait()
+	}()
+	tb.Cleanup(func() {
+		p.signal(syscall.SIGCONT)
+		p.signal(syscall.SIGKILL)
+		<-p.done
+		if tb.Failed() {
+			tb.Logf("log of %s:\n%s", node, p.log.tail(120))
+		}
+	})
+	return p
+}
+
+func (p *Process) signal(s syscall.Signal) { _ = p.cmd.Process.Signal(s) }
+
+// Kill ends it by SIGKILL and returns when it is gone.
+func (p *Process) Kill() {
+	p.signal(syscall.SIGKILL)
+	<-p.done
+}
+
+// Term asks it to end and does not wait.
+func (p *Process) Term() { p.signal(syscall.SIGTERM) }
+
+// Stop freezes it by SIGSTOP.
+func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
+
+// Continue undoes Stop.
+func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
+
+// Done is closed when it has ended.
+func (p *Process) Done() <-chan struct{} { return p.done }
+
+// Wait returns its exit code, −1 after a signal, when it has ended.
+func (p *Process) Wait() int {
+	p.tb.Helper()
+	select {
+	case <-p.done:
+		return p.cmd.ProcessState.ExitCode()
+	case <-time.After(Patience):
+		p.tb.Fatalf("%s did not end", p.Node)
+		return 0
+	}
+}
+
+// Killed reports whether SIGKILL ended it.
+func (p *Process) Killed() bool {
+	p.Wait()
+	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
+}
+
+// TookOver waits until it delivers.
+func (p *Process) TookOver() {
+	p.tb.Helper()
+	p.Says("took over")
+}
+
+// Stands waits until it stands by: its process answers /readyz as ready in any role.
+func (p *Process) Stands() {
+	p.tb.Helper()
+	p.Says("outrelay starts")
+}
+
+// Says waits for a line of the log that contains text and returns it. A process that ends before it has said so fails
+// the test.
+func (p *Process) Says(text string) string {
+	p.tb.Helper()
+	ctx, cancel := context.WithTimeout(p.tb.Context(), Patience)
+	defer cancel()
+	line, err := p.log.await(ctx, p.done, text)
+	if err != nil {
+		p.tb.Fatalf("%s never said %q: %v\n%s", p.Node, text, err, p.log.tail(30))
+	}
+	return line
+}
+
+// Said reports whether a line of the log contains text.
+func (p *Process) Said(text string) bool { return p.log.find(text) != "" }
+
+// Log is what it wrote so far.
+func (p *Process) Log() string { return p.log.tail(1 << 20) }
+
+// journal collects lines and wakes who waits for one.
+type journal struct {
+	mu    sync.Mutex
+	lines []string
+	rest  []byte
+	news  chan struct{}
+}
+
+// Write implements io.Writer.
+func (j *journal) Write(b []byte) (int, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	j.rest = append(j.rest, b...)
+	for {
+		line, rest, found := bytes.Cut(j.rest, []byte("\n"))
+		if !found {
+			break
+		}
+		j.lines = append(j.lines, string(line))
+		j.rest = bytes.Clone(rest)
+	}
+	close(j.news)
+	j.news = make(chan struct{})
+	return len(b), nil
+}
+
+func (j *journal) find(text string) string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	for _, l := range j.lines {
+		if strings.Contains(l, text) {
+			return l
+		}
+	}
+	return ""
+}
+
+var errEnded = errors.New("it ended")
+
+func (j *journal) await(ctx context.Context, ended <-chan struct{}, text string) (string, error) {
+	for {
+		j.mu.Lock()
+		news := j.news
+		j.mu.Unlock()
+		if l := j.find(text); l != "" {
+			return l, nil
+		}
+		select {
+		case <-news:
+		case <-ended:
+			if l := j.find(text); l != "" {
+				return l, nil
+			}
+			return "", errEnded
+		case <-ctx.Done():
+			return "", ctx.Err()
+		}
+	}
+}
+
+func (j *journal) tail(n int) string {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return strings.Join(j.lines[max(0, len(j.lines)-n):], "\n")
+}

@@ -1,0 +1,278 @@
+//go:build unix
+
+package kit
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// Options describe a scene. The zero value is one outbox and one topic of 6 partitions on the shared servers.
+type Options struct {
+	Stack      *devstack.Stack // servers of the test's own; nil takes the shared ones
+	MongoURI   string          // what the relay connects to, where it is not the servers themselves (a proxy)
+	Brokers    []string        // likewise
+	Types      []string        // aggregate types to make a topic for; nil is "order"
+	Partitions int             // of each topic; defaults to 6
+	Replicas   int             // of each partition; defaults to 1
+	Topic      []kafka.ConfigEntry
+	Set        map[string]any // keys of the configuration by their path ("lease.ttl"), over the scene's own
+}
+
+// Scene is one watcher in a world of its own.
+type Scene struct {
+	Client  *mongo.Client
+	DB      *mongo.Database // holds the outbox
+	State   *mongo.Database // the relay's own
+	Prefix  string          // of the topics: <Prefix>.<aggregate type>
+	Brokers []string
+	Ledger  *Ledger
+
+	tb      testing.TB
+	config  map[string]any
+	started int
+}
+
+// New makes a scene; nothing runs yet.
+func New(tb testing.TB, o Options) *Scene {
+	tb.Helper()
+	uri, brokers := "", []string(nil)
+	if o.Stack != nil {
+		uri, brokers = o.Stack.MongoURI(), o.Stack.Brokers()
+	} else {
+		uri, brokers = stacktest.MongoURI(tb), stacktest.Brokers(tb)
+	}
+	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetHeartbeatInterval(500 * time.Millisecond).SetServerSelectionTimeout(40 * time.Second))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	s := &Scene{Client: client, Brokers: brokers, tb: tb, Ledger: newLedger()}
+	tb.Cleanup(func() { s.clean() })
+	name := stacktest.Name(tb)
+	s.DB, s.State, s.Prefix = client.Database(name), client.Database(name+"_state"), name
+	if o.MongoURI != "" {
+		uri = o.MongoURI
+	}
+	relayBrokers := brokers
+	if o.Brokers != nil {
+		relayBrokers = o.Brokers
+	}
+	s.config = map[string]any{
+		"watcher": "w",
+		"mongodb": map[string]any{"uri": uri, "state": s.State.Name()},
+		"watch":   []string{name + ".outbox"},
+		"kafka":   map[string]any{"brokers": relayBrokers},
+		"topics":  map[string]any{"template": name + ".{aggregatetype}"},
+		"lease":   map[string]any{"ttl": "2s", "renew": "400ms"},
+		"log":     map[string]any{"level": "debug", "format": "text"},
+	}
+	for _, key := range slices.Sorted(maps.Keys(o.Set)) {
+		s.Set(key, o.Set[key])
+	}
+	types := o.Types
+	if types == nil {
+		types = []string{"order"}
+	}
+	for _, t := range types {
+		stacktest.CreateTopicOn(tb, brokers, s.Topic(t), max(o.Partitions, 1+5*b2i(o.Partitions == 0)), max(o.Replicas, 1), o.Topic...)
+	}
+	return s
+}
+
+func b2i(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Set changes a key of the configuration of the processes that start from now on.
+func (s *Scene) Set(path string, value any) {
+	m := s.config
+	for {
+		head, rest, more := strings.Cut(path, ".")
+		if !more {
+			m[head] = value
+			return
+		}
+		next, ok := m[head].(map[string]any)
+		if !ok {
+			next = map[string]any{}
+			m[head] = next
+		}
+		m, path = next, rest
+	}
+}
+
+// Topic is the topic of an aggregate type.
+func (s *Scene) Topic(aggregateType string) string { return s.Prefix + "." + aggregateType }
+
+// ConfigFile writes the configuration of a node and returns its path.
+func (s *Scene) ConfigFile(node, listen string) string {
+	s.tb.Helper()
+	s.Set("node", node)
+	s.Set("http.listen", listen)
+	b, err := yaml.Marshal(s.config)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	path := filepath.Join(s.tb.TempDir(), node+".yaml")
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		s.tb.Fatal(err)
+	}
+	return path
+}
+
+// Start runs a relay; it does not wait. Each has a name of its own: n1, n2 and so on.
+func (s *Scene) Start() *Process {
+	s.tb.Helper()
+	return s.start("", nil)
+}
+
+// StartCrashing runs a relay that kills itself at a crash point: "name" or "name:n" for its n-th pass.
+func (s *Scene) StartCrashing(at string) *Process {
+	s.tb.Helper()
+	return s.start("crashpoints", []string{"OUTRELAY_CRASH_AT=" + at})
+}
+
+func (s *Scene) start(tags string, env []string) *Process {
+	s.tb.Helper()
+	s.started++
+	node, listen := fmt.Sprintf("n%d", s.started), freePort(s.tb)
+	p := launch(s.tb, node, Binary(s.tb, tags), env, "run", "--config", s.ConfigFile(node, listen))
+	p.HTTP = "http://" + listen
+	return p
+}
+
+// Run executes one command with the scene's configuration and returns its exit code, standard output and standard error.
+func (s *Scene) Run(args ...string) (code int, stdout, stderr string) {
+	s.tb.Helper()
+	return Run(s.tb, nil, append(args, "--config", s.ConfigFile("operator", "off"))...)
+}
+
+// Run executes one command line.
+func Run(tb testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
+	tb.Helper()
+	var out, errOut bytes.Buffer
+	cmd := exec.CommandContext(tb.Context(), Binary(tb, ""), args...)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
+		tb.Fatal(err)
+	}
+	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
+}
+
+// Get reads a path of its HTTP server.
+func (p *Process) Get(path string) (code int, body string) {
+	p.tb.Helper()
+	c := &http.Client{Timeout: 5 * time.Second}
+	defer c.CloseIdleConnections()
+	res, err := c.Get(p.HTTP + path)
+	if err != nil {
+		p.tb.Fatal(err)
+	}
+	defer res.Body.Close()
+	var b bytes.Buffer
+	_, _ = b.ReadFrom(res.Body)
+	return res.StatusCode, b.String()
+}
+
+// Status is what `outrelay status --json` says of the scene's watcher.
+type Status struct {
+	Owner, Node, State, Reason string
+	Epoch                      int64
+	Unresolved                 int
+	Blocked                    []struct {
+		Topic, Reason string
+		Count         int
+	}
+}
+
+// Status asks the command line.
+func (s *Scene) Status() Status {
+	s.tb.Helper()
+	code, out, errOut := s.Run("status", "--json")
+	if code != 0 {
+		s.tb.Fatalf("status: exit code %d\n%s", code, errOut)
+	}
+	var all struct{ Watchers []Status }
+	if err := json.Unmarshal([]byte(out), &all); err != nil {
+		s.tb.Fatalf("status --json: %v\n%s", err, out)
+	}
+	if len(all.Watchers) != 1 {
+		s.tb.Fatalf("status --json: %d watchers, want 1", len(all.Watchers))
+	}
+	return all.Watchers[0]
+}
+
+// Eventually asks until ok, some times a second, and fails the test after Patience.
+func Eventually(tb testing.TB, what string, ok func() bool) {
+	tb.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	late := time.NewTimer(Patience)
+	defer late.Stop()
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-late.C:
+			tb.Fatalf("never came true: %s", what)
+		case <-tb.Context().Done():
+			tb.Fatal(tb.Context().Err())
+		}
+	}
+}
+
+// WatcherID is the id of the watcher document.
+const WatcherID = "w/0of1"
+
+// Watcher is the watcher document as it is now.
+func (s *Scene) Watcher() bson.Raw {
+	s.tb.Helper()
+	raw, err := s.State.Collection("watchers").FindOne(s.tb.Context(), bson.D{{Key: "_id", Value: WatcherID}}).Raw()
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	return raw
+}
+
+func (s *Scene) clean() {
+	ctx, cancel := cleanup()
+	defer cancel()
+	names, _ := s.Client.ListDatabaseNames(ctx, bson.D{{Key: "name", Value: bson.D{{Key: "$regex", Value: "^" + s.Prefix}}}})
+	for _, n := range names {
+		_ = s.Client.Database(n).Drop(ctx)
+	}
+	_ = s.Client.Disconnect(ctx)
+}
+
+func freePort(tb testing.TB) string {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}

@@ -1,0 +1,237 @@
+//go:build unix
+
+package kit
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// Load says how to write. The zero value writes until it is stopped, as fast as the server takes it.
+type Load struct {
+	Events     int     // end when so many are committed; 0 goes on until Stop
+	Rate       float64 // events per second, over all workers; 0 is unbounded
+	Workers    int     // each with keys of its own; defaults to 4
+	Keys       int     // of each worker; defaults to 5
+	PerTx      int     // transactions carry 1 to so many events; defaults to 3
+	AbortEvery int     // every n-th transaction of a worker is rolled back; defaults to 8
+	Size       int     // bytes of a payload; defaults to 120
+	Type       string  // aggregate type; defaults to "order"
+	Tolerant   bool    // the servers are broken on purpose: an append may fail
+}
+
+// Writing is a load that runs.
+type Writing struct {
+	scene  *Scene
+	load   Load
+	box    *outbox.Box
+	stop   context.CancelFunc
+	wg     sync.WaitGroup
+	count  atomic.Int64
+	failed atomic.Int64
+}
+
+var errRollBack = errors.New("rolled back on purpose")
+
+// Write starts a load into the scene's outbox. It ends with the test.
+func (s *Scene) Write(l Load) *Writing {
+	s.tb.Helper()
+	l.Workers, l.Keys, l.PerTx = or(l.Workers, 4), or(l.Keys, 5), or(l.PerTx, 3)
+	l.AbortEvery, l.Size = or(l.AbortEvery, 8), or(l.Size, 120)
+	if l.Type == "" {
+		l.Type = "order"
+	}
+	box, err := outbox.New(s.DB)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(s.tb.Context())
+	w := &Writing{scene: s, load: l, box: box, stop: stop}
+	for i := range l.Workers {
+		w.wg.Go(func() { w.work(ctx, i) })
+	}
+	s.tb.Cleanup(w.Stop)
+	return w
+}
+
+func or(n, otherwise int) int {
+	if n == 0 {
+		return otherwise
+	}
+	return n
+}
+
+// Stop ends the load; what was begun is finished.
+func (w *Writing) Stop() {
+	w.stop()
+	w.wg.Wait()
+}
+
+// Wait returns when the load has written its events.
+func (w *Writing) Wait() {
+	w.scene.tb.Helper()
+	w.wg.Wait()
+	w.stop()
+	if w.scene.tb.Context().Err() != nil {
+		w.scene.tb.Fatal("the load did not end")
+	}
+}
+
+// Failed is the number of appends that returned an error.
+func (w *Writing) Failed() int { return int(w.failed.Load()) }
+
+// Reached waits until n events are committed.
+func (w *Writing) Reached(n int) {
+	w.scene.tb.Helper()
+	Eventually(w.scene.tb, fmt.Sprintf("%d events committed", n), func() bool { return int(w.count.Load()) >= n })
+}
+
+func (w *Writing) work(ctx context.Context, worker int) {
+	var pace <-chan time.Time
+	if w.load.Rate > 0 {
+		each := float64(1+w.load.PerTx) / 2 * float64(w.load.Workers) / w.load.Rate
+		t := time.NewTicker(time.Duration(each * float64(time.Second)))
+		defer t.Stop()
+		pace = t.C
+	}
+	keys := make([]string, w.load.Keys)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("w%d-k%d", worker, i)
+	}
+	numbers := map[string]int{}
+	for turn := 1; ctx.Err() == nil && (w.load.Events == 0 || w.count.Load() < int64(w.load.Events)); turn++ {
+		if pace != nil {
+			select {
+			case <-pace:
+			case <-ctx.Done():
+				return
+			}
+		}
+		at := turn % len(keys)
+		events := w.events(keys[at], 1+turn%w.load.PerTx, numbers)
+		// A begun transaction is finished also when the load is stopped: its fate is then known.
+		fate, err := w.transaction(context.WithoutCancel(ctx), events, turn%w.load.AbortEvery == 0)
+		w.scene.Ledger.Add(entries(w.scene.DB.Name()+".outbox", w.scene.Prefix, fate, events)...)
+		if err != nil {
+			w.failed.Add(1)
+			if !w.load.Tolerant {
+				w.scene.tb.Errorf("appending: %v", err)
+				return
+			}
+			// The append may still be committed, after those that follow: they are of another key.
+			keys[at] = fmt.Sprintf("w%d-k%d-after-%d", worker, at, turn)
+		}
+		if fate == Committed {
+			w.count.Add(int64(len(events)))
+		}
+	}
+}
+
+func (w *Writing) transaction(ctx context.Context, events []event.Event, abort bool) (Fate, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	err := outbox.Transaction(ctx, w.scene.Client, func(ctx context.Context) error {
+		business := bson.D{{Key: "_id", Value: events[0].ID().String()}, {Key: "events", Value: len(events)}}
+		if _, err := w.scene.DB.Collection("orders").InsertOne(ctx, business); err != nil {
+			return err
+		}
+		if err := w.box.AppendMany(ctx, events); err != nil {
+			return err
+		}
+		if abort {
+			return errRollBack
+		}
+		return nil
+	})
+	switch {
+	case err == nil:
+		return Committed, nil
+	case errors.Is(err, errRollBack):
+		return Aborted, nil
+	}
+	return Unknown, err
+}
+
+func (w *Writing) events(key string, n int, numbers map[string]int) []event.Event {
+	out := make([]event.Event, n)
+	for i := range out {
+		numbers[key]++
+		out[i] = Event(w.load.Type, key, numbers[key], w.load.Size)
+	}
+	return out
+}
+
+// Event is the n-th event of a key: its payload and headers hold bytes that are no text, and a header's name repeats.
+func Event(aggregateType, key string, n, size int) event.Event {
+	payload := fmt.Appendf(nil, "%s:%d:", key, n)
+	noise := make([]byte, size+4)
+	_, _ = rand.Read(noise)
+	return event.New(aggregateType, key, "Changed", append(payload, noise[:size]...),
+		event.WithHeader("trace", noise[size:size+2]), event.WithHeader("trace", []byte{0, 0xff, '\n'}), event.WithHeader("none", nil))
+}
+
+// entries are the ledger's lines for events with a payload of bytes.
+func entries(ns, prefix string, fate Fate, events []event.Event) []Entry {
+	out := make([]Entry, len(events))
+	for i, e := range events {
+		v := parse(e)
+		out[i] = Entry{NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: []string{prefix + "." + e.AggregateType()},
+			Payload: v.payload, Null: v.null, Headers: e.Headers(), Fate: fate, At: time.Now()}
+	}
+	return out
+}
+
+type payload struct {
+	payload []byte
+	null    bool
+}
+
+// parse reads the payload back out of the event as it is stored.
+func parse(e event.Event) payload {
+	raw, err := e.MarshalBSON()
+	if err != nil {
+		return payload{}
+	}
+	var v event.View
+	if err := event.Parse(raw, &v); err != nil {
+		return payload{}
+	}
+	b, err := event.AppendPayload(nil, &v)
+	if err != nil {
+		return payload{}
+	}
+	return payload{b, b == nil}
+}
+
+// Append commits events in one transaction into a collection and notes them in the ledger, each for the topic of its
+// aggregate type.
+func (s *Scene) Append(coll *mongo.Collection, events ...event.Event) {
+	s.tb.Helper()
+	box, err := outbox.New(coll.Database(), outbox.WithCollection(coll.Name()))
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	err = outbox.Transaction(s.tb.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, events) })
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	s.Ledger.Add(entries(coll.Database().Name()+"."+coll.Name(), s.Prefix, Committed, events)...)
+}
+
+// Outbox is the scene's own.
+func (s *Scene) Outbox() *mongo.Collection { return s.DB.Collection("outbox") }
+
+func cleanup() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), 15*time.Second)
+}
