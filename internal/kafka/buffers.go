@@ -1,7 +1,7 @@
 package kafka
 
 import (
-	"math/bits"
+	mathbits "math/bits"
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/record"
@@ -23,7 +23,7 @@ const (
 
 // class of a buffer that holds n bytes; beyond the largest, classes.
 func class(n int) int {
-	return max(bits.Len(uint(max(n, 1)-1)), smallest) - smallest
+	return max(mathbits.Len(uint(max(n, 1)-1)), smallest) - smallest
 }
 
 // get returns a buffer with room for at least n bytes.

@@ -16,9 +16,9 @@ import (
 const (
 	retryEvery = time.Second // of the quarantine (N4)
 	spares     = 8           // partitions of which one keeps the transactional id alive
-	// drainLimit is how long a move of our own waits for answers; partitions without one go to quarantine.
-	drainLimit = 10 * time.Second
-	drainPoll  = 5 * time.Millisecond
+	// answersLimit is how long a move of our own waits for answers; partitions without one go to quarantine.
+	answersLimit = 10 * time.Second
+	drainPoll    = 5 * time.Millisecond
 )
 
 // keeper releases the quarantine, keeps the transactional id and idle partitions alive, and moves to the next generation.
@@ -200,14 +200,14 @@ func (s *Sink) move(ctx context.Context) error {
 	return nil
 }
 
-// settled stops new batches, and waits until each frozen one has a definite answer, at most drainLimit. Then nothing is in
+// settled stops new batches, and waits until each frozen one has a definite answer, at most drainLimit long. Then nothing is in
 // flight. It returns the partitions whose head may have been appended, with the offset from which it can stand, and the
 // ends of what was acked.
 func (s *Sink) settled(ctx context.Context) (undrained map[record.TopicPartition]int64, ends map[string][]int64, err error) {
 	s.mu.Lock()
 	s.pause = frozenOnly
 	s.mu.Unlock()
-	for deadline := time.Now().Add(drainLimit); ; {
+	for deadline := time.Now().Add(s.drainLimit); ; {
 		s.mu.Lock()
 		busy, unsure := s.frozen()
 		if time.Now().After(deadline) {

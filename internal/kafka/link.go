@@ -3,6 +3,7 @@ package kafka
 import (
 	"context"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -12,7 +13,6 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
-	"github.com/segmentio/kafka-go/protocol/apiversions"
 	"github.com/segmentio/kafka-go/protocol/saslauthenticate"
 	"github.com/segmentio/kafka-go/protocol/saslhandshake"
 )
@@ -91,20 +91,11 @@ func (c *Client) handshake(ctx context.Context, nc net.Conn, addr string) (*link
 		}
 		nc = t
 	}
-	l := &link{addr: addr, nc: nc, pc: protocol.NewConn(nc, c.cfg.ClientID), used: time.Now()}
-	m, err := l.pc.RoundTrip(new(apiversions.Request))
-	if err == nil && m.(*apiversions.Response).ErrorCode != 0 {
-		err = kafkago.Error(m.(*apiversions.Response).ErrorCode)
-	}
+	versions, err := askVersions(nc, c.cfg.ClientID)
 	if err != nil {
 		return nil, &connectError{addr, stageVersions, err}
 	}
-	keys := m.(*apiversions.Response).ApiKeys
-	l.versions = make(map[protocol.ApiKey]int16, len(keys))
-	for _, k := range keys {
-		key := protocol.ApiKey(k.ApiKey)
-		l.versions[key] = key.SelectVersion(k.MinVersion, k.MaxVersion)
-	}
+	l := &link{addr: addr, nc: nc, pc: protocol.NewConn(nc, c.cfg.ClientID), versions: versions, used: time.Now()}
 	l.pc.SetVersions(l.versions)
 	if c.cfg.SASL != nil {
 		if err := authenticate(ctx, l.pc, c.cfg.SASL); err != nil {
@@ -112,6 +103,53 @@ func (c *Client) handshake(ctx context.Context, nc net.Conn, addr string) (*link
 		}
 	}
 	return l, nil
+}
+
+var (
+	errTLSExpected = errors.New("the listener answers with a TLS alert")
+	errNotKafka    = errors.New("the answer is none of Kafka's protocol")
+)
+
+// askVersions is the first exchange with whatever listens there. It is read by hand: kafka-go's decoder believes every
+// length, and would wait for a gigabyte from a web server.
+func askVersions(rw io.ReadWriter, client string) (map[protocol.ApiKey]int16, error) {
+	const correlation, most = 0x6f757472, 64 << 10
+	be := binary.BigEndian
+	req := append(make([]byte, 0, 64), 0, 0, 0, 0, 0, byte(protocol.ApiVersions), 0, 0)
+	req = be.AppendUint32(req, correlation)
+	req = appendString(req, client)
+	be.PutUint32(req, uint32(len(req)-4))
+	if _, err := rw.Write(req); err != nil {
+		return nil, err
+	}
+	var head [8]byte
+	if n, err := io.ReadFull(rw, head[:]); err != nil {
+		if n >= 3 && head[0] == 0x15 && head[1] == 3 { // alert, of some version of TLS
+			return nil, errTLSExpected
+		}
+		return nil, err
+	}
+	size := be.Uint32(head[:])
+	if size < 4 || size > most || be.Uint32(head[4:]) != correlation {
+		return nil, errNotKafka
+	}
+	body := make([]byte, size-4)
+	if _, err := io.ReadFull(rw, body); err != nil {
+		return nil, err
+	}
+	d := answer{p: body}
+	if code := kafkago.Error(int16(d.uint16())); code != 0 {
+		return nil, code
+	}
+	versions := map[protocol.ApiKey]int16{}
+	for range d.count() {
+		key := protocol.ApiKey(d.uint16())
+		versions[key] = key.SelectVersion(int16(d.uint16()), int16(d.uint16()))
+	}
+	if d.bad {
+		return nil, errNotKafka
+	}
+	return versions, nil
 }
 
 func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {

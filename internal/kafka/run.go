@@ -88,22 +88,11 @@ func (s *Sink) house(ctx context.Context) error {
 // the end that the leader tells now. Not during a replay: what was read back stands below. Not in quarantine: it was not
 // read yet.
 func (s *Sink) idleOffsets(ctx context.Context) {
-	s.mu.Lock()
-	var parts []record.TopicPartition
-	if !s.replay {
-		for _, t := range s.topics {
-			for _, p := range t.parts {
-				if len(p.q) == 0 && !p.busy && !p.quarantine && p.lane != nil {
-					parts = append(parts, p.tp)
-				}
-			}
-		}
-	}
-	s.mu.Unlock()
+	parts, layout := s.idle()
 	if len(parts) == 0 {
 		return
 	}
-	ends, err := s.c.ListOffsets(ctx, s.c.layout.Load(), parts)
+	ends, err := s.c.ListOffsets(ctx, layout, parts)
 	if err != nil && ctx.Err() == nil {
 		wake(s.renew) // a leader that is dead or has moved
 		s.log.Debug("asking for the ends of idle partitions", "error", err)
@@ -111,6 +100,28 @@ func (s *Sink) idleOffsets(ctx context.Context) {
 	for tp, end := range ends { // N8
 		s.acks.Idle(tp, end)
 	}
+}
+
+// idle lists the partitions with nothing of ours on its way, and their leaders.
+func (s *Sink) idle() ([]record.TopicPartition, *Layout) {
+	layout := &Layout{Brokers: s.c.layout.Load().Brokers, Topics: map[string]TopicLayout{}}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.replay {
+		return nil, layout
+	}
+	var parts []record.TopicPartition
+	for name, t := range s.topics {
+		leaders := make([]PartitionLayout, len(t.parts))
+		for i, p := range t.parts {
+			leaders[i].Leader = p.leader
+			if len(p.q) == 0 && !p.busy && !p.quarantine && p.lane != nil {
+				parts = append(parts, p.tp)
+			}
+		}
+		layout.Topics[name] = TopicLayout{Partitions: leaders}
+	}
+	return parts, layout
 }
 
 // Blocked is a target whose records wait.

@@ -47,6 +47,8 @@ type Sink struct {
 	session *fence.Session
 	expiry  fence.Expiry
 
+	drainLimit time.Duration
+
 	tickets ticketLists
 	adopt   chan struct{} // one token: a topic waits for adoption
 	renew   chan struct{} // one token: fresh metadata are wanted
@@ -88,7 +90,7 @@ func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks recor
 		to.Gate = func() bool { return true }
 	}
 	s := &Sink{
-		c: c, acks: acks, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true,
+		c: c, acks: acks, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true, drainLimit: answersLimit,
 		adopt: make(chan struct{}, 1), renew: make(chan struct{}, 1),
 		topics: map[string]*topic{}, lanes: map[laneID]*lane{},
 	}

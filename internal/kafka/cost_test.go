@@ -1,0 +1,215 @@
+package kafka
+
+import (
+	"encoding/binary"
+	"fmt"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+func TestPartitionIsJavasChoice(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(1, 200).Draw(t, "partitions")
+		key := rapid.SliceOfN(rapid.Byte(), 0, 40).Draw(t, "key")
+		if key == nil {
+			key = []byte{}
+		}
+		want := kgo.StickyKeyPartitioner(nil).ForTopic("t").Partition(&kgo.Record{Key: key}, n)
+		if got := choose(&record.Record{Key: key}, int32(n)); int(got) != want {
+			t.Fatalf("key %x of %d partitions: %d, want %d", key, n, got, want)
+		}
+	})
+	a := record.Record{Headers: []record.Header{{Key: []byte("id"), Value: []byte("one")}}}
+	if choose(&a, 1000) != choose(&a, 1000) {
+		t.Error("a record without a key has no place of its own")
+	}
+}
+
+func TestBuffersFollowTheirBatches(t *testing.T) {
+	t.Parallel()
+	var b buffers
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.IntRange(0, 1<<25).Draw(t, "bytes")
+		buf := b.get(n)
+		if cap(buf) < n || n > 1<<smallest && n <= 1<<largest && cap(buf) >= 2*n {
+			t.Fatalf("a buffer of %d for %d bytes", cap(buf), n)
+		}
+		b.put(buf)
+		if again := b.get(n); n > 0 && n <= 1<<largest && &again[:1][0] != &buf[:1][0] {
+			t.Fatalf("a buffer of %d is not used again", cap(buf))
+		}
+	})
+	b = buffers{}
+	for range 16 {
+		b.put(make([]byte, 1<<20))
+	}
+	b.put(make([]byte, 3000)) // too small for any batch
+	if b.bytes() != 16<<20 {
+		t.Fatalf("%d bytes are free", b.bytes())
+	}
+	b.trim()
+	for range 6 {
+		b.trim()
+	}
+	if b.bytes() != 0 {
+		t.Fatalf("%d bytes are kept though nobody needs them", b.bytes())
+	}
+}
+
+// counter acks like the dispatcher, and gives its slices back.
+type counter struct {
+	sink  *Sink
+	n     atomic.Int64
+	bytes atomic.Int64
+	freed *sync.Cond
+}
+
+func (c *counter) Acked(_ record.TopicPartition, _ int64, tickets []record.Ticket, bytes int) {
+	c.n.Add(int64(len(tickets)))
+	c.bytes.Add(-int64(bytes))
+	c.sink.Recycle(tickets)
+	c.freed.L.Lock()
+	c.freed.Broadcast()
+	c.freed.L.Unlock()
+}
+func (c *counter) Refused(_ string, _ record.Ticket, why *record.Refusal, _ int) { panic(why) }
+func (c *counter) Restore(record.TopicPartition, int64)                          {}
+func (c *counter) Idle(record.TopicPartition, int64)                             {}
+
+// wait blocks until at most that many bytes are in flight.
+func (c *counter) wait(most int64) {
+	c.freed.L.Lock()
+	for c.bytes.Load() > most {
+		c.freed.Wait()
+	}
+	c.freed.L.Unlock()
+}
+
+// flood opens a sink with a counter and returns a function that sends n records of 1 KB under a budget, as the dispatcher
+// does.
+func flood(tb testing.TB, cfg Config, topic string, budget int64) func(n int) {
+	r := open(tb, setUp{cfg: cfg})
+	r.send(tb, rec(topic, "k", "adopt"))
+	r.acks.resolved(1)
+	c := &counter{sink: r.Sink, freed: sync.NewCond(&sync.Mutex{})}
+	r.Sink.acks = c
+	r.EndReplay()
+	x := rec(topic, "key-00000000", "")
+	x.Value = make([]byte, 1000)
+	x.Headers = append(x.Headers, record.Header{Key: []byte("type"), Value: []byte("OrderPlaced")})
+	size := int64(r.Size(&x))
+	seq := uint32(0)
+	return func(n int) {
+		for i := range n {
+			seq++
+			binary.BigEndian.PutUint32(x.Key[4:], seq)
+			binary.BigEndian.PutUint32(x.Value, seq)
+			if c.bytes.Load()+size > budget {
+				r.Flush()
+				c.wait(budget - size)
+			}
+			c.bytes.Add(size)
+			if err := r.Send(&x, record.Ticket(i)); err != nil {
+				tb.Fatal(err)
+			}
+			if i%64 == 63 {
+				r.Flush()
+			}
+		}
+		r.Flush()
+		c.wait(0)
+	}
+}
+
+func TestSendToAckHardlyAllocates(t *testing.T) {
+	topic := stacktest.Topic(t, 6)
+	run := flood(t, Config{}, topic, 16<<20)
+	run(40_000) // warm
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	const n = 60_000
+	run(n)
+	runtime.ReadMemStats(&after)
+	per := float64(after.Mallocs-before.Mallocs) / n
+	t.Logf("%.4f allocations per record, %d bytes", per, (after.TotalAlloc-before.TotalAlloc)/n)
+	if per > 0.1 {
+		t.Errorf("%.3f allocations per record, want at most 0.1", per)
+	}
+}
+
+// TestMemoryStaysNearTheBudget: a thousand partitions, and a broker that has stopped: what is held is what was sent, not a
+// full-size buffer for each partition.
+func TestMemoryStaysNearTheBudget(t *testing.T) {
+	const partitions = 1000
+	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(partitions, "a"))
+	u := onFake(brokers...)
+	u.gate = func() bool { return true }
+	r := open(t, u)
+	r.send(t, rec("a", "k", "adopt"))
+	r.acks.resolved(1)
+	r.mu.Lock()
+	r.pause = nothing
+	r.mu.Unlock()
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	x := rec("a", "", "")
+	x.Value = make([]byte, 1000)
+	sent := 0
+	for i := 0; sent < 24<<20; i++ {
+		x.Key = fmt.Appendf(x.Key[:0], "k%d", i)
+		if i%2 == 0 {
+			x.Key = []byte("hot") // half of it goes to one partition
+		}
+		if err := r.Send(&x, record.Ticket(i+1)); err != nil {
+			t.Fatal(err)
+		}
+		sent += r.Size(&x)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	held := int64(after.HeapAlloc) - int64(before.HeapAlloc)
+	t.Logf("%d MiB sent, %d MiB held", sent>>20, held>>20)
+	if held > 2*int64(sent) {
+		t.Errorf("%d MiB are held for %d MiB", held>>20, sent>>20)
+	}
+}
+
+// BenchmarkSendToAck is the way of a record through the sink to a real broker and back, at full rate: 1 KB, 6 partitions,
+// acks of all in-sync replicas.
+func BenchmarkSendToAck(b *testing.B) {
+	for _, codec := range []string{"none", "lz4"} {
+		b.Run(codec, func(b *testing.B) {
+			topic := stacktest.Topic(b, 6)
+			run := flood(b, Config{Compression: codec}, topic, 24<<20)
+			run(10_000)
+			b.SetBytes(1000)
+			b.ReportAllocs()
+			cpu := cpuTime(b)
+			b.ResetTimer()
+			run(b.N)
+			b.StopTimer()
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "records/s")
+			b.ReportMetric((cpuTime(b)-cpu)/float64(b.N)*1e6, "cpu-s/million")
+		})
+	}
+}
+
+func cpuTime(tb testing.TB) float64 {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		tb.Fatal(err)
+	}
+	return float64(u.Utime.Sec+u.Stime.Sec) + float64(u.Utime.Usec+u.Stime.Usec)/1e6
+}

@@ -1,0 +1,206 @@
+package kafka
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"math/big"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// certificate is one for 127.0.0.1, and the pool that trusts it.
+func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tmpl := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "broker"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pool
+}
+
+const secret = "s3cret-of-the-test"
+
+func login(mechanism, user, password string) *SASL {
+	return &SASL{Mechanism: mechanism, User: user, Password: func() (string, error) { return password, nil }}
+}
+
+func problemOf(t *testing.T, cfg Config) *Diagnosis {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Second)
+	defer cancel()
+	err := newClient(t, cfg).Diagnose(ctx)
+	d, ok := errors.AsType[*Diagnosis](err)
+	if !ok {
+		t.Fatalf("no diagnosis: %v", err)
+	}
+	if strings.Contains(err.Error(), secret) {
+		t.Fatalf("the password is in the message: %v", err)
+	}
+	if d.Fix == "" || d.Text == "" || d.Tried == "" || d.Broker == "" || d.Err == nil {
+		t.Errorf("half a diagnosis: %+v", d)
+	}
+	return d
+}
+
+func TestTLSAndSASLWork(t *testing.T) {
+	t.Parallel()
+	cert, pool := certificate(t)
+	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(),
+		kfake.Superuser("PLAIN", "u", secret), kfake.Superuser("SCRAM-SHA-256", "u", secret), kfake.Superuser("SCRAM-SHA-512", "u", secret))
+	for _, mechanism := range []string{"plain", "scram-sha-256", "SCRAM-SHA-512"} {
+		t.Run(mechanism, func(t *testing.T) {
+			t.Parallel()
+			cfg := Config{Brokers: brokers, TLS: &tls.Config{RootCAs: pool}, SASL: login(mechanism, "u", secret), MaxBatchBytes: 3000}
+			if err := newClient(t, cfg).Diagnose(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			r := open(t, setUp{cfg: cfg})
+			for range 300 { // small and large writes over TLS
+				r.send(t, rec("a", "k", strings.Repeat("x", 1000)))
+			}
+			r.Flush()
+			r.acks.resolved(300)
+		})
+	}
+}
+
+func TestDiagnosis(t *testing.T) {
+	t.Parallel()
+	cert, pool := certificate(t)
+	_, secure := fake(t, kfake.NumBrokers(1), kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(), kfake.Superuser("SCRAM-SHA-512", "u", secret))
+	plain := stacktest.Brokers(t)
+	trusted := &tls.Config{RootCAs: pool}
+	good := login("SCRAM-SHA-512", "u", secret)
+	silent := listen(t, func(c net.Conn) { _, _ = c.Read(make([]byte, 1)) })
+	web := listen(t, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 100))
+		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\n\r\n"))
+	})
+	for name, c := range map[string]struct {
+		cfg  Config
+		want Problem
+		fix  string
+	}{
+		"wrong password":            {Config{Brokers: secure, TLS: trusted, SASL: login("SCRAM-SHA-512", "u", secret+"x")}, ProblemCredentials, "kafka.sasl.password"},
+		"plain text to TLS":         {Config{Brokers: secure, SASL: good}, ProblemTLSExpected, "kafka.tls"},
+		"TLS to plain text":         {Config{Brokers: plain, TLS: trusted}, ProblemPlainExpected, "remove kafka.tls"},
+		"unknown authority":         {Config{Brokers: secure, TLS: &tls.Config{}, SASL: good}, ProblemUnknownCA, "kafka.tls.ca"},
+		"another name":              {Config{Brokers: secure, TLS: &tls.Config{RootCAs: pool, ServerName: "kafka.example"}, SASL: good}, ProblemCertificate, "name"},
+		"no SASL":                   {Config{Brokers: secure, TLS: trusted}, ProblemSASLNeeded, "kafka.sasl"},
+		"SASL where there is none":  {Config{Brokers: plain, SASL: login("PLAIN", "u", secret)}, ProblemMechanism, "kafka.sasl"},
+		"nothing listens":           {Config{Brokers: []string{"127.0.0.1:1"}}, ProblemUnreachable, "start the broker"},
+		"no such host":              {Config{Brokers: []string{"kafka.invalid:9092"}}, ProblemDNS, "kafka.brokers"},
+		"a listener that is silent": {Config{Brokers: []string{silent}}, ProblemUnreachable, "hang"},
+		"something else":            {Config{Brokers: []string{web}}, ProblemProtocol, "Kafka"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if d := problemOf(t, c.cfg); d.Problem != c.want || !strings.Contains(d.Error(), c.fix) {
+				t.Errorf("problem %s, want %s: %v (%v)", d.Problem, c.want, d, d.Err)
+			}
+		})
+	}
+}
+
+// listen accepts connections until the test ends.
+func listen(t *testing.T, serve func(net.Conn)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			serve(c)
+			if c, ok := c.(*net.TCPConn); ok {
+				_ = c.SetReadDeadline(time.Now().Add(5 * time.Second))
+				_, _ = c.Read(make([]byte, 1<<10))
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return l.Addr().String()
+}
+
+func TestDiagnosisOfAdvertisedListeners(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1))
+	kc.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		resp := req.ResponseKind().(*kmsg.MetadataResponse)
+		b := kmsg.NewMetadataResponseBroker()
+		b.NodeID, b.Host, b.Port = 0, "127.0.0.1", 1
+		resp.Brokers = append(resp.Brokers, b)
+		return resp, nil, true
+	})
+	if d := problemOf(t, Config{Brokers: brokers}); d.Problem != ProblemAdvertised || !strings.Contains(d.Error(), "advertised.listeners") || d.Broker != "127.0.0.1:1" {
+		t.Errorf("%v", d)
+	}
+}
+
+func TestDiagnosisAsksForTheOfferedMechanism(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.EnableSASL(), kfake.Superuser("PLAIN", "u", secret))
+	kc.ControlKey(int16(kmsg.SASLHandshake), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		resp := req.ResponseKind().(*kmsg.SASLHandshakeResponse)
+		resp.ErrorCode, resp.SupportedMechanisms = kerr.UnsupportedSaslMechanism.Code, []string{"PLAIN", "GSSAPI"}
+		return resp, nil, true
+	})
+	if d := problemOf(t, Config{Brokers: brokers, SASL: login("SCRAM-SHA-256", "u", secret)}); d.Problem != ProblemMechanism || !strings.Contains(d.Error(), "PLAIN, GSSAPI") {
+		t.Errorf("%v", d)
+	}
+}
+
+func TestConfigSaysAllThatIsWrong(t *testing.T) {
+	t.Parallel()
+	_, err := NewClient(Config{Brokers: []string{"no-port"}, Compression: "brotli", SASL: &SASL{Mechanism: "GSSAPI"}, Lanes: -1})
+	if err == nil {
+		t.Fatal("a wrong configuration is taken")
+	}
+	for _, part := range []string{"no-port", "brotli", "GSSAPI", "password", "negative"} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("%q is missing in: %v", part, err)
+		}
+	}
+	if _, err := NewClient(Config{}); err == nil || !strings.Contains(err.Error(), "no brokers") {
+		t.Errorf("no brokers: %v", err)
+	}
+}
