@@ -63,6 +63,10 @@ func commands() []func(*program) *cobra.Command {
 	return []func(*program) *cobra.Command{
 		newRunCommand,
 		newStatusCommand,
+		newDoctorCommand,
+		newBenchCommand,
+		newBenchChildCommand,
+		newBenchRelayCommand,
 		newValidateCommand,
 		newConfigCommand,
 		newSchemaCommand,

@@ -1,0 +1,349 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+)
+
+// The hidden commands of the program that children are started with.
+const (
+	ChildCommand = "bench-child" // calls Child
+	RelayCommand = "bench-relay" // `run` that ends with its standard input, with profiles
+)
+
+// Options say what to measure. The zero value of a field without a default is not valid.
+type Options struct {
+	Events   int           // of the backlog
+	Payload  int           // bytes of an event's payload, at least 8
+	Runs     int           // interleaved runs of everything; medians are reported
+	Rates    []int         // events per second at which latency is measured; none measures none
+	Duration time.Duration // of each rate
+
+	// Failover is how often an owner is killed, and how often it is asked to end, with a standby beside it. 0 leaves that out.
+	Failover int
+	// TTL is the lease's in the failover. Defaults to the configuration's.
+	TTL time.Duration
+
+	// MongoDB and Kafka name servers to measure on, without login. Empty ones are started, and stopped at the end.
+	MongoDB string
+	Kafka   []string
+
+	// CPUProfile and MemProfile are the beginnings of file names for profiles of the relay, one for each measurement.
+	CPUProfile, MemProfile string
+
+	// Program is the executable that children are started from. Defaults to this one.
+	Program string
+	// Progress is told, line by line, what happens. Required.
+	Progress io.Writer
+	// OnHardStop is given what has to run when the process ends at once. Optional.
+	OnHardStop func(func())
+}
+
+// Check reports every problem of the options at once.
+func (o Options) Check() error {
+	var errs []error
+	least := func(name string, v, least int) {
+		if v < least {
+			errs = append(errs, fmt.Errorf("%s: %d is below %d", name, v, least))
+		}
+	}
+	least("events", o.Events, 1)
+	least("payload", o.Payload, minPayload)
+	least("runs", o.Runs, 1)
+	least("failover", o.Failover, 0)
+	for _, r := range o.Rates {
+		least("rates", r, 1)
+	}
+	if len(o.Rates) > 0 && o.Duration < time.Second {
+		errs = append(errs, fmt.Errorf("seconds: %v is below one second", o.Duration))
+	}
+	if o.TTL != 0 && o.TTL < time.Second {
+		errs = append(errs, fmt.Errorf("ttl: %v is below one second", o.TTL))
+	}
+	return errors.Join(errs...)
+}
+
+// The collections of the benchmark's database.
+const (
+	backlog = "outbox"
+	live    = "live"
+)
+
+// bench is one benchmark under way.
+type bench struct {
+	Options
+	stack    *devstack.Stack // nil where both servers were given
+	servers  []int           // processes of the servers, as far as they are known
+	client   *mongo.Client
+	cluster  *cluster
+	db       string
+	dir      string // of configuration files
+	start    bson.Timestamp
+	numbered int
+	states   []string
+	began    time.Time
+}
+
+// Run measures. It takes minutes; ctx ends it.
+func Run(ctx context.Context, o Options) (res Result, err error) {
+	if err := o.Check(); err != nil {
+		return res, err
+	}
+	if o.Program == "" {
+		if o.Program, err = os.Executable(); err != nil {
+			return res, fmt.Errorf("finding this program: %w", err)
+		}
+	}
+	b := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1}
+	defer func() { err = errors.Join(err, b.close(context.WithoutCancel(ctx))) }()
+	if err := b.open(ctx); err != nil {
+		return res, err
+	}
+	return b.measure(ctx)
+}
+
+func (b *bench) say(format string, args ...any) {
+	fmt.Fprintf(b.Progress, "%6.1f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// open starts or finds the servers.
+func (b *bench) open(ctx context.Context) (err error) {
+	if b.dir, err = os.MkdirTemp("", "outrelay-bench-"); err != nil {
+		return err
+	}
+	var given []string
+	want := devstack.Options{Progress: func(p devstack.Progress) { b.say("%s", p) }}
+	if b.MongoDB == "" {
+		want.Mongods = 1
+		// The whole backlog in memory and in the oplog: disks are not what is measured.
+		mb := b.Events / 1024 * (b.Payload + 600) / 1024
+		want.Mongo = devstack.MongoOptions{CacheMB: max(1024, 3*mb), OplogMB: max(2048, 3*mb)}
+	} else {
+		given = append(given, options.Client().ApplyURI(b.MongoDB).Hosts...)
+	}
+	if len(b.Kafka) == 0 {
+		want.Brokers = 1
+	} else {
+		given = append(given, b.Kafka...)
+	}
+	if want.Mongods+want.Brokers > 0 {
+		if b.stack, err = devstack.Start(ctx, want); err != nil {
+			return err
+		}
+		if b.OnHardStop != nil {
+			b.OnHardStop(b.stack.Stop)
+		}
+		for _, m := range slices.Concat(b.stack.Mongods(), b.stack.Kafkas()) {
+			if pid := m.PID(); pid != 0 {
+				b.servers = append(b.servers, pid)
+			}
+		}
+	}
+	if b.MongoDB == "" {
+		b.MongoDB = b.stack.MongoURI()
+	}
+	if len(b.Kafka) == 0 {
+		b.Kafka = b.stack.Brokers()
+	}
+	for _, k := range b.Kafka {
+		if _, _, err := net.SplitHostPort(k); err != nil {
+			return fmt.Errorf("kafka: %q is not host:port", k)
+		}
+	}
+	b.servers = append(b.servers, listeners(given)...)
+	b.cluster = newCluster(b.Kafka)
+	b.client, err = connect(ctx, b.MongoDB)
+	return err
+}
+
+// close removes what the benchmark has made.
+func (b *bench) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	var errs []error
+	if b.client != nil {
+		if b.stack == nil || len(b.stack.Mongods()) == 0 {
+			for _, db := range append(b.states, b.db) {
+				errs = append(errs, b.client.Database(db).Drop(ctx))
+			}
+		}
+		errs = append(errs, b.client.Disconnect(ctx))
+	}
+	if b.cluster != nil {
+		b.cluster.close()
+	}
+	if b.stack != nil {
+		b.stack.Stop()
+	}
+	if b.dir != "" {
+		errs = append(errs, os.RemoveAll(b.dir))
+	}
+	return errors.Join(errs...)
+}
+
+// pids are the processes that are not foreign.
+func (b *bench) pids() []int { return slices.Clone(b.servers) }
+
+// topic makes a topic of its own for a measurement.
+func (b *bench) topic(ctx context.Context, name string) (string, error) {
+	topic := b.db + "." + name
+	return topic, b.cluster.create(ctx, topic)
+}
+
+// state is a state database of its own: a watcher that never ran.
+func (b *bench) state(name string) string {
+	db := b.db + "_" + strings.ReplaceAll(name, ".", "_")
+	if !slices.Contains(b.states, db) {
+		b.states = append(b.states, db)
+	}
+	return db
+}
+
+// samples are the figures of all runs.
+type samples struct {
+	raw, produce, both, drain    []float64
+	cpu, peak, allocs            []float64
+	early, end                   []float64
+	foreign                      map[string][]float64
+	rawP50, rawP99, p50, p99, p3 map[int][]float64
+}
+
+func (b *bench) measure(ctx context.Context) (Result, error) {
+	s := &samples{
+		foreign: map[string][]float64{},
+		rawP50:  map[int][]float64{}, rawP99: map[int][]float64{}, p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
+	}
+	var err error
+	b.say("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+	if b.start, err = b.fill(ctx); err != nil {
+		return Result{}, err
+	}
+	coll, err := b.outbox(ctx, live)
+	if err != nil {
+		return Result{}, err
+	}
+	b.say("warming the servers up")
+	if err := b.ceilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
+		return Result{}, err
+	}
+	for run := 1; run <= b.Runs; run++ {
+		if err := b.ceilings(ctx, run, s); err != nil {
+			return Result{}, err
+		}
+		if err := b.through(ctx, run, s); err != nil {
+			return Result{}, err
+		}
+		if err := b.delays(ctx, run, coll, s); err != nil {
+			return Result{}, err
+		}
+	}
+	res := s.result(b)
+	if b.Failover > 0 {
+		if res.Failover, err = b.failover(ctx); err != nil {
+			return res, err
+		}
+	}
+	return res, nil
+}
+
+// ceilings measures what the servers give without a relay.
+func (b *bench) ceilings(ctx context.Context, run int, s *samples) error {
+	topic, err := b.topic(ctx, fmt.Sprintf("raw%d", run))
+	if err != nil {
+		return err
+	}
+	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+	stream := spec{Mode: modeStream, MongoDB: b.MongoDB, DB: b.db, Collection: backlog, Start: b.start, Events: b.Events, Payload: b.Payload}
+	produce := spec{Mode: modeProduce, Kafka: b.Kafka, Topic: topic, Events: b.Events, Payload: b.Payload}
+	for _, step := range []struct {
+		name  string
+		to    *[]float64
+		specs []spec
+	}{
+		{"raw_stream", &s.raw, []spec{stream}},
+		{"raw_produce", &s.produce, []spec{produce}},
+		{"both", &s.both, []spec{stream, produce}},
+	} {
+		m, err := b.together(ctx, step.specs...)
+		if err != nil {
+			return err
+		}
+		began, ended := m.outcomes[0].Began, m.outcomes[0].Ended
+		for _, o := range m.outcomes {
+			began, ended = min(began, o.Began), max(ended, o.Ended)
+		}
+		rate := perSecond(b.Events, began, ended)
+		*step.to = append(*step.to, rate)
+		if m.known {
+			s.foreign[step.name] = append(s.foreign[step.name], m.foreign)
+		}
+		if run > 0 {
+			b.say("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
+		}
+	}
+	return nil
+}
+
+// through measures the drain through the relay.
+func (b *bench) through(ctx context.Context, run int, s *samples) error {
+	d, err := b.drain(ctx, run)
+	if err != nil {
+		return fmt.Errorf("drain: %w", err)
+	}
+	s.drain, s.cpu, s.peak, s.allocs = append(s.drain, d.eps), append(s.cpu, d.cpuPerMillion), append(s.peak, d.peak), append(s.allocs, d.allocs)
+	s.early, s.end = append(s.early, d.early), append(s.end, d.end)
+	if d.known {
+		s.foreign["drain"] = append(s.foreign["drain"], d.foreign)
+	}
+	b.say("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB (%.1f after 50,000)  %.3f allocations per event",
+		run, b.Runs, "drain", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.early, d.allocs)
+	return nil
+}
+
+// delays measures latency at each rate: of the bare stream first, then of the relay, never both at once, because a second
+// stream would cost the server as much again.
+func (b *bench) delays(ctx context.Context, run int, coll *mongo.Collection, s *samples) error {
+	if len(b.Rates) == 0 {
+		return nil
+	}
+	for _, rate := range b.Rates {
+		raw, err := b.rawLatency(ctx, coll, rate)
+		if err != nil {
+			return fmt.Errorf("latency of the raw stream at %d/s: %w", rate, err)
+		}
+		s.rawP50[rate] = append(s.rawP50[rate], quantile(raw, 50))
+		s.rawP99[rate] = append(s.rawP99[rate], quantile(raw, 99))
+		b.say("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms", run, b.Runs, rate, quantile(raw, 50), quantile(raw, 99))
+	}
+	t, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
+	if err != nil {
+		return fmt.Errorf("latency: %w", err)
+	}
+	defer b.cluster.remove(context.WithoutCancel(ctx), t.topic)
+	for _, rate := range b.Rates {
+		l, err := b.relayLatency(ctx, coll, t, rate)
+		if err != nil {
+			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), t.stop())
+		}
+		s.p50[rate], s.p99[rate], s.p3[rate] = append(s.p50[rate], l.p50), append(s.p99[rate], l.p99), append(s.p3[rate], l.p999)
+		if name := fmt.Sprintf("latency_%d", rate); l.known {
+			s.foreign[name] = append(s.foreign[name], l.foreign)
+		}
+		b.say("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  foreign CPU %.1f %%", run, b.Runs, rate, l.p50, l.p99, l.p999, l.foreign)
+	}
+	return t.stop()
+}

@@ -1,0 +1,138 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strconv"
+	"time"
+
+	kafka "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/apiversions"
+)
+
+// partitions of every topic of the benchmark.
+const partitions = 6
+
+const clientID = "outrelay-bench"
+
+// broker is one connection, used by one goroutine, without kafka-go's pool in between: its hand-overs between goroutines
+// would show in the latencies.
+type broker struct {
+	nc net.Conn
+	*protocol.Conn
+}
+
+func dialBroker(ctx context.Context, addr string) (*broker, error) {
+	nc, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return nil, fmt.Errorf("kafka: %w", err)
+	}
+	b := &broker{nc, protocol.NewConn(nc, clientID)}
+	_ = nc.SetDeadline(time.Now().Add(10 * time.Second))
+	m, err := b.RoundTrip(new(apiversions.Request))
+	if err != nil {
+		_ = nc.Close()
+		return nil, fmt.Errorf("kafka at %s: asking for its versions: %w", addr, err)
+	}
+	versions := map[protocol.ApiKey]int16{}
+	for _, k := range m.(*apiversions.Response).ApiKeys {
+		key := protocol.ApiKey(k.ApiKey)
+		versions[key] = key.SelectVersion(k.MinVersion, k.MaxVersion)
+	}
+	b.SetVersions(versions)
+	return b, nil
+}
+
+// ask sends a request that has to be answered in time.
+func (b *broker) ask(within time.Duration, req protocol.Message) (protocol.Message, error) {
+	_ = b.nc.SetDeadline(time.Now().Add(within))
+	return b.RoundTrip(req)
+}
+
+func (b *broker) close() { _ = b.nc.Close() }
+
+// cluster does what is not measured: topics, leaders, offsets.
+type cluster struct {
+	client    *kafka.Client
+	transport *kafka.Transport
+}
+
+func newCluster(brokers []string) *cluster {
+	t := &kafka.Transport{ClientID: clientID, MetadataTTL: time.Second, DialTimeout: 5 * time.Second}
+	return &cluster{&kafka.Client{Addr: kafka.TCP(brokers...), Transport: t, Timeout: 15 * time.Second}, t}
+}
+
+func (c *cluster) close() { c.transport.CloseIdleConnections() }
+
+// create makes a topic and returns when all of its partitions have a leader that knows of it.
+func (c *cluster) create(ctx context.Context, topic string) error {
+	res, err := c.client.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
+		Topic: topic, NumPartitions: partitions, ReplicationFactor: -1,
+	}}})
+	if err == nil {
+		err = res.Errors[topic]
+	}
+	if err != nil {
+		return fmt.Errorf("creating topic %s: %w", topic, err)
+	}
+	for {
+		if _, err = c.leaders(ctx, topic); err == nil {
+			if _, err = c.records(ctx, topic); err == nil {
+				return nil
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+func (c *cluster) remove(ctx context.Context, topic string) {
+	_, _ = c.client.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic}}) // what stays costs disk, not correctness
+}
+
+// leaders are the partitions by the address of their leader.
+func (c *cluster) leaders(ctx context.Context, topic string) (map[string][]int32, error) {
+	m, err := c.client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
+	if err != nil {
+		return nil, fmt.Errorf("asking for topic %s: %w", topic, err)
+	}
+	out, n := map[string][]int32{}, 0
+	for _, t := range m.Topics {
+		for _, p := range t.Partitions {
+			if t.Error == nil && p.Error == nil && p.Leader.Host != "" {
+				addr := net.JoinHostPort(p.Leader.Host, strconv.Itoa(p.Leader.Port))
+				out[addr] = append(out[addr], int32(p.ID))
+				n++
+			}
+		}
+	}
+	if n != partitions {
+		return nil, fmt.Errorf("topic %s has leaders for %d of %d partitions", topic, n, partitions)
+	}
+	return out, nil
+}
+
+// records is the sum of the partitions' ends: how many records a fresh topic has.
+func (c *cluster) records(ctx context.Context, topic string) (int, error) {
+	req := &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: make([]kafka.OffsetRequest, partitions)}}
+	for p := range partitions {
+		req.Topics[topic][p] = kafka.LastOffsetOf(p)
+	}
+	res, err := c.client.ListOffsets(ctx, req)
+	if err != nil {
+		return 0, fmt.Errorf("asking for the ends of topic %s: %w", topic, err)
+	}
+	n := 0
+	for _, p := range res.Topics[topic] {
+		if p.Error != nil {
+			return 0, fmt.Errorf("asking for the end of %s-%d: %w", topic, p.Partition, p.Error)
+		}
+		n += int(p.LastOffset)
+	}
+	return n, nil
+}

@@ -1,0 +1,229 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+// The modes of a child.
+const (
+	modeStream  = "stream"  // read a change stream with the driver alone
+	modeProduce = "produce" // send batches, and nothing else
+)
+
+// spec tells a child what to do; it gets it as one line of JSON.
+type spec struct {
+	Mode       string         `json:"mode"`
+	MongoDB    string         `json:"mongodb,omitempty"`
+	DB         string         `json:"db,omitempty"`
+	Collection string         `json:"collection,omitempty"`
+	Start      bson.Timestamp `json:"start"`
+	Kafka      []string       `json:"kafka,omitempty"`
+	Topic      string         `json:"topic,omitempty"`
+	Events     int            `json:"events"`
+	Payload    int            `json:"payload"`
+}
+
+// outcome is a child's answer.
+type outcome struct {
+	Events  int    `json:"events"`
+	Began   int64  `json:"began"` // Unix nanoseconds of the first event, read or sent
+	Ended   int64  `json:"ended"` // of the last, read or acknowledged
+	Mallocs uint64 `json:"mallocs"`
+	Error   string `json:"error,omitempty"`
+}
+
+func (o outcome) rate() float64 { return perSecond(o.Events, o.Began, o.Ended) }
+
+func perSecond(events int, began, ended int64) float64 {
+	if ended <= began {
+		return 0
+	}
+	return float64(events) / time.Duration(ended-began).Seconds()
+}
+
+// work is a prepared measurement: everything is connected.
+type work interface {
+	run(ctx context.Context) (outcome, error)
+	close()
+}
+
+// Child is the side of a child process: it reads what to do from in, connects, says that it is ready, and begins when
+// told to, so that two of them begin together and connecting is never measured. It ends when in does: a child never
+// outlives the benchmark.
+func Child(ctx context.Context, in io.Reader, out io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lines := bufio.NewScanner(in)
+	if !lines.Scan() {
+		return errors.New("no order was given: this command belongs to bench")
+	}
+	var s spec
+	if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
+		return fmt.Errorf("reading the order: %w", err)
+	}
+	w, err := prepare(ctx, s)
+	if err != nil {
+		return json.NewEncoder(out).Encode(outcome{Error: err.Error()})
+	}
+	defer w.close()
+	fmt.Fprintln(out, "{}") // ready
+	if !lines.Scan() {
+		return nil
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for lines.Scan() {
+		}
+		cancel()
+	}()
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	res, err := w.run(ctx)
+	if err != nil {
+		res.Error = err.Error()
+	}
+	runtime.ReadMemStats(&after)
+	res.Mallocs = after.Mallocs - before.Mallocs
+	if err := json.NewEncoder(out).Encode(res); err != nil {
+		return err
+	}
+	<-ended // alive until the parent has read its figures
+	return nil
+}
+
+func prepare(ctx context.Context, s spec) (work, error) {
+	switch s.Mode {
+	case modeStream:
+		return newRawStream(ctx, s)
+	case modeProduce:
+		return newRawProduce(ctx, s)
+	}
+	return nil, fmt.Errorf("a mode %q is not known", s.Mode)
+}
+
+// child is the parent's side.
+type child struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser
+	out   *json.Decoder
+	mode  string
+	words *tail
+}
+
+// startChild returns when the child is ready.
+func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
+	c := &child{cmd: exec.CommandContext(ctx, b.Program, ChildCommand), mode: s.Mode, words: &tail{}}
+	c.cmd.Env, c.cmd.Stderr = b.env(), c.words
+	var err error
+	if c.in, err = c.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	c.out = json.NewDecoder(out)
+	if err := c.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting a child: %w", err)
+	}
+	if err := json.NewEncoder(c.in).Encode(s); err == nil {
+		_, err = c.answer()
+	}
+	if err != nil {
+		c.stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *child) pid() int { return c.cmd.Process.Pid }
+
+func (c *child) begin() error {
+	_, err := io.WriteString(c.in, "go\n")
+	return err
+}
+
+// answer waits for the next line of the child.
+func (c *child) answer() (outcome, error) {
+	var o outcome
+	if err := c.out.Decode(&o); err != nil {
+		return o, fmt.Errorf("the child %s ended: %w; its last words: %s", c.mode, err, c.words)
+	}
+	if o.Error != "" {
+		return o, fmt.Errorf("%s: %s", c.mode, o.Error)
+	}
+	return o, nil
+}
+
+func (c *child) stop() {
+	_ = c.in.Close()
+	late := time.AfterFunc(5*time.Second, func() { _ = c.cmd.Process.Kill() })
+	defer late.Stop()
+	_ = c.cmd.Wait()
+}
+
+// measured are the outcomes of children that ran at the same time.
+type measured struct {
+	outcomes []outcome
+	foreign  float64
+	known    bool
+}
+
+// together runs one child for each spec at the same time.
+func (b *bench) together(ctx context.Context, specs ...spec) (measured, error) {
+	var m measured
+	var children []*child
+	defer func() {
+		for _, c := range children {
+			c.stop()
+		}
+	}()
+	pids := b.pids()
+	for _, s := range specs {
+		c, err := b.startChild(ctx, s)
+		if err != nil {
+			return m, err
+		}
+		children = append(children, c)
+		pids = append(pids, c.pid())
+	}
+	meter := startMeter(pids...)
+	for _, c := range children {
+		if err := c.begin(); err != nil {
+			return m, err
+		}
+	}
+	for _, c := range children {
+		o, err := c.answer()
+		if err != nil {
+			return m, err
+		}
+		m.outcomes = append(m.outcomes, o)
+	}
+	m.foreign, m.known = meter.foreign()
+	return m, nil
+}
+
+// env is the environment of children, without what would change the configuration that they are given.
+func (b *bench) env() []string {
+	var out []string
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "OUTRELAY_") {
+			out = append(out, v)
+		}
+	}
+	return out
+}

@@ -1,0 +1,142 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	kafka "github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/fetch"
+)
+
+// consumer reads a fresh topic from its beginning, with one long poll for all partitions of a broker.
+type consumer struct {
+	brokers []*broker
+	wg      sync.WaitGroup
+	stop    context.CancelFunc
+
+	mu  sync.Mutex
+	err error
+}
+
+const (
+	fetchWait  = 250 * time.Millisecond
+	fetchBytes = 4 << 20
+)
+
+// consume calls got for each record, from one goroutine for each broker, until stopped.
+func (b *bench) consume(ctx context.Context, topic string, got func(number int, at time.Time)) (*consumer, error) {
+	leaders, err := b.cluster.leaders(ctx, topic)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	c := &consumer{stop: cancel}
+	for addr, parts := range leaders {
+		conn, err := dialBroker(ctx, addr)
+		if err != nil {
+			c.close()
+			return nil, err
+		}
+		c.brokers = append(c.brokers, conn)
+		c.wg.Go(func() {
+			if err := read(ctx, conn, topic, parts, got); err != nil && ctx.Err() == nil {
+				c.mu.Lock()
+				c.err = errors.Join(c.err, err)
+				c.mu.Unlock()
+			}
+		})
+	}
+	return c, nil
+}
+
+func (c *consumer) close() {
+	c.stop()
+	for _, b := range c.brokers {
+		b.close()
+	}
+	c.wg.Wait()
+}
+
+// failed is why it reads no more.
+func (c *consumer) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
+}
+
+func read(ctx context.Context, b *broker, topic string, parts []int32, got func(int, time.Time)) error {
+	req := &fetch.Request{
+		ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: fetchBytes, SessionEpoch: -1,
+		Topics: []fetch.RequestTopic{{Topic: topic}},
+	}
+	for _, p := range parts {
+		req.Topics[0].Partitions = append(req.Topics[0].Partitions, fetch.RequestPartition{
+			Partition: p, CurrentLeaderEpoch: -1, LogStartOffset: -1, PartitionMaxBytes: fetchBytes,
+		})
+	}
+	for ctx.Err() == nil {
+		m, err := b.ask(10*time.Second, req)
+		if err != nil {
+			return fmt.Errorf("consuming: %w", err)
+		}
+		at := time.Now()
+		for _, t := range m.(*fetch.Response).Topics {
+			for i := range t.Partitions {
+				p := &t.Partitions[i]
+				if p.ErrorCode != 0 {
+					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, kafka.Error(p.ErrorCode))
+				}
+				next, err := records(&p.RecordSet, func(n int) { got(n, at) })
+				if err != nil {
+					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, err)
+				}
+				for j := range req.Topics[0].Partitions {
+					if q := &req.Topics[0].Partitions[j]; q.Partition == p.Partition {
+						q.FetchOffset = max(q.FetchOffset, next)
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// records walks the batches of an answer, markers included, and returns the offset behind them.
+func records(set *protocol.RecordSet, got func(number int)) (next int64, err error) {
+	stream, ok := set.Records.(*protocol.RecordStream)
+	if !ok {
+		return 0, nil
+	}
+	for _, b := range stream.Records {
+		_, marker := b.(*protocol.ControlBatch)
+		for {
+			rec, err := b.ReadRecord()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				return next, err
+			}
+			next = rec.Offset + 1
+			value, err := protocol.ReadAll(rec.Value)
+			if err != nil {
+				return next, err
+			}
+			if n, ok := number(value); ok && !marker {
+				got(n)
+			}
+			if rec.Key != nil {
+				_ = rec.Key.Close()
+			}
+			if rec.Value != nil {
+				_ = rec.Value.Close()
+			}
+		}
+	}
+	return next, nil
+}

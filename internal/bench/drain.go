@@ -1,0 +1,169 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+const (
+	fast = 3 * time.Millisecond  // between looks at the topic where the moment counts
+	slow = 25 * time.Millisecond // and where it does not
+	// settled is the part of the backlog after which memory should not grow any more.
+	settled = 50_000
+	// stall is how long a measurement may go without progress.
+	stall = 60 * time.Second
+)
+
+// drained is one drain of the backlog through the relay.
+type drained struct {
+	eps, cpuPerMillion, allocs float64
+	peak, early, end           float64 // MiB: VmHWM, resident after the first 50,000, greatest after that
+	foreign                    float64
+	known                      bool // foreign is
+}
+
+// drain starts a relay on the backlog and follows its topic from outside. The clock runs from the first records in the topic
+// to the last: start and take-over are not part of it, as connecting is none of the raw drain.
+func (b *bench) drain(ctx context.Context, run int) (drained, error) {
+	var d drained
+	name := fmt.Sprintf("drain%d", run)
+	topic, err := b.topic(ctx, name)
+	if err != nil {
+		return d, err
+	}
+	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+	r, err := b.startRelay(ctx, setting{watch: backlog, topic: topic, state: b.state(name), start: "backlog", label: name})
+	if err != nil {
+		return d, err
+	}
+	defer func() { _ = r.stop() }() // asked below where its answer counts
+	w := &watcher{bench: b, relay: r, topic: topic}
+	if err := w.follow(ctx, b.Events); err != nil {
+		return d, err
+	}
+	d, err = w.result(ctx)
+	if err != nil {
+		return d, err
+	}
+	return d, r.stop()
+}
+
+// watcher follows a drain.
+type watcher struct {
+	*bench
+	relay *relay
+	topic string
+
+	n      int // records in the topic
+	at     time.Time
+	firstN int
+	first  time.Time
+
+	meter         *meter
+	before, after usage
+	start         counters
+	early, most   float64
+	foreign       float64
+	known         bool
+}
+
+func (w *watcher) follow(ctx context.Context, events int) error {
+	progressed := time.Now()
+	for w.n < events {
+		if err := w.relay.ended(); err != nil {
+			return err
+		}
+		if w.n == 0 {
+			w.before, _ = processUsage(w.relay.pid())
+		}
+		n, err := w.cluster.records(ctx, w.topic)
+		if err != nil {
+			return err
+		}
+		w.at = time.Now()
+		if n > w.n {
+			progressed = w.at
+		}
+		w.n = n
+		if err := w.look(ctx); err != nil {
+			return err
+		}
+		if time.Since(progressed) > stall {
+			return fmt.Errorf("the relay has delivered %d of %d events and nothing for %s; its last words: %s", n, events, stall, w.relay.words)
+		}
+		wait := slow
+		if w.n < settled || w.left(events) < 3*slow {
+			wait = fast
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(wait):
+		}
+	}
+	w.after, _ = processUsage(w.relay.pid())
+	w.foreign, w.known = w.meter.foreign()
+	return nil
+}
+
+// look notes what is due at this count.
+func (w *watcher) look(ctx context.Context) (err error) {
+	if w.n == 0 {
+		return nil
+	}
+	if w.meter == nil {
+		w.first, w.firstN = w.at, w.n
+		w.meter = startMeter(append(w.pids(), w.relay.pid())...)
+		if w.start, err = w.relay.counters(ctx); err != nil {
+			return err
+		}
+	}
+	if w.n >= settled {
+		u, _ := processUsage(w.relay.pid())
+		if w.early == 0 {
+			w.early = u.rss
+		}
+		w.most = max(w.most, u.rss)
+	}
+	return nil
+}
+
+// left estimates how long the rest takes.
+func (w *watcher) left(events int) time.Duration {
+	took := w.at.Sub(w.first)
+	if w.n <= w.firstN {
+		return time.Hour
+	}
+	return time.Duration(float64(took) * float64(events-w.n) / float64(w.n-w.firstN))
+}
+
+func (w *watcher) result(ctx context.Context) (drained, error) {
+	d := drained{peak: w.after.hwm, early: w.early, end: w.most, foreign: w.foreign, known: w.known}
+	if took := w.at.Sub(w.first).Seconds(); took > 0 {
+		d.eps = float64(w.n-w.firstN) / took
+	}
+	end, err := w.relay.counters(ctx)
+	if err != nil {
+		return d, err
+	}
+	again, err := w.relay.counters(ctx)
+	if err != nil {
+		return d, err
+	}
+	if int(end.read) < w.Events {
+		return d, fmt.Errorf("the relay has read %.0f events, of %d", end.read, w.Events)
+	}
+	scrape := again.mallocs - end.mallocs
+	if n := end.read - w.start.read; n >= end.read/2 {
+		d.allocs = max(end.mallocs-w.start.mallocs-scrape, 0) / n
+	} else { // so few events that they were read before the first look
+		d.allocs = end.mallocs / end.read
+	}
+	cpu := w.after.cpu - w.before.cpu
+	if cpu <= 0 {
+		cpu = end.cpu
+	}
+	d.cpuPerMillion = cpu * 1e6 / float64(w.n)
+	return d, nil
+}

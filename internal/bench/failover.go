@@ -1,0 +1,5 @@
+package bench
+
+import "context"
+
+func (b *bench) failover(ctx context.Context) (*Failover, error) { return nil, ctx.Err() }

@@ -1,0 +1,280 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+const (
+	inserters = 16
+	warmUp    = 50
+	// arriveWithin bounds the wait for the last events of a stretch.
+	arriveWithin = 20 * time.Second
+)
+
+// shots are paced inserts and when they arrived where they are awaited.
+type shots struct {
+	from  int // number of the first
+	docs  []bson.Raw
+	acked []atomic.Int64 // nanoseconds since base
+	came  []atomic.Int64
+	left  atomic.Int64
+	all   chan struct{}
+	base  time.Time
+}
+
+func newShots(from, n, size int) (*shots, error) {
+	s := &shots{from: from, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n), all: make(chan struct{}), base: time.Now()}
+	s.left.Store(int64(n))
+	for i := range s.docs {
+		var err error
+		if s.docs[i], err = envelope(from+i, size); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// arrived notes the first arrival of a number.
+func (s *shots) arrived(number int, at time.Time) {
+	i := number - s.from
+	if i < 0 || i >= len(s.docs) || !s.came[i].CompareAndSwap(0, int64(max(at.Sub(s.base), 1))) {
+		return
+	}
+	if s.left.Add(-1) == 0 {
+		close(s.all)
+	}
+}
+
+// fire inserts at the given rate, whatever the earlier inserts do (open loop).
+func (s *shots) fire(ctx context.Context, coll *mongo.Collection, rate int) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	due := make(chan int, len(s.docs))
+	var wg sync.WaitGroup
+	for range inserters {
+		wg.Go(func() {
+			for i := range due {
+				if _, err := coll.InsertOne(ctx, s.docs[i]); err != nil {
+					cancel(fmt.Errorf("inserting: %w", err))
+					return
+				}
+				s.acked[i].Store(int64(time.Since(s.base)))
+			}
+		})
+	}
+	began := time.Now()
+	for i := range s.docs {
+		wait := time.Until(began.Add(time.Duration(i) * time.Second / time.Duration(rate)))
+		if wait > 0 {
+			time.Sleep(wait)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		due <- i
+	}
+	close(due)
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// await waits for the last arrivals.
+func (s *shots) await(ctx context.Context, failed func() error) error {
+	deadline := time.NewTimer(arriveWithin)
+	defer deadline.Stop()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-s.all:
+			return nil
+		case <-tick.C:
+			if err := failed(); err != nil {
+				return err
+			}
+		case <-deadline.C:
+			return fmt.Errorf("%d of %d events did not arrive within %s", s.left.Load(), len(s.docs), arriveWithin)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// delays are the times from the acknowledgement to the arrival. An event may arrive before the writer hears of its commit;
+// that counts as no delay.
+func (s *shots) delays() *hdrhistogram.Histogram {
+	h := hdrhistogram.New(1, time.Minute.Microseconds(), 3)
+	for i := range s.docs {
+		d := time.Duration(s.came[i].Load() - s.acked[i].Load())
+		_ = h.RecordValue(min(max(d.Microseconds(), 0), time.Minute.Microseconds())) // within the bounds
+	}
+	return h
+}
+
+// latencies are those of one run at one rate, in milliseconds.
+type latencies struct {
+	rawP50, rawP99, p50, p99, p999 float64
+	foreign                        float64
+	known                          bool
+}
+
+func quantile(h *hdrhistogram.Histogram, q float64) float64 {
+	return float64(h.ValueAtQuantile(q)) / 1000
+}
+
+// numbers of shots never repeat in a collection, so that a late arrival is no other's.
+func (b *bench) numbers(n int) (from int) {
+	from = b.numbered
+	b.numbered += n
+	return from
+}
+
+// rawLatency paces inserts while nothing but a bare change stream reads.
+func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int) (*hdrhistogram.Histogram, error) {
+	n := int(b.Duration.Seconds() * float64(rate))
+	s, err := newShots(b.numbers(n), n, b.Payload)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	at, err := clusterTime(ctx, b.client)
+	if err != nil {
+		return nil, err
+	}
+	cs, err := watch(ctx, coll, &at)
+	if err != nil {
+		return nil, err
+	}
+	var failure atomic.Pointer[error]
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		defer cs.Close(context.WithoutCancel(ctx))
+		for ctx.Err() == nil {
+			if !cs.TryNext(ctx) {
+				if err := cs.Err(); err != nil && ctx.Err() == nil {
+					failure.Store(&err)
+					return
+				}
+				continue
+			}
+			now := time.Now()
+			if p, ok := insertPayload(cs.Current); ok {
+				if i, ok := number(p); ok {
+					s.arrived(i, now)
+				}
+			}
+		}
+	})
+	defer reading.Wait()
+	defer cancel()
+	err = s.fire(ctx, coll, rate)
+	if err == nil {
+		err = s.await(ctx, func() error {
+			if p := failure.Load(); p != nil {
+				return *p
+			}
+			return nil
+		})
+	}
+	return s.delays(), err
+}
+
+// tailing is a relay that tails a collection, and a consumer behind it.
+type tailing struct {
+	relay    *relay
+	consumer *consumer
+	shots    atomic.Pointer[shots]
+	topic    string
+}
+
+func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name string) (t *tailing, err error) {
+	t = &tailing{}
+	if t.topic, err = b.topic(ctx, name); err != nil {
+		return nil, err
+	}
+	t.consumer, err = b.consume(ctx, t.topic, func(n int, at time.Time) {
+		if s := t.shots.Load(); s != nil {
+			s.arrived(n, at)
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	t.relay, err = b.startRelay(ctx, setting{watch: coll.Name(), topic: t.topic, state: b.state(name), start: "now", label: name})
+	if err == nil {
+		err = b.warm(ctx, coll, t)
+	}
+	if err != nil {
+		return nil, errors.Join(err, t.stop())
+	}
+	return t, nil
+}
+
+func (t *tailing) stop() error {
+	t.consumer.close()
+	if t.relay == nil {
+		return nil
+	}
+	return t.relay.stop()
+}
+
+// warm inserts until events arrive, and a few more.
+func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) error {
+	began, seen := time.Now(), 0
+	for seen < warmUp {
+		s, err := newShots(b.numbers(1), 1, b.Payload)
+		if err != nil {
+			return err
+		}
+		t.shots.Store(s)
+		if err := s.fire(ctx, coll, 1); err != nil {
+			return err
+		}
+		select {
+		case <-s.all:
+			seen++
+		case <-time.After(100 * time.Millisecond):
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if err := errors.Join(t.relay.ended(), t.consumer.failed()); err != nil {
+			return err
+		}
+		if time.Since(began) > stall {
+			return fmt.Errorf("nothing arrives from the relay for %s; its last words: %s", stall, t.relay.words)
+		}
+	}
+	return nil
+}
+
+// relayLatency paces inserts while the relay delivers them to a consumer.
+func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, t *tailing, rate int) (latencies, error) {
+	n := int(b.Duration.Seconds() * float64(rate))
+	s, err := newShots(b.numbers(n), n, b.Payload)
+	if err != nil {
+		return latencies{}, err
+	}
+	t.shots.Store(s)
+	meter := startMeter(append(b.pids(), t.relay.pid())...)
+	if err := s.fire(ctx, coll, rate); err != nil {
+		return latencies{}, err
+	}
+	var l latencies
+	l.foreign, l.known = meter.foreign()
+	if err := s.await(ctx, func() error { return errors.Join(t.relay.ended(), t.consumer.failed()) }); err != nil {
+		return l, fmt.Errorf("%w; the relay's last words: %s", err, t.relay.words)
+	}
+	h := s.delays()
+	l.p50, l.p99, l.p999 = quantile(h, 50), quantile(h, 99), quantile(h, 99.9)
+	return l, nil
+}

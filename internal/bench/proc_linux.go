@@ -1,0 +1,134 @@
+package bench
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// ticksPerSecond is USER_HZ, which is 100 on every platform that Go runs on.
+const ticksPerSecond = 100
+
+// processUsage reads what a process has used. CPU time comes from the scheduler's nanoseconds, because a drain uses less
+// than a second and the clock ticks of /proc/<pid>/stat are 10 ms.
+func processUsage(pid int) (usage, bool) {
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return usage{}, false
+	}
+	u := usage{rss: statusMB(status, "VmRSS:"), hwm: statusMB(status, "VmHWM:")}
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	for _, t := range tasks {
+		b, err := os.ReadFile(t)
+		if err != nil {
+			continue // the thread has just ended
+		}
+		ns, _, _ := strings.Cut(string(b), " ")
+		n, _ := strconv.ParseInt(ns, 10, 64)
+		u.cpu += float64(n) / 1e9
+	}
+	if u.cpu == 0 { // a kernel without schedstats
+		u.cpu, _ = processTicks(pid)
+	}
+	return u, true
+}
+
+func statusMB(status []byte, name string) float64 {
+	for line := range bytes.Lines(status) {
+		if rest, ok := bytes.CutPrefix(line, []byte(name)); ok {
+			f := strings.Fields(string(rest))
+			kb, _ := strconv.ParseFloat(f[0], 64)
+			return kb / 1024
+		}
+	}
+	return 0
+}
+
+// processTicks is the CPU time of a process, threads that have ended included, in seconds.
+func processTicks(pid int) (float64, bool) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, false
+	}
+	_, rest, ok := strings.Cut(string(b[bytes.LastIndexByte(b, ')')+1:]), " ")
+	f := strings.Fields(rest)
+	if !ok || len(f) < 13 {
+		return 0, false
+	}
+	user, _ := strconv.ParseFloat(f[11], 64)
+	system, _ := strconv.ParseFloat(f[12], 64)
+	return (user + system) / ticksPerSecond, true
+}
+
+// machineTicks are the CPU seconds of all cores that were not idle, and all of them. Time stolen by a hypervisor counts as
+// busy: somebody else had it.
+func machineTicks() (busy, total float64, ok bool) {
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return 0, 0, false
+	}
+	line, _, _ := strings.Cut(string(b), "\n")
+	f := strings.Fields(line)
+	if len(f) < 9 {
+		return 0, 0, false
+	}
+	for i, s := range f[1:9] {
+		v, _ := strconv.ParseFloat(s, 64)
+		total += v / ticksPerSecond
+		if i != 3 && i != 4 { // idle, waiting for a disk
+			busy += v / ticksPerSecond
+		}
+	}
+	return busy, total, true
+}
+
+// listeners finds the processes of this machine that listen on the ports of addresses on loopback, as far as they may be looked
+// at: servers that were given by address are not foreign either.
+func listeners(addrs []string) []int {
+	want := map[string]bool{}
+	for _, a := range addrs {
+		host, port, err := net.SplitHostPort(a)
+		n, perr := strconv.Atoi(port)
+		ip := net.ParseIP(host)
+		if err == nil && perr == nil && (host == "localhost" || ip != nil && ip.IsLoopback()) {
+			want[strings.ToUpper(hex.EncodeToString([]byte{byte(n >> 8), byte(n)}))] = true
+		}
+	}
+	inodes := map[string]bool{}
+	for _, file := range []string{"/proc/net/tcp", "/proc/net/tcp6"} {
+		b, _ := os.ReadFile(file)
+		for line := range strings.Lines(string(b)) {
+			f := strings.Fields(line)
+			const listening = "0A"
+			if len(f) < 10 || f[3] != listening {
+				continue
+			}
+			if _, port, ok := strings.Cut(f[1], ":"); ok && want[port] {
+				inodes["socket:["+f[9]+"]"] = true
+			}
+		}
+	}
+	if len(inodes) == 0 {
+		return nil
+	}
+	seen := map[int]bool{}
+	var pids []int
+	links, _ := filepath.Glob("/proc/[0-9]*/fd/*")
+	for _, l := range links {
+		to, err := os.Readlink(l)
+		if err != nil || !inodes[to] {
+			continue
+		}
+		pid, _ := strconv.Atoi(strings.Split(l, "/")[2])
+		if !seen[pid] {
+			seen[pid] = true
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

@@ -1,0 +1,115 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// streamBatch is the number of documents of a reply: the full rate, at a quarter of the memory of 16 MB replies.
+const streamBatch = 2000
+
+// connect makes a client with the concerns of an outbox's writer.
+func connect(ctx context.Context, uri string) (*mongo.Client, error) {
+	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetServerSelectionTimeout(10 * time.Second))
+	if err != nil {
+		return nil, fmt.Errorf("mongodb: %w", err)
+	}
+	if err := client.Ping(ctx, nil); err != nil {
+		_ = client.Disconnect(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("mongodb: %w", err)
+	}
+	return client, nil
+}
+
+// rawStream reads inserts with the driver alone: no more than the kind of the event and the length of the payload is
+// looked at. It is the limit of whatever stands behind one change stream.
+type rawStream struct {
+	spec
+	client *mongo.Client
+}
+
+func newRawStream(ctx context.Context, s spec) (work, error) {
+	client, err := connect(ctx, s.MongoDB)
+	if err != nil {
+		return nil, err
+	}
+	return &rawStream{s, client}, nil
+}
+
+func (r *rawStream) close() { _ = r.client.Disconnect(context.Background()) }
+
+func (r *rawStream) run(ctx context.Context) (outcome, error) {
+	cs, err := watch(ctx, r.client.Database(r.DB).Collection(r.Collection), &r.Start)
+	if err != nil {
+		return outcome{}, err
+	}
+	defer cs.Close(context.WithoutCancel(ctx))
+	o := outcome{}
+	for o.Events < r.Events {
+		if !cs.TryNext(ctx) {
+			if err := cs.Err(); err != nil {
+				return o, err
+			}
+			continue
+		}
+		if o.Began == 0 {
+			o.Began = time.Now().UnixNano()
+		}
+		payload, ok := insertPayload(cs.Current)
+		if !ok {
+			continue
+		}
+		if len(payload) != r.Payload {
+			return o, fmt.Errorf("a payload of %d bytes instead of %d", len(payload), r.Payload)
+		}
+		o.Events++
+	}
+	o.Ended = time.Now().UnixNano()
+	return o, nil
+}
+
+// watch opens a change stream as the relay does; nil starts at the present.
+func watch(ctx context.Context, coll *mongo.Collection, at *bson.Timestamp) (*mongo.ChangeStream, error) {
+	o := options.ChangeStream().SetBatchSize(0).SetMaxAwaitTime(500 * time.Millisecond)
+	if at != nil {
+		o.SetStartAtOperationTime(at)
+	}
+	cs, err := coll.Watch(ctx, mongo.Pipeline{}, o)
+	if err != nil {
+		return nil, fmt.Errorf("opening the change stream: %w", err)
+	}
+	cs.SetBatchSize(streamBatch)
+	return cs, nil
+}
+
+// insertPayload is the payload of an insert.
+func insertPayload(change bson.Raw) ([]byte, bool) {
+	if op, ok := change.Lookup("operationType").StringValueOK(); !ok || op != "insert" {
+		return nil, false
+	}
+	doc, ok := change.Lookup("fullDocument").DocumentOK()
+	if !ok {
+		return nil, false
+	}
+	_, payload, ok := doc.Lookup("payload").BinaryOK()
+	return payload, ok
+}
+
+// clusterTime is the present of the cluster.
+func clusterTime(ctx context.Context, client *mongo.Client) (bson.Timestamp, error) {
+	raw, err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
+	if err != nil {
+		return bson.Timestamp{}, fmt.Errorf("asking for the cluster's time: %w", err)
+	}
+	t, i, ok := raw.Lookup("operationTime").TimestampOK()
+	if !ok {
+		return bson.Timestamp{}, errors.New("MongoDB tells no cluster time: change streams need a replica set or a sharded cluster")
+	}
+	return bson.Timestamp{T: t, I: i}, nil
+}

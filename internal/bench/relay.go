@@ -1,0 +1,209 @@
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// setting is what differs between the relays of a benchmark; all else is the default configuration.
+type setting struct {
+	watch string // collection
+	topic string
+	state string // database
+	start string
+	node  string
+	ttl   time.Duration // 0 keeps the default
+	label string        // of a profile
+}
+
+// relay is a relay in a process of its own.
+type relay struct {
+	cmd   *exec.Cmd
+	in    io.WriteCloser // its end ends the relay: it must not outlive the benchmark
+	http  string
+	words *tail
+	done  chan struct{}
+	err   error // of its end; valid once done is closed
+}
+
+// startRelay starts a process and does not wait for it.
+func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
+	listen, err := freePort(ctx)
+	if err != nil {
+		return nil, err
+	}
+	file, err := b.configure(s, listen)
+	if err != nil {
+		return nil, err
+	}
+	args := []string{RelayCommand, "--config", file}
+	if b.CPUProfile != "" && s.label != "" {
+		args = append(args, "--cpuprofile", b.CPUProfile+"."+s.label)
+	}
+	if b.MemProfile != "" && s.label != "" {
+		args = append(args, "--memprofile", b.MemProfile+"."+s.label)
+	}
+	r := &relay{cmd: exec.Command(b.Program, args...), http: listen, words: &tail{}, done: make(chan struct{})}
+	r.cmd.Env, r.cmd.Stderr = b.env(), r.words
+	if r.in, err = r.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	if err := r.cmd.Start(); err != nil {
+		return nil, fmt.Errorf("starting the relay: %w", err)
+	}
+	go func() {
+		defer close(r.done)
+		r.err = r.cmd.Wait()
+	}()
+	return r, nil
+}
+
+// configure writes a configuration file; JSON is YAML.
+func (b *bench) configure(s setting, listen string) (string, error) {
+	type object = map[string]any
+	c := object{
+		"watcher": "bench",
+		"mongodb": object{"uri": b.MongoDB, "state": s.state},
+		"watch":   []string{b.db + "." + s.watch},
+		"start":   s.start,
+		"kafka":   object{"brokers": b.Kafka},
+		"topics":  object{"template": s.topic},
+		"http":    object{"listen": listen},
+		"log":     object{"level": "info", "format": "text"},
+	}
+	if s.node != "" {
+		c["node"] = s.node
+	}
+	if s.ttl > 0 {
+		c["lease"] = object{"ttl": s.ttl.String(), "renew": (s.ttl / 5).String()}
+	}
+	text, err := json.Marshal(c)
+	if err != nil {
+		return "", err
+	}
+	file := filepath.Join(b.dir, strings.ReplaceAll(listen, ":", "_")+".yaml")
+	return file, os.WriteFile(file, text, 0o600)
+}
+
+func freePort(ctx context.Context) (string, error) {
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", fmt.Errorf("finding a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().String(), nil
+}
+
+func (r *relay) pid() int { return r.cmd.Process.Pid }
+
+// ended is the error of a relay that should run and does not.
+func (r *relay) ended() error {
+	select {
+	case <-r.done:
+		return fmt.Errorf("the relay ended (%w); its last words: %s", cmpErr(r.err), r.words)
+	default:
+		return nil
+	}
+}
+
+func cmpErr(err error) error {
+	if err == nil {
+		return errors.New("exit code 0")
+	}
+	return err
+}
+
+// terminate asks it to end, without waiting.
+func (r *relay) terminate() {
+	if r.cmd.Process.Signal(syscall.SIGTERM) != nil {
+		_ = r.in.Close() // where there is no SIGTERM
+	}
+}
+
+func (r *relay) kill() { _ = r.cmd.Process.Kill() }
+
+// stop ends it gracefully, or after a while at once.
+func (r *relay) stop() error {
+	r.terminate()
+	late := time.AfterFunc(20*time.Second, r.kill)
+	defer late.Stop()
+	<-r.done
+	_ = r.in.Close()
+	if r.err != nil {
+		return fmt.Errorf("the relay did not end as asked: %w; its last words: %s", r.err, r.words)
+	}
+	return nil
+}
+
+// role is what the relay says of itself: owner, standby, …; empty while it does not answer.
+func (r *relay) role(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	body, err := r.get(ctx, "/readyz")
+	if err != nil {
+		return ""
+	}
+	var v struct {
+		Role string `json:"role"`
+	}
+	_ = json.Unmarshal(body, &v)
+	return v.Role
+}
+
+func (r *relay) get(ctx context.Context, path string) ([]byte, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.http+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer res.Body.Close()
+	return io.ReadAll(res.Body)
+}
+
+// counters are what /metrics says that a drain needs.
+type counters struct {
+	mallocs, read, acked, cpu float64
+}
+
+func (r *relay) counters(ctx context.Context) (counters, error) {
+	body, err := r.get(ctx, "/metrics")
+	if err != nil {
+		return counters{}, fmt.Errorf("reading the relay's metrics: %w", err)
+	}
+	var c counters
+	lines := bufio.NewScanner(bytes.NewReader(body))
+	for lines.Scan() {
+		name, text, _ := strings.Cut(lines.Text(), " ")
+		value := func() float64 { v, _ := strconv.ParseFloat(text, 64); return v }
+		base, labels, _ := strings.Cut(name, "{")
+		switch {
+		case base == "go_memstats_mallocs_total":
+			c.mallocs = value()
+		case base == "process_cpu_seconds_total":
+			c.cpu = value()
+		case base == "outrelay_read_total":
+			c.read = value()
+		case base == "outrelay_published_total" && strings.Contains(labels, `result="acked"`):
+			_, text, _ = strings.Cut(lines.Text(), "} ")
+			c.acked += value()
+		}
+	}
+	return c, lines.Err()
+}

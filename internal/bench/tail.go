@@ -1,0 +1,34 @@
+package bench
+
+import (
+	"strings"
+	"sync"
+)
+
+// tail keeps the end of what a process says.
+type tail struct {
+	mu sync.Mutex
+	b  []byte
+}
+
+const tailBytes = 3000
+
+// Write implements io.Writer.
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.b = append(t.b, p...)
+	if n := len(t.b) - tailBytes; n > 0 {
+		t.b = append(t.b[:0], t.b[n:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) String() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := strings.TrimSpace(string(t.b)); s != "" {
+		return s
+	}
+	return "(none)"
+}
