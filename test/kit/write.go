@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -211,7 +212,7 @@ func parse(e event.Event) payload {
 	if err != nil {
 		return payload{}
 	}
-	return payload{b, b == nil}
+	return payload{b, bson.Type(v.PayloadType) == bson.TypeNull}
 }
 
 // Append commits events in one transaction into a collection and notes them in the ledger, each for the topic of its
@@ -234,4 +235,33 @@ func (s *Scene) Outbox() *mongo.Collection { return s.DB.Collection("outbox") }
 
 func cleanup() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), 15*time.Second)
+}
+
+// AppendMalformed inserts an envelope that can never be sent and notes that it belongs among the dead letters.
+func (s *Scene) AppendMalformed(id string) {
+	s.tb.Helper()
+	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
+	defer cancel()
+	doc := bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: 5}, {Key: "payload", Value: "text"}}
+	if _, err := s.Outbox().InsertOne(ctx, doc); err != nil {
+		s.tb.Fatal(err)
+	}
+	ns := s.DB.Name() + ".outbox"
+	s.Ledger.Add(Entry{NS: ns, ID: id, Topics: []string{s.Topic("order")}})
+	s.Ledger.Dead(ns, id)
+}
+
+// CheckDead waits until every envelope that belongs among the dead letters is there once and in the outbox no more.
+func (s *Scene) CheckDead() {
+	s.tb.Helper()
+	_, dead := s.Ledger.snapshot()
+	for e := range dead {
+		_, name, _ := strings.Cut(e.ns, ".")
+		coll := s.DB.Collection(name)
+		Eventually(s.tb, "a dead letter of "+e.id, func() bool {
+			letters, err1 := coll.Database().Collection(name+"_dead").CountDocuments(s.tb.Context(), bson.D{{Key: "_id.id", Value: event.ParseID(e.id)}})
+			left, err2 := coll.CountDocuments(s.tb.Context(), bson.D{{Key: "_id", Value: event.ParseID(e.id)}})
+			return errors.Join(err1, err2) == nil && letters == 1 && left == 0
+		})
+	}
 }

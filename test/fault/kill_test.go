@@ -1,0 +1,90 @@
+//go:build unix
+
+package fault
+
+import (
+	"flag"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+var long = flag.Bool("fault.long", false, "run the long loops as well")
+
+func TestMain(m *testing.M) { kit.Main(m) }
+
+// points are the crash points, each with the pass at which it kills: those on the way of the events a while into the
+// load, those of a take-over at once.
+var points = []string{
+	"after-lease", "after-init", "after-barrier", "mid-read-back", "after-open",
+	"after-getmore:12", "before-produce:9", "after-produce-before-ack:8", "after-ack-before-watermark:11",
+	"before-checkpoint:3", "after-checkpoint:3", "mid-exception-write", "before-release", "after-release",
+}
+
+// Every owner dies in the middle of its work: the first by a SIGKILL from outside, then one at a crash point during or
+// after its take-over, then another at the next point, two in a row. Nothing may be lost, repeated or out of order.
+func TestKillAtEveryCrashPoint(t *testing.T) {
+	t.Parallel()
+	for i, at := range points {
+		name, _, _ := strings.Cut(at, ":")
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			killChain(t, at, points[(i+5)%len(points)])
+		})
+	}
+}
+
+// Every pair of crash points, one right after the other.
+func TestKillAtEveryPairOfCrashPoints(t *testing.T) {
+	if !*long {
+		t.Log("a part of -fault.long")
+		return
+	}
+	for _, a := range points {
+		for _, b := range points {
+			t.Run(fmt.Sprintf("%s,%s", a, b), func(t *testing.T) {
+				t.Parallel()
+				killChain(t, a, b)
+			})
+		}
+	}
+}
+
+// killChain lets an owner die by SIGKILL, then one at each of the points, and then one deliver the rest.
+func killChain(t *testing.T, at ...string) {
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "1s", "lease.renew": "250ms"}})
+	history := s.Follow()
+	topics := s.Read()
+	load := s.Write(kit.Load{Rate: 400})
+	first := s.Start()
+	first.TookOver()
+	topics.Distinct(200)
+	first.Kill()
+	for i, point := range at {
+		p := s.StartCrashing(point)
+		switch {
+		case strings.HasSuffix(point, "-release"):
+			p.TookOver()
+			topics.Distinct(s.Ledger.Committed())
+			p.Term()
+		case strings.HasPrefix(point, "mid-exception"):
+			s.AppendMalformed(fmt.Sprintf("bad-%d", i))
+		}
+		if !p.Killed() {
+			t.Fatalf("it was to die at %s\n%s", point, p.Log())
+		}
+		t.Logf("killed at %s with %d events committed", point, s.Ledger.Committed())
+	}
+	last := s.Start()
+	last.TookOver()
+	load.Stop()
+	t.Log(s.Check(topics))
+	s.CheckDead()
+	history.Check()
+	last.Term()
+	if code := last.Wait(); code != 0 {
+		t.Errorf("exit code %d after SIGTERM", code)
+	}
+}
