@@ -62,6 +62,7 @@ func (p *program) execute(ctx context.Context, args []string) int {
 func commands() []func(*program) *cobra.Command {
 	return []func(*program) *cobra.Command{
 		newRunCommand,
+		newDevCommand,
 		newStatusCommand,
 		newDoctorCommand,
 		newBenchCommand,

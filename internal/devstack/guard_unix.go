@@ -61,10 +61,10 @@ func newGuard(dir string) (*guard, error) {
 }
 
 // start starts the program in a process group of its own, so that a Ctrl-C of the terminal does not
-// reach it, and with its output in the file log.
-func (g *guard) start(dir string, log *os.File, program string, args []string) (*exec.Cmd, error) {
+// reach it, and with its output in the file log. A nil env is this process's own.
+func (g *guard) start(dir string, log *os.File, env []string, program string, args []string) (*exec.Cmd, error) {
 	cmd := exec.Command("/bin/sh", append([]string{"-c", enrol, "sh", program}, args...)...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, log, log
 	cmd.ExtraFiles = []*os.File{g.pipe}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return cmd, cmd.Start()

@@ -35,9 +35,9 @@ func newGuard(dir string) (*guard, error) {
 	return &guard{job: job, dir: dir}, nil
 }
 
-func (g *guard) start(dir string, log *os.File, program string, args []string) (*exec.Cmd, error) {
+func (g *guard) start(dir string, log *os.File, env []string, program string, args []string) (*exec.Cmd, error) {
 	cmd := exec.Command(program, args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, log, log
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, env, log, log
 	cmd.SysProcAttr = &windows.SysProcAttr{CreationFlags: windows.CREATE_NEW_PROCESS_GROUP}
 	if err := cmd.Start(); err != nil {
 		return cmd, err

@@ -221,7 +221,7 @@ type process struct {
 
 // startProcess runs the program under the guard.
 func startProcess(g *guard, dir string, log *os.File, program string, args []string) (instance, error) {
-	cmd, err := g.start(dir, log, program, args)
+	cmd, err := g.start(dir, log, nil, program, args)
 	if err != nil {
 		return nil, err
 	}

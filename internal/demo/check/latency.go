@@ -22,6 +22,7 @@ type Latency struct {
 	left    int
 
 	out    bool
+	keep   bool      // its events count all the same
 	from   time.Time // the kill
 	next   time.Time // when the next owner acquired; zero while there is none
 	first  time.Time // first record seen at or after next
@@ -48,15 +49,16 @@ func (l *Latency) Add(committed, seen time.Time) {
 	l.resolve()
 }
 
-// Outage says that the owner was killed at from. An outage that is under way goes on.
-func (l *Latency) Outage(from time.Time) {
+// Outage says that the owner was made to end at from; with leaveOut the percentiles are not to know of it. An outage that
+// is under way goes on.
+func (l *Latency) Outage(from time.Time, leaveOut bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.out {
-		l.next = time.Time{}
+		l.next, l.keep = time.Time{}, l.keep && !leaveOut
 		return
 	}
-	l.out, l.from, l.next = true, from, time.Time{}
+	l.out, l.keep, l.from, l.next = true, !leaveOut, from, time.Time{}
 }
 
 // Acquired says when the next owner got the lease; the outage ends with the first record seen from then on.
@@ -97,7 +99,7 @@ func (l *Latency) resolve() {
 }
 
 func (l *Latency) judge(s sample, first time.Time) {
-	if s.committed.After(l.from) && s.committed.Before(first) {
+	if !l.keep && s.committed.After(l.from) && s.committed.Before(first) {
 		l.left++
 		return
 	}
@@ -105,7 +107,7 @@ func (l *Latency) judge(s sample, first time.Time) {
 }
 
 func (l *Latency) record(s sample) {
-	if s.committed.After(l.from) && s.committed.Before(l.first) {
+	if !l.keep && s.committed.After(l.from) && s.committed.Before(l.first) {
 		l.left++ // of the last outage, and seen after its first record
 		return
 	}

@@ -40,7 +40,7 @@ func TestOutageIsLeftOutOfThePercentiles(t *testing.T) {
 	for i := range 100 {
 		l.Add(at0(time.Duration(i)*time.Millisecond), at0(time.Duration(i+1)*time.Millisecond))
 	}
-	l.Outage(at0(200 * time.Millisecond))
+	l.Outage(at0(200*time.Millisecond), true)
 	l.Add(at0(199*time.Millisecond), at0(201*time.Millisecond)) // before the kill: 2 ms
 	if _, over := l.Outside(); over {
 		t.Error("a record of the killed owner ended the outage")
@@ -63,9 +63,9 @@ func TestOutageIsLeftOutOfThePercentiles(t *testing.T) {
 func TestTwoKillsAreOneOutage(t *testing.T) {
 	t.Parallel()
 	l := NewLatency()
-	l.Outage(t0)
+	l.Outage(t0, true)
 	l.Acquired(at0(time.Second))
-	l.Outage(at0(1100 * time.Millisecond)) // before it delivered anything
+	l.Outage(at0(1100*time.Millisecond), true) // before it delivered anything
 	l.Add(at0(500*time.Millisecond), at0(1050*time.Millisecond))
 	if _, over := l.Outside(); over {
 		t.Error("over without an owner")
@@ -93,5 +93,18 @@ func TestARecordBeforeItsAcknowledgementTookNoTime(t *testing.T) {
 	c.Delivered(Delivery{ID: "2", Key: "k", Topic: "t", Seen: at0(time.Hour)})
 	if f := l.Figures(); f.Measured != 2 || f.P50 > 0.001 || f.Max != 1000 {
 		t.Errorf("%+v", f)
+	}
+}
+
+func TestHandoverCounts(t *testing.T) {
+	t.Parallel()
+	l := NewLatency()
+	l.Outage(t0, false)
+	l.Add(at0(time.Millisecond), at0(101*time.Millisecond))
+	l.Acquired(at0(90 * time.Millisecond))
+	l.Add(at0(50*time.Millisecond), at0(150*time.Millisecond))
+	first, over := l.Outside()
+	if f := l.Figures(); !over || !first.Equal(at0(101*time.Millisecond)) || f.Measured != 2 || f.LeftOut != 0 {
+		t.Errorf("%v %v %+v", first, over, f)
 	}
 }
