@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
@@ -29,6 +31,11 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error { return t.clock.sync(ctx, t.mongo.stream) }); err != nil {
 		return none, err
 	}
+	// Before the collections are looked for: what is committed to one that appears meanwhile is behind it.
+	began, err := t.operationTime(ctx)
+	if err != nil {
+		return none, err
+	}
 	if err := t.claimCollections(ctx, &doc); err != nil {
 		return none, err
 	}
@@ -40,17 +47,14 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.disp, t.sink = disp, sink
 	disp.Use(sink)
 
-	start, err := t.startFrom(ctx, &doc)
+	start, err := t.startFrom(ctx, &doc, began)
 	if err != nil {
 		return none, err
 	}
 	disp.Start(t.from)
 	// What is committed from here on cannot have been read back: the read-back ended before.
-	var until bson.Timestamp
-	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
-		until, err = changestream.OperationTime(ctx, t.mongo.stream)
-		return err
-	}); err != nil {
+	until, err := t.operationTime(ctx)
+	if err != nil {
 		return none, err
 	}
 	if t.stream, err = t.newStream(); err != nil {
@@ -65,6 +69,15 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.log.Info("took over", "watcher", t.cfg.Watcher, "node", t.cfg.Node, "position", t.from.Token.String(), "time", t.from.ClusterTime.T)
 	t.announce(ctx, store.TookOver, bson.D{{Key: "position", Value: t.from.Token.String()}})
 	return start, nil
+}
+
+// operationTime is the server's time of now, as the change stream counts it.
+func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error) {
+	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		at, err = changestream.OperationTime(ctx, t.mongo.stream)
+		return err
+	})
+	return at, err
 }
 
 // untilDone repeats what MongoDB has to answer, and tells of it when it lasts.
@@ -190,7 +203,7 @@ func (t *term) newPump(doc *lease.Document, until bson.Timestamp) *pump {
 }
 
 // startFrom finds the place to read from, and the position to keep until the stream moves it.
-func (t *term) startFrom(ctx context.Context, doc *lease.Document) (changestream.Start, error) {
+func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Timestamp) (changestream.Start, error) {
 	hash, identities := t.scope.PipelineHash(), t.identities()
 	if t.from = doc.Position(); !t.from.IsZero() {
 		s := changestream.Start{Position: t.from, PipelineHash: doc.PipelineHash}
@@ -201,7 +214,7 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document) (changestream
 		t.fresh = &lease.Update{PipelineHash: &hash, Collections: &identities}
 		return s, nil
 	}
-	at, err := t.firstStart(ctx)
+	at, err := t.firstStart(ctx, began)
 	if err != nil {
 		return changestream.Start{}, err
 	}
@@ -226,21 +239,25 @@ func (t *term) describe(ctx context.Context) {
 	t.fresh = nil
 }
 
-// firstStart is where a watcher without a checkpoint begins: the backlog, a given time, or now.
-func (t *term) firstStart(ctx context.Context) (at bson.Timestamp, err error) {
-	now := bson.Timestamp{}
-	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
-		now, err = changestream.OperationTime(ctx, t.mongo.stream)
-		return err
-	}); err != nil {
-		return at, err
-	}
+// firstStart is where a watcher without a checkpoint begins: the backlog, a given time, or now. now is a time before the
+// outboxes were listed.
+func (t *term) firstStart(ctx context.Context, now bson.Timestamp) (at bson.Timestamp, err error) {
 	if t.cfg.Start.Now {
 		return now, nil
 	}
 	if when := t.cfg.Start.At; !when.IsZero() {
 		return bson.Timestamp{T: uint32(when.Unix()), I: 1}, nil
 	}
+	// The reads must see all that was committed up to now, else the oldest of it could lie before the start.
+	session, err := t.mongo.stream.StartSession(options.Session().SetCausalConsistency(true))
+	if err != nil {
+		return at, err
+	}
+	defer session.EndSession(ctx)
+	if err := session.AdvanceOperationTime(&now); err != nil {
+		return at, err
+	}
+	ctx = mongo.NewSessionContext(ctx, session)
 	oldest := now
 	for _, c := range t.outboxes {
 		coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
