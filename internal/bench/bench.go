@@ -325,9 +325,11 @@ func (b *bench) delays(ctx context.Context, run int, coll *mongo.Collection, s *
 		if err != nil {
 			return fmt.Errorf("latency of the raw stream at %d/s: %w", rate, err)
 		}
-		s.rawP50[rate] = append(s.rawP50[rate], quantile(raw, 50))
-		s.rawP99[rate] = append(s.rawP99[rate], quantile(raw, 99))
-		b.say("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms", run, b.Runs, rate, quantile(raw, 50), quantile(raw, 99))
+		s.rawP50[rate], s.rawP99[rate] = append(s.rawP50[rate], raw.p50), append(s.rawP99[rate], raw.p99)
+		if name := fmt.Sprintf("raw_latency_%d", rate); raw.known {
+			s.foreign[name] = append(s.foreign[name], raw.foreign)
+		}
+		b.say("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  foreign CPU %.1f %%", run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
 	}
 	t, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
 	if err != nil {

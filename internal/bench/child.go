@@ -139,7 +139,7 @@ func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
 	if err := c.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("starting a child: %w", err)
 	}
-	if err := json.NewEncoder(c.in).Encode(s); err == nil {
+	if err = json.NewEncoder(c.in).Encode(s); err == nil {
 		_, err = c.answer()
 	}
 	if err != nil {
@@ -160,7 +160,8 @@ func (c *child) begin() error {
 func (c *child) answer() (outcome, error) {
 	var o outcome
 	if err := c.out.Decode(&o); err != nil {
-		return o, fmt.Errorf("the child %s ended: %w; its last words: %s", c.mode, err, c.words)
+		c.stop() // waits for its last words
+		return o, fmt.Errorf("the child %s ended (%v): %w; its last words: %s", c.mode, c.cmd.ProcessState, err, c.words)
 	}
 	if o.Error != "" {
 		return o, fmt.Errorf("%s: %s", c.mode, o.Error)

@@ -122,9 +122,9 @@ func (s *shots) delays() *hdrhistogram.Histogram {
 
 // latencies are those of one run at one rate, in milliseconds.
 type latencies struct {
-	rawP50, rawP99, p50, p99, p999 float64
-	foreign                        float64
-	known                          bool
+	p50, p99, p999 float64
+	foreign        float64
+	known          bool // foreign is
 }
 
 func quantile(h *hdrhistogram.Histogram, q float64) float64 {
@@ -139,54 +139,66 @@ func (b *bench) numbers(n int) (from int) {
 }
 
 // rawLatency paces inserts while nothing but a bare change stream reads.
-func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int) (*hdrhistogram.Histogram, error) {
+func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int) (latencies, error) {
+	var l latencies
 	n := int(b.Duration.Seconds() * float64(rate))
 	s, err := newShots(b.numbers(n), n, b.Payload)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	at, err := clusterTime(ctx, b.client)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
 	cs, err := watch(ctx, coll, &at)
 	if err != nil {
-		return nil, err
+		return l, err
 	}
 	var failure atomic.Pointer[error]
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		defer cs.Close(context.WithoutCancel(ctx))
-		for ctx.Err() == nil {
-			if !cs.TryNext(ctx) {
-				if err := cs.Err(); err != nil && ctx.Err() == nil {
-					failure.Store(&err)
-					return
-				}
-				continue
-			}
-			now := time.Now()
-			if p, ok := insertPayload(cs.Current); ok {
-				if i, ok := number(p); ok {
-					s.arrived(i, now)
-				}
-			}
+		if err := s.read(ctx, cs); err != nil && ctx.Err() == nil {
+			failure.Store(&err)
 		}
 	})
 	defer reading.Wait()
 	defer cancel()
-	err = s.fire(ctx, coll, rate)
-	if err == nil {
-		err = s.await(ctx, func() error {
-			if p := failure.Load(); p != nil {
-				return *p
-			}
-			return nil
-		})
+	meter := startMeter(b.pids()...)
+	if err := s.fire(ctx, coll, rate); err != nil {
+		return l, err
 	}
-	return s.delays(), err
+	l.foreign, l.known = meter.foreign()
+	err = s.await(ctx, func() error {
+		if p := failure.Load(); p != nil {
+			return *p
+		}
+		return nil
+	})
+	h := s.delays()
+	l.p50, l.p99 = quantile(h, 50), quantile(h, 99)
+	return l, err
+}
+
+// read notes what arrives at a bare change stream.
+func (s *shots) read(ctx context.Context, cs *mongo.ChangeStream) error {
+	defer cs.Close(context.WithoutCancel(ctx))
+	for ctx.Err() == nil {
+		if !cs.TryNext(ctx) {
+			if err := cs.Err(); err != nil {
+				return err
+			}
+			continue
+		}
+		now := time.Now()
+		if p, ok := insertPayload(cs.Current); ok {
+			if n, ok := number(p); ok {
+				s.arrived(n, now)
+			}
+		}
+	}
+	return nil
 }
 
 // tailing is a relay that tails a collection, and a consumer behind it.

@@ -86,17 +86,10 @@ func newRawProduce(ctx context.Context, s spec) (work, error) {
 		}
 		r.lanes = append(r.lanes, newProduceLane(b, parts))
 	}
-	m, err := r.lanes[0].broker.ask(10*time.Second, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
-	if err != nil {
+	if r.producer, err = identify(ctx, r.lanes[0].broker); err != nil {
 		r.close()
-		return nil, fmt.Errorf("asking for a producer id: %w", err)
+		return nil, err
 	}
-	id := m.(*initproducerid.Response)
-	if id.ErrorCode != 0 {
-		r.close()
-		return nil, fmt.Errorf("asking for a producer id: %w", kafka.Error(id.ErrorCode))
-	}
-	r.producer = batch.Producer{ID: id.ProducerID, Epoch: id.ProducerEpoch}
 	for i := range keyCount {
 		r.keys = append(r.keys, []byte(key(i)))
 	}
@@ -104,6 +97,28 @@ func newRawProduce(ctx context.Context, s spec) (work, error) {
 		r.payloads = append(r.payloads, payload(i, s.Payload))
 	}
 	return r, nil
+}
+
+// identify asks for a producer id; a broker that has just started says for a moment that it has none yet.
+func identify(ctx context.Context, b *broker) (batch.Producer, error) {
+	for try := 1; ; try++ {
+		m, err := b.ask(10*time.Second, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
+		if err != nil {
+			return batch.Producer{}, fmt.Errorf("asking for a producer id: %w", err)
+		}
+		id := m.(*initproducerid.Response)
+		if id.ErrorCode == 0 {
+			return batch.Producer{ID: id.ProducerID, Epoch: id.ProducerEpoch}, nil
+		}
+		if code := kafka.Error(id.ErrorCode); !code.Temporary() || try == 50 {
+			return batch.Producer{}, fmt.Errorf("asking for a producer id: %w", code)
+		}
+		select {
+		case <-ctx.Done():
+			return batch.Producer{}, context.Cause(ctx)
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 func newProduceLane(b *broker, parts []int32) *produceLane {
