@@ -1,0 +1,135 @@
+//go:build unix
+
+package integration
+
+import (
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// What an operator asks while a relay and a standby run.
+func TestCommandsOnALiveRelay(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	history := s.Follow()
+	topics := s.Read()
+	owner := s.Start()
+	owner.TookOver()
+	s.Write(kit.Load{Events: 50}).Wait()
+	s.Check(topics)
+	history.Await("state live", func(v kit.Version) bool { return strings.Contains(v.Stats.String(), `"live"`) })
+	st := s.Status()
+	if st.Node != "n1" || !strings.HasPrefix(st.Owner, "n1/") || st.State != "live" || st.Epoch != 1 || len(st.Blocked) != 0 {
+		t.Errorf("status of a live relay: %+v", st)
+	}
+	for path, want := range map[string]string{"/livez": "", "/readyz": `"owner"`, "/metrics": "outrelay_lease_owner 1"} {
+		if code, body := owner.Get(path); code != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("GET %s: %d, want 200 with %q\n%.2000s", path, code, want, body)
+		}
+	}
+	standby := s.Start()
+	standby.Says("standing by")
+	if code, body := standby.Get("/readyz"); code != http.StatusOK || !strings.Contains(body, `"standby"`) {
+		t.Errorf("GET /readyz of the standby: %d\n%s", code, body)
+	}
+	if code, out, errOut := s.Run("validate"); code != 0 || out != "" || !strings.Contains(errOut, "ok") {
+		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)
+	}
+	owner.Kill()
+	if st := s.Status(); st.Node != "n1" && st.Node != "n2" {
+		t.Errorf("status after a kill: %+v", st)
+	}
+	standby.TookOver()
+	if st := s.Status(); st.Node != "n2" || st.Epoch != 2 {
+		t.Errorf("status after a take-over: %+v", st)
+	}
+	history.Check()
+}
+
+func TestDoctorOnALiveRelay(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	s.Start().TookOver()
+	code, out, errOut := s.Run("doctor", "--json")
+	var report struct {
+		Checks []struct{ ID, Status, Detail, Fix string }
+	}
+	if err := json.Unmarshal([]byte(out), &report); err != nil {
+		t.Fatalf("doctor --json: exit code %d, %v\n%s%s", code, err, out, errOut)
+	}
+	failed := 0
+	for _, c := range report.Checks {
+		if c.Status == "fail" {
+			failed++
+			t.Logf("%s: %s (%s)", c.ID, c.Detail, c.Fix)
+		}
+		if c.Status != "ok" && c.Fix == "" {
+			t.Errorf("%s is %s and says no remedy: %s", c.ID, c.Status, c.Detail)
+		}
+	}
+	if want := min(failed, 1); code != want || len(report.Checks) < 8 {
+		t.Errorf("doctor: exit code %d with %d failures among %d checks", code, failed, len(report.Checks))
+	}
+}
+
+// Exit codes: 1 for what a person has to mend before another start, 75 for what may work later.
+func TestExitCodes(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	bad := filepath.Join(dir, "bad.yaml")
+	if err := os.WriteFile(bad, []byte("watch: [shop.outbox]\nmongodb: {uri: \"mongodb://u:secret@localhost/?replicaSet=r\"}\nkafka: {brokers: [a:1], lines: 2}\nlease: {ttl: 1s, renew: 5s}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name string
+		args []string
+		code int
+		says []string
+	}{
+		{"every problem at once", []string{"validate", "--config", bad}, 1, []string{"kafka.lines", "lanes", "lease"}},
+		{"a wrong file", []string{"run", "--config", bad}, 1, []string{"kafka.lines"}},
+		{"no file", []string{"run", "--config", filepath.Join(dir, "none.yaml")}, 1, []string{"none.yaml"}},
+		{"an unknown command", []string{"fly"}, 1, []string{"fly"}},
+		{"an unknown flag", []string{"run", "--fly"}, 1, []string{"--fly"}},
+		{"a version", []string{"version"}, 0, nil},
+	} {
+		code, out, errOut := kit.Run(t, nil, c.args...)
+		if code != c.code {
+			t.Errorf("%s: exit code %d, want %d\n%s", c.name, code, c.code, errOut)
+		}
+		for _, want := range c.says {
+			if !strings.Contains(errOut, want) {
+				t.Errorf("%s: nothing of %q in %q", c.name, want, errOut)
+			}
+		}
+		if strings.Contains(out+errOut, "secret") {
+			t.Errorf("%s: the password is printed", c.name)
+		}
+	}
+	env := []string{"OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?replicaSet=none&serverSelectionTimeoutMS=500", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1"}
+	if code, _, errOut := kit.Run(t, env, "status"); code != 75 {
+		t.Errorf("status without MongoDB: exit code %d, want 75\n%s", code, errOut)
+	}
+	if code, _, errOut := kit.Run(t, env, "validate"); code != 0 {
+		t.Errorf("validate connects to nothing: exit code %d\n%s", code, errOut)
+	}
+}
+
+// A second relay on an occupied address cannot serve its health: that is for a person, and no relay runs unseen.
+func TestListenAddressInUse(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	p := s.Start()
+	p.TookOver()
+	file := s.ConfigFile("other", strings.TrimPrefix(p.HTTP, "http://"))
+	code, _, errOut := kit.Run(t, nil, "run", "--config", file)
+	if code == 0 || !strings.Contains(errOut, "http.listen") {
+		t.Errorf("exit code %d, want another than 0 and the key http.listen named\n%s", code, errOut)
+	}
+}
