@@ -58,8 +58,7 @@ type demo struct {
 	first    int64     // epoch of the first owner
 	last     ownership // of the newest epoch
 	told     int64     // epoch whose take-over was told
-	ending   *relay    // the owner that was made to end; nil after the take-over was told
-	endedAt  time.Time
+	since    time.Time // when the owner was made to end; zero after the take-over was told
 	kills    int
 	twoKills chan struct{} // closed at the second
 

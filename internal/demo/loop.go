@@ -149,9 +149,11 @@ func (d *demo) pause(ctx context.Context) error {
 	defer cancel()
 	if d.follow.owner().paused {
 		d.v.event("resumed")
+		d.outage(true)
 		return lease.Resume(ctx, d.follow.coll, watcherID)
 	}
 	d.v.event("paused; p again goes on")
+	d.latency.Outage(time.Now(), true)
 	return lease.Pause(ctx, d.follow.coll, watcherID)
 }
 
@@ -175,7 +177,7 @@ func (d *demo) kill(ctx context.Context) error {
 		return err
 	}
 	owner.expect()
-	d.outage(owner, true)
+	d.outage(true)
 	if err := owner.prog.Kill(); err != nil {
 		return err
 	}
@@ -196,22 +198,22 @@ func (d *demo) stopOwner(ctx context.Context) error {
 		return err
 	}
 	owner.expect()
-	d.outage(owner, false)
+	d.outage(false)
 	d.v.event("stopping %s", owner.node)
 	go owner.end(stopWithin) // ends with the process, which relays.stop waits for
 	_, err = d.relays.spawn()
 	return err
 }
 
-func (d *demo) outage(owner *relay, killed bool) {
+// outage begins to count the time until the next owner delivers.
+func (d *demo) outage(leaveOut bool) {
 	now := time.Now()
-	d.latency.Outage(now, killed)
+	d.latency.Outage(now, leaveOut)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.ending == nil {
-		d.endedAt = now
+	if d.since.IsZero() {
+		d.since = now
 	}
-	d.ending = owner
 }
 
 // untilTwoKills holds the service up before its last events.
@@ -235,7 +237,7 @@ func (d *demo) relayEnded(x *relay, p *phase) error {
 		return fmt.Errorf("%d relays ended by themselves; the last one: %w", p.failures, x.prog.Err())
 	}
 	if d.follow.owner().node == x.node {
-		d.outage(x, true)
+		d.outage(true)
 	}
 	_, err := d.relays.spawn()
 	return err
@@ -256,12 +258,12 @@ func (d *demo) acquired(o ownership) {
 func (d *demo) tell(ctx context.Context) {
 	first, over := d.latency.Outside()
 	d.mu.Lock()
-	last, ending, endedAt := d.last, d.ending, d.endedAt
-	if last.epoch == d.told || ending != nil && !over {
+	last, since := d.last, d.since
+	if last.epoch == d.told || !since.IsZero() && !over {
 		d.mu.Unlock()
 		return
 	}
-	d.told, d.ending = last.epoch, nil
+	d.told, d.since = last.epoch, time.Time{}
 	d.mu.Unlock()
 	parts := []string{last.node + " took over", fmt.Sprintf("epoch %d", last.epoch)}
 	if x := d.relays.named(last.node); x != nil {
@@ -272,8 +274,8 @@ func (d *demo) tell(ctx context.Context) {
 			parts = append(parts, fmt.Sprintf("%s sent already", thousands(int(n))))
 		}
 	}
-	if ending != nil {
-		parts = append(parts, "first delivery after "+seconds(first.Sub(endedAt)))
+	if !since.IsZero() {
+		parts = append(parts, "first delivery after "+seconds(first.Sub(since)))
 	}
 	d.v.event("%s", strings.Join(parts, " · "))
 }

@@ -24,7 +24,7 @@ type view struct {
 	said   time.Time // the last plain figures
 }
 
-func newView(out io.Writer, t *Terminal) *view { return &view{out: out, term: t} }
+func newView(out io.Writer, t *Terminal) *view { return &view{out: out, term: t, said: time.Now()} }
 
 // line adds a line, or several, that stay.
 func (v *view) line(format string, args ...any) {

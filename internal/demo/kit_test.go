@@ -1,0 +1,39 @@
+package demo
+
+import (
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/demo/check"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// deliverAll plays relay and consumer: what is in the collection, in the order of its server stamps.
+func deliverAll(t *testing.T, coll *mongo.Collection, c *check.Checker) {
+	t.Helper()
+	cur, err := coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for offset := int64(0); cur.Next(t.Context()); offset++ {
+		var v event.View
+		if err := event.Parse(cur.Current, &v); err != nil {
+			t.Fatal(err)
+		}
+		value, err := event.AppendPayload(nil, &v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := check.Delivery{ID: string(v.AppendID(nil)), Key: string(v.Key), Topic: topic, Offset: offset, Value: value, Seen: time.Now()}
+		if c.Delivered(d) != check.First {
+			t.Fatalf("envelope %s", d.ID)
+		}
+	}
+	if err := cur.Err(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,106 @@
+//go:build unix
+
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// The demo with two kills ends with 0 and one object that says that nothing was lost, twice or out of order.
+func TestDevCommandSurvivesKills(t *testing.T) {
+	t.Parallel()
+	binary := kit.Binary(t, "")
+	stacktest.LockMachine(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	cmd := exec.CommandContext(ctx, binary, "dev", "--events", "1000", "--rate", "200", "--kill-every", "2s", "--json")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 20 * time.Second
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
+	}
+	var r map[string]float64
+	d := json.NewDecoder(&out)
+	if err := d.Decode(&r); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		t.Errorf("more than one object on standard output: %v", err)
+	}
+	want := []string{"delivered", "duplicates", "events", "lost", "max_gap_ms", "out_of_order", "p50_ms", "p99_ms", "takeovers"}
+	var names []string
+	for name := range r {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	if !slices.Equal(names, want) {
+		t.Errorf("fields %q, want %q", names, want)
+	}
+	if r["events"] != 1000 || r["delivered"] != 1000 || r["lost"]+r["duplicates"]+r["out_of_order"] != 0 || r["takeovers"] < 2 || r["max_gap_ms"] < 1000 || r["p50_ms"] <= 0 || r["p99_ms"] < r["p50_ms"] {
+		t.Errorf("%v\n%s", r, errOut.String())
+	}
+	if n := strings.Count(errOut.String(), "killed a-"); n < 2 {
+		t.Errorf("%d kills\n%s", n, errOut.String())
+	}
+}
+
+// Ctrl-C ends the demo, also one that is to be kept, with a clean result, and nothing is left running.
+func TestDevCommandStopsAll(t *testing.T) {
+	t.Parallel()
+	binary := kit.Binary(t, "")
+	stacktest.LockMachine(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, binary, "dev", "--rate", "50", "--keep")
+	errOut, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pids []int
+	var said []string
+	relay := regexp.MustCompile(`relay a-\d+ +pid (\d+)`)
+	lines := bufio.NewScanner(errOut)
+	for lines.Scan() {
+		said = append(said, lines.Text())
+		if m := relay.FindStringSubmatch(lines.Text()); m != nil {
+			pid, _ := strconv.Atoi(m[1])
+			pids = append(pids, pid)
+		}
+		if strings.HasPrefix(lines.Text(), " events ") { // figures: all is running
+			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v\n%s", err, strings.Join(said, "\n"))
+	}
+	if len(pids) != 2 || !strings.Contains(said[len(said)-1], "lost 0 · duplicate 0 · out of order 0") {
+		t.Errorf("relays %v\n%s", pids, strings.Join(said, "\n"))
+	}
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
+			t.Errorf("relay %d is still there: %v", pid, err)
+		}
+	}
+}
