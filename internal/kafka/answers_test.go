@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/segmentio/kafka-go"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -101,7 +102,7 @@ func TestFencedAndBrokenEndTheSink(t *testing.T) {
 			r := open(t, onFake(brokers...))
 			r.send(t, rec("a", "k", "1"))
 			r.Flush()
-			if err := <-r.ended; !errors.Is(err, want) {
+			if err := r.end(t); !errors.Is(err, want) {
 				t.Fatalf("the sink ended with %v, want %v", err, want)
 			}
 			x := rec("a", "k", "2")
@@ -226,6 +227,36 @@ func TestTooLargeForTheTopicIsRefusedAtSend(t *testing.T) {
 	}
 	r.Flush()
 	r.acks.resolved(201)
+	answers := make(chan prometheus.Metric, 100)
+	r.client.cfg.Metrics.ProduceErrors.Collect(answers)
+	if len(answers) != 0 {
+		t.Error("a batch was refused; it should have been cut below the limit")
+	}
+}
+
+func TestLostAnswerMayHaveArrived(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	var lose atomic.Bool
+	lose.Store(true)
+	kc.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		if lose.Load() {
+			return nil, errors.New("the connection is closed"), true
+		}
+		return nil, nil, false
+	})
+	r := open(t, onFake(brokers...))
+	r.send(t, rec("a", "k", "k/0"))
+	until(t, "the batch counts as one that may stand", func() bool {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		top := r.topics["a"]
+		return len(top.parts) == 1 && top.parts[0].mayStand()
+	})
+	lose.Store(false)
+	r.acks.resolved(1)
+	inOrder(t, read(t, brokers, "a"), 1, 1)
 }
 
 func TestPartitionOutOfRange(t *testing.T) {
@@ -264,7 +295,7 @@ func TestH02_TooOldForTheBrokerToRecogniseIsBroken(t *testing.T) {
 	r.run(t)
 	r.send(t, rec("a", "k", "1"))
 	r.Flush()
-	if err := <-r.ended; !errors.Is(err, ErrBroken) {
+	if err := r.end(t); !errors.Is(err, ErrBroken) {
 		t.Fatalf("ended with %v, want ErrBroken", err)
 	}
 }

@@ -138,7 +138,7 @@ type claims struct {
 	mu      sync.Mutex
 	senders []record.Sender
 	offsets map[string][]int64
-	saves   int
+	asked   int // calls of Save
 	fail    error
 	saved   func(offsets map[string][]int64)
 }
@@ -146,10 +146,10 @@ type claims struct {
 func (c *claims) Save(_ context.Context, senders []record.Sender, offsets map[string][]int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.asked++
 	if c.fail != nil {
 		return c.fail
 	}
-	c.saves++
 	if senders != nil {
 		c.senders = senders
 	}
@@ -262,6 +262,18 @@ func (r *rig) run(tb testing.TB) {
 func (r *rig) kill() error {
 	r.cancel()
 	return <-r.ended
+}
+
+// end waits for the error that ends the sink by itself.
+func (r *rig) end(tb testing.TB) error {
+	tb.Helper()
+	select {
+	case err := <-r.ended:
+		return err
+	case <-time.After(15 * time.Second):
+		tb.Fatal("the sink goes on")
+		return nil
+	}
 }
 
 // send gives the next ticket to a record.
