@@ -28,8 +28,17 @@ const (
 	fetchBytes = 4 << 20
 )
 
+// sender is the producer identity of a record: each owner has another one.
+type sender struct {
+	id    int64
+	epoch int16
+}
+
+// arrival is told of each record: its number, when it came, and from whom.
+type arrival func(number int, at time.Time, from sender)
+
 // consume calls got for each record, from one goroutine for each broker, until stopped.
-func (b *bench) consume(ctx context.Context, topic string, got func(number int, at time.Time)) (*consumer, error) {
+func (b *bench) consume(ctx context.Context, topic string, got arrival) (*consumer, error) {
 	leaders, err := b.cluster.leaders(ctx, topic)
 	if err != nil {
 		return nil, err
@@ -69,7 +78,7 @@ func (c *consumer) failed() error {
 	return c.err
 }
 
-func read(ctx context.Context, b *broker, topic string, parts []int32, got func(int, time.Time)) error {
+func read(ctx context.Context, b *broker, topic string, parts []int32, got arrival) error {
 	req := &fetch.Request{
 		ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: fetchBytes, SessionEpoch: -1,
 		Topics: []fetch.RequestTopic{{Topic: topic}},
@@ -91,7 +100,7 @@ func read(ctx context.Context, b *broker, topic string, parts []int32, got func(
 				if p.ErrorCode != 0 {
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, kafka.Error(p.ErrorCode))
 				}
-				next, err := records(&p.RecordSet, func(n int) { got(n, at) })
+				next, err := records(&p.RecordSet, func(n int, from sender) { got(n, at, from) })
 				if err != nil {
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, err)
 				}
@@ -107,13 +116,17 @@ func read(ctx context.Context, b *broker, topic string, parts []int32, got func(
 }
 
 // records walks the batches of an answer, markers included, and returns the offset behind them.
-func records(set *protocol.RecordSet, got func(number int)) (next int64, err error) {
+func records(set *protocol.RecordSet, got func(number int, from sender)) (next int64, err error) {
 	stream, ok := set.Records.(*protocol.RecordStream)
 	if !ok {
 		return 0, nil
 	}
 	for _, b := range stream.Records {
 		_, marker := b.(*protocol.ControlBatch)
+		var from sender
+		if rb, ok := b.(*protocol.RecordBatch); ok {
+			from = sender{rb.ProducerID, rb.ProducerEpoch}
+		}
 		for {
 			rec, err := b.ReadRecord()
 			if errors.Is(err, io.EOF) {
@@ -128,7 +141,7 @@ func records(set *protocol.RecordSet, got func(number int)) (next int64, err err
 				return next, err
 			}
 			if n, ok := number(value); ok && !marker {
-				got(n)
+				got(n, from)
 			}
 			if rec.Key != nil {
 				_ = rec.Key.Close()

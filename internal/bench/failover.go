@@ -1,5 +1,230 @@
 package bench
 
-import "context"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
 
-func (b *bench) failover(ctx context.Context) (*Failover, error) { return nil, ctx.Err() }
+	"github.com/outrelay/outrelay/internal/config"
+)
+
+const (
+	failoverRate = 200 // events per second while owners end
+	steady       = 500 * time.Millisecond
+	idleRestarts = 5
+)
+
+// pair is an owner and its standby, under load, and who watches them.
+type pair struct {
+	*bench
+	setting  setting
+	owner    *relay
+	standby  *relay
+	consumer *consumer
+	ledger   *ledger
+	started  int
+}
+
+// failover ends owners beside a standby, by kill -9 and by SIGTERM in turns, and checks that nothing is lost, repeated or
+// out of order on the way.
+func (b *bench) failover(ctx context.Context) (res *Failover, err error) {
+	ttl := b.TTL
+	if ttl == 0 {
+		ttl = config.Default().Lease.TTL
+	}
+	p, err := b.startPair(ctx, ttl)
+	if err != nil {
+		return nil, fmt.Errorf("failover: %w", err)
+	}
+	defer func() { err = errors.Join(err, p.stop()) }()
+	traffic, stopTraffic := context.WithCancel(ctx)
+	defer stopTraffic()
+	coll := b.client.Database(b.db).Collection(p.setting.watch)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- p.ledger.fire(traffic, b.Payload, func(ctx context.Context, doc any) error {
+			_, err := coll.InsertOne(ctx, doc)
+			return err
+		})
+	}()
+	res = &Failover{TTLMS: float64(ttl.Milliseconds())}
+	kill, err := p.endOwners(ctx, "kill -9", (*relay).kill)
+	if err != nil {
+		return nil, err
+	}
+	term, err := p.endOwners(ctx, "SIGTERM", (*relay).terminate)
+	if err != nil {
+		return nil, err
+	}
+	stopTraffic()
+	if err := <-ended; err != nil {
+		return nil, err
+	}
+	if err := p.ledger.settle(ctx, p.consumer.failed); err != nil {
+		return nil, err
+	}
+	res.Kill, res.Term = gaps(kill), gaps(term)
+	res.Events, res.Lost, res.Duplicates, res.OutOfOrder = p.ledger.verdict()
+	if res.Lost > 0 { // a relay that lost something would be measured at nothing below
+		return res, nil
+	}
+	idle, err := p.idle(ctx, func(doc any) error { _, err := coll.InsertOne(ctx, doc); return err })
+	res.IdleRestartMS = round(median(idle), 1)
+	return res, err
+}
+
+func gaps(ms []float64) Gaps {
+	g := Gaps{N: len(ms), P50: round(median(ms), 1)}
+	for _, v := range ms {
+		g.Max = max(g.Max, round(v, 1))
+	}
+	return g
+}
+
+func (b *bench) startPair(ctx context.Context, ttl time.Duration) (p *pair, err error) {
+	const name = "failover"
+	if _, err := b.outbox(ctx, name); err != nil {
+		return nil, err
+	}
+	p = &pair{bench: b, ledger: newLedger(), setting: setting{watch: name, state: b.state(name), start: "now", ttl: ttl}}
+	if p.setting.topic, err = b.topic(ctx, name); err != nil {
+		return nil, err
+	}
+	if p.consumer, err = b.consume(ctx, p.setting.topic, p.ledger.arrived); err != nil {
+		return nil, err
+	}
+	if p.owner, err = p.start(ctx, "owner"); err == nil {
+		p.standby, err = p.start(ctx, "standby")
+	}
+	if err != nil {
+		return nil, errors.Join(err, p.stop())
+	}
+	return p, nil
+}
+
+// start starts a relay and waits until it says that it has the role.
+func (p *pair) start(ctx context.Context, role string) (*relay, error) {
+	p.started++
+	p.setting.node = fmt.Sprintf("bench-%d", p.started)
+	r, err := p.startRelay(ctx, p.setting)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.becomes(ctx, r, role); err != nil {
+		r.kill()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (p *pair) becomes(ctx context.Context, r *relay, role string) error {
+	deadline := time.Now().Add(stall)
+	for r.role(ctx) != role {
+		if err := r.ended(); err != nil {
+			return err
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("a relay has not become %s within %s; its last words: %s", role, stall, r.words)
+		}
+		if err := pause(ctx, 20*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+func (p *pair) stop() error {
+	var errs []error
+	for _, r := range []*relay{p.standby, p.owner} {
+		if r != nil {
+			errs = append(errs, r.stop())
+		}
+	}
+	p.consumer.close()
+	return errors.Join(errs...)
+}
+
+// endOwners ends the owner, again and again, and returns the times until the standby's first delivery, in milliseconds.
+func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]float64, error) {
+	var out []float64
+	for i := range p.Failover {
+		if err := pause(ctx, steady); err != nil {
+			return nil, err
+		}
+		next := p.ledger.expect()
+		at := time.Now()
+		end(p.owner)
+		old := p.owner
+		p.owner, p.standby = p.standby, nil
+		var gap time.Duration
+		select {
+		case t := <-next:
+			gap = t.Sub(at)
+		case <-time.After(p.setting.ttl + stall):
+			return nil, fmt.Errorf("nothing was delivered for %s after %s of the owner; the standby's last words: %s", p.setting.ttl+stall, how, p.owner.words)
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		<-old.done
+		_ = old.in.Close()
+		out = append(out, float64(gap.Microseconds())/1000)
+		p.say("failover %d of %d: %s, next delivery after %.0f ms", i+1, p.Failover, how, out[len(out)-1])
+		if err := p.becomes(ctx, p.owner, "owner"); err != nil {
+			return nil, err
+		}
+		var err error
+		if p.standby, err = p.start(ctx, "standby"); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// idle stops everything cleanly and measures how long a new process takes to its first delivery.
+func (p *pair) idle(ctx context.Context, insert func(doc any) error) ([]float64, error) {
+	standby := p.standby
+	p.standby = nil
+	if err := standby.stop(); err != nil {
+		return nil, err
+	}
+	var out []float64
+	for i := range idleRestarts {
+		owner := p.owner
+		p.owner = nil
+		if err := owner.stop(); err != nil {
+			return nil, err
+		}
+		doc, err := envelope(p.numbers(1), p.Payload)
+		if err != nil {
+			return nil, err
+		}
+		if err := insert(doc); err != nil {
+			return nil, fmt.Errorf("inserting: %w", err)
+		}
+		next := p.ledger.expect()
+		at := time.Now()
+		if p.owner, err = p.startRelay(ctx, p.setting); err != nil {
+			return nil, err
+		}
+		select {
+		case t := <-next:
+			out = append(out, float64(t.Sub(at).Microseconds())/1000)
+		case <-time.After(stall):
+			return nil, fmt.Errorf("nothing was delivered for %s after a restart; the relay's last words: %s", stall, p.owner.words)
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+		p.say("restart while idle %d of %d: first delivery after %.0f ms", i+1, idleRestarts, out[i])
+	}
+	return out, nil
+}

@@ -214,7 +214,7 @@ func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name s
 	if t.topic, err = b.topic(ctx, name); err != nil {
 		return nil, err
 	}
-	t.consumer, err = b.consume(ctx, t.topic, func(n int, at time.Time) {
+	t.consumer, err = b.consume(ctx, t.topic, func(n int, at time.Time, _ sender) {
 		if s := t.shots.Load(); s != nil {
 			s.arrived(n, at)
 		}

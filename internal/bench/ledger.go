@@ -1,0 +1,134 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// ledger numbers events by key and judges what arrives.
+type ledger struct {
+	mu     sync.Mutex
+	keys   [keysUnderLoad]ledgerKey
+	latest sender
+	next   chan time.Time // wanted: the first arrival from another sender than latest
+	base   int
+}
+
+const keysUnderLoad = 16
+
+type ledgerKey struct {
+	acked      int          // events that were acknowledged, numbered from 1
+	seen       map[int]bool // arrived
+	last       int          // highest that arrived
+	duplicates int
+	disorder   int
+}
+
+func newLedger() *ledger {
+	l := &ledger{base: 1 << 40} // apart from the numbers of bench
+	for i := range l.keys {
+		l.keys[i].seen = map[int]bool{}
+	}
+	return l
+}
+
+func (l *ledger) number(key, n int) int { return l.base + n*keysUnderLoad + key }
+
+// expect is told the first arrival from another sender than those so far.
+func (l *ledger) expect() <-chan time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.next = make(chan time.Time, 1)
+	return l.next
+}
+
+// arrived is an arrival.
+func (l *ledger) arrived(number int, at time.Time, from sender) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if from != l.latest {
+		if l.next != nil {
+			l.next <- at
+			l.next = nil
+		}
+		l.latest = from
+	}
+	if number < l.base {
+		return
+	}
+	k, n := &l.keys[(number-l.base)%keysUnderLoad], (number-l.base)/keysUnderLoad
+	switch {
+	case k.seen[n]:
+		k.duplicates++
+		return
+	case n != k.last+1:
+		k.disorder++
+	}
+	k.seen[n] = true
+	k.last = max(k.last, n)
+}
+
+// fire inserts until ctx ends: one writer for each key, so that the commits of a key have an order.
+func (l *ledger) fire(ctx context.Context, size int, insert func(context.Context, any) error) error {
+	every := keysUnderLoad * time.Second / failoverRate
+	errs := make([]error, keysUnderLoad)
+	var wg sync.WaitGroup
+	for key := range keysUnderLoad {
+		wg.Go(func() {
+			began := time.Now()
+			for n := 1; ; n++ {
+				due := began.Add(time.Duration(key)*every/keysUnderLoad + time.Duration(n)*every)
+				if pause(ctx, time.Until(due)) != nil {
+					return
+				}
+				doc, err := keyed(l.number(key, n), size, fmt.Sprintf("k-%d", key))
+				if err == nil {
+					err = insert(context.WithoutCancel(ctx), doc)
+				}
+				if err != nil {
+					errs[key] = fmt.Errorf("inserting: %w", err)
+					return
+				}
+				l.mu.Lock()
+				l.keys[key].acked = n
+				l.mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// settle waits for the last arrivals, and a while longer for what should not come.
+func (l *ledger) settle(ctx context.Context, failed func() error) error {
+	deadline := time.Now().Add(stall)
+	for time.Now().Before(deadline) {
+		if _, lost, _, _ := l.verdict(); lost == 0 {
+			break
+		}
+		if err := errors.Join(failed(), pause(ctx, 50*time.Millisecond)); err != nil {
+			return err
+		}
+	}
+	return pause(ctx, time.Second)
+}
+
+func (l *ledger) verdict() (events, lost, duplicates, outOfOrder int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for i := range l.keys {
+		k := &l.keys[i]
+		events += k.acked
+		for n := 1; n <= k.acked; n++ {
+			if !k.seen[n] {
+				lost++
+			}
+		}
+		duplicates += k.duplicates
+		outOfOrder += k.disorder
+	}
+	return events, lost, duplicates, outOfOrder
+}
