@@ -1,0 +1,374 @@
+//go:build unix
+
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// The Kafka users, by what they lack; all but everyone's lack is granted.
+var kafkaUsers = map[string]struct {
+	lacks kafka.ACLOperationType
+	word  string
+}{
+	"full":    {},
+	"nowrite": {kafka.ACLOperationTypeWrite, "missing: WRITE on "},
+	"noread":  {kafka.ACLOperationTypeRead, "missing: READ on "},
+	"noconf":  {kafka.ACLOperationTypeDescribeConfigs, "missing: DESCRIBE_CONFIGS on "},
+	"nothing": {kafka.ACLOperationTypeAny, "missing: WRITE, READ, DESCRIBE, DESCRIBE_CONFIGS on "},
+	"noid":    {},
+}
+
+const aclTopic = "acl.orders"
+
+// TestChecks takes one right away at a time, from servers that enforce them, and has a standalone server recognised.
+func TestChecks(t *testing.T) {
+	t.Parallel()
+	key := filepath.Join(t.TempDir(), "key")
+	if err := os.WriteFile(key, bytes.Repeat([]byte("abcd"), 16), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	users := []devstack.User{}
+	for name := range kafkaUsers {
+		users = append(users, devstack.User{Name: name, Password: planted})
+	}
+	s := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true,
+		Mongo: devstack.MongoOptions{Args: []string{"--keyFile", key}},
+		Kafka: devstack.KafkaOptions{Users: users, ACLs: true},
+	})
+	addr := s.Mongods()[0].Addr()
+	sasl, err := s.BrokersOn(devstack.SASL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := secured(t, addr)
+	stacktest.CreateTopicOn(t, s.Brokers(), aclTopic, 1, 1)
+	grantACLs(t, s)
+	base := func(t *testing.T, mongoUser, kafkaUser string) config.Config {
+		return load(t, fmt.Sprintf("mongodb://%s:%s@%s/shop?authSource=admin&replicaSet=rs0", mongoUser, planted, addr), sasl,
+			"topics.template={aggregatetype}", "watcher=w-"+kafkaUser,
+			"kafka.sasl.mechanism=scram-sha-256", "kafka.sasl.username="+kafkaUser, "kafka.sasl.password="+planted)
+	}
+	t.Run("privileges", func(t *testing.T) { privilegesOneByOne(t, root, base(t, "relay", "full")) })
+	t.Run("logins", func(t *testing.T) { logins(t, addr, sasl) })
+	t.Run("scopes", func(t *testing.T) { scopes(t, root, base(t, "relay", "full")) })
+	t.Run("parameters", func(t *testing.T) { parameters(t, root, addr, sasl) })
+	t.Run("acls", func(t *testing.T) { acls(t, base) })
+	t.Run("standalone", func(t *testing.T) { aStandalone(t, s) })
+}
+
+// secured makes a set with access control one with an administrator, by the exception for the first one.
+func secured(t *testing.T, addr string) *mongo.Client {
+	t.Helper()
+	first := connect(t, "mongodb://"+addr+"/?directConnection=true")
+	command(t, first, bson.D{{Key: "createUser", Value: "root"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{"root"}}})
+	c := connect(t, "mongodb://root:"+planted+"@"+addr+"/?replicaSet=rs0")
+	appendTo(t, c.Database("shop"), aclTopic)
+	if err := store.EnsureIndexes(t.Context(), c.Database("shop").Collection("outbox")); err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func connect(t *testing.T, uri string) *mongo.Client {
+	t.Helper()
+	c, err := mongo.Connect(options.Client().ApplyURI(uri))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) })
+	return c
+}
+
+func command(t *testing.T, c *mongo.Client, cmd bson.D) {
+	t.Helper()
+	if err := c.Database("admin").RunCommand(t.Context(), cmd).Err(); err != nil {
+		t.Fatalf("%s: %v", cmd[0].Key, err)
+	}
+}
+
+// rights are those of the documentation's role, by resource.
+func rights() map[resource][]string {
+	write := []string{"find", "insert", "update", "remove"}
+	return map[resource][]string{
+		{db: "shop", coll: "outbox"}:      append(slices.Clone(write), "changeStream", "listIndexes"),
+		{db: "shop", coll: "outbox_dead"}: write,
+		{db: "shop"}:                      {"listCollections"},
+		{db: "outrelay"}:                  append(slices.Clone(write), "changeStream"),
+		{cluster: true}:                   {"serverStatus", "replSetGetConfig", "getParameter"},
+	}
+}
+
+func role(verb string, rights map[resource][]string) bson.D {
+	list := bson.A{}
+	for r, actions := range rights {
+		if len(actions) == 0 {
+			continue
+		}
+		on := bson.D{{Key: "db", Value: r.db}, {Key: "collection", Value: r.coll}}
+		if r.cluster {
+			on = bson.D{{Key: "cluster", Value: true}}
+		}
+		list = append(list, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: actions}})
+	}
+	d := bson.D{{Key: verb, Value: "rights"}, {Key: "privileges", Value: list}}
+	if verb == "createRole" {
+		d = append(d, bson.E{Key: "roles", Value: bson.A{}})
+	}
+	return d
+}
+
+// privilegesOneByOne: the user's role inherits another, which loses one action at a time.
+func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
+	command(t, root, role("createRole", rights()))
+	command(t, root, bson.D{{Key: "createRole", Value: "relay"}, {Key: "privileges", Value: bson.A{}}, {Key: "roles", Value: bson.A{"rights"}}})
+	command(t, root, bson.D{{Key: "createUser", Value: "relay"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{"relay"}}})
+	whole := examine(t, cfg)
+	for _, c := range whole.Checks {
+		if strings.HasPrefix(c.ID, "mongodb.privileges") && c.Status != OK || c.Status == Fail {
+			t.Fatalf("with all rights: %+v", c)
+		}
+	}
+	expect(t, whole, "mongodb.transactions", OK, "is 60")
+	expect(t, whole, "outbox.indexes", OK)
+
+	const stream, outbox, dead, state, cluster = "mongodb.privileges.stream", "mongodb.privileges.outbox", "mongodb.privileges.dead", "mongodb.privileges.state", "mongodb.privileges.cluster"
+	for r, actions := range map[resource]map[string]map[string]Status{
+		{db: "shop", coll: "outbox"}: {
+			"find": {stream: Fail, outbox: Fail, "topics": Warn, // and without them no topic is known
+				"topics.exist": Warn, "topics.acl": Warn, "topics.unclean_election": Warn, "topics.max_message_bytes": Warn, "topics.cleanup_policy": Warn},
+			"changeStream": {stream: Fail},
+			"insert":       {outbox: Fail}, "update": {outbox: Fail}, "remove": {outbox: Fail},
+			"listIndexes": {"outbox.indexes": Warn},
+		},
+		{db: "shop", coll: "outbox_dead"}: {"find": {dead: Fail}, "insert": {dead: Fail}, "update": {dead: Fail}, "remove": {dead: Fail}},
+		{db: "shop"}:                      {"listCollections": {outbox: Warn}},
+		{db: "outrelay"}: {
+			"find":   {state: Fail, "outbox.claims": Warn, "watcher": Warn},
+			"insert": {state: Fail}, "update": {state: Fail}, "remove": {state: Fail},
+			"changeStream": {state: Warn},
+		},
+		{cluster: true}: {
+			"serverStatus": {cluster: Warn, "mongodb.oplog": Warn}, "replSetGetConfig": {cluster: Warn},
+			"getParameter": {"mongodb.transactions": Warn},
+		},
+	} {
+		for action, want := range actions {
+			fewer := rights()
+			fewer[r] = slices.DeleteFunc(slices.Clone(fewer[r]), func(a string) bool { return a == action })
+			command(t, root, role("updateRole", fewer))
+			got := map[string]Status{}
+			report := examine(t, cfg)
+			for i, c := range report.Checks {
+				if c.Status == whole.Checks[i].Status {
+					continue
+				}
+				got[c.ID] = c.Status
+				if strings.HasPrefix(c.ID, "mongodb.privileges.") && (!strings.Contains(c.Detail, action+" on ") || !strings.Contains(c.Fix, `grantPrivilegesToRole("relay"`) || !strings.Contains(c.Fix, `"`+action+`"`)) {
+					t.Errorf("without %s on %s: %s: %s; fix %s", action, r, c.ID, c.Detail, c.Fix)
+				}
+			}
+			if !maps.Equal(got, want) {
+				t.Errorf("without %s on %s: changed %v, want %v", action, r, got, want)
+			}
+		}
+	}
+	command(t, root, role("updateRole", rights()))
+}
+
+// scopes: a stream over a database or the cluster needs its privilege there.
+func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
+	const stream = "mongodb.privileges.stream"
+	both := func(of resource) map[resource][]string {
+		r := rights()
+		r[of] = append(slices.Clone(r[of]), "find", "changeStream")
+		return r
+	}
+	cfg.Watch = []string{"shop.outbox", "shop.more"}
+	expect(t, examine(t, cfg), stream, Fail, "find, changeStream on database shop")
+	command(t, root, role("updateRole", both(resource{db: "shop"})))
+	r := examine(t, cfg)
+	expect(t, r, stream, OK)
+	expect(t, r, "mongodb.privileges.outbox", Fail, "insert, update, remove on shop.more")
+	cfg.Watch = []string{"*.outbox"}
+	expect(t, examine(t, cfg), stream, Fail, "on all databases", `{db: "", collection: ""}`)
+	command(t, root, role("updateRole", both(resource{})))
+	expect(t, examine(t, cfg), stream, OK)
+	command(t, root, role("updateRole", rights()))
+}
+
+func logins(t *testing.T, addr string, brokers []string) {
+	r := examine(t, load(t, "mongodb://relay:not-"+planted+"@"+addr+"/shop?authSource=admin&replicaSet=rs0", brokers,
+		"kafka.sasl.mechanism=scram-sha-256", "kafka.sasl.username=full", "kafka.sasl.password=not-"+planted))
+	expect(t, r, "mongodb", Fail, "user or the password", "authSource")
+	expect(t, r, "kafka", Fail, "user or password is wrong", "kafka.sasl.password")
+	r = examine(t, load(t, "mongodb://"+addr+"/shop?replicaSet=rs0", brokers))
+	expect(t, r, "mongodb", OK)
+	expect(t, r, "mongodb.access", Fail, "names no user")
+	expect(t, r, "watcher", Warn, "not checked because of mongodb.access")
+	expect(t, r, "kafka", Fail, "SASL")
+}
+
+// parameters are the server's settings that a root may read and change.
+func parameters(t *testing.T, root *mongo.Client, addr string, brokers []string) {
+	set := func(seconds int) {
+		command(t, root, bson.D{{Key: "setParameter", Value: 1}, {Key: "transactionLifetimeLimitSeconds", Value: seconds}})
+	}
+	cfg := load(t, "mongodb://root:"+planted+"@"+addr+"/shop?authSource=admin&w=1&replicaSet=rs0", brokers)
+	set(151)
+	r := examine(t, cfg)
+	expect(t, r, "mongodb.transactions", Fail, "is 151", "transactionLifetimeLimitSeconds: 150")
+	expect(t, r, "mongodb.write_concern", Warn, "mongodb.uri asks for w:1", "100 ms", "w:majority")
+	set(150)
+	expect(t, examine(t, cfg), "mongodb.transactions", OK)
+	set(60)
+	command(t, root, bson.D{{Key: "setDefaultRWConcern", Value: 1}, {Key: "defaultWriteConcern", Value: bson.D{{Key: "w", Value: 1}}}, {Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}}}})
+	cfg.MongoDB.URI = config.NewURI("mongodb://root:" + planted + "@" + addr + "/shop?authSource=admin&replicaSet=rs0")
+	expect(t, examine(t, cfg), "mongodb.write_concern", Warn, "the cluster's default is w:1")
+}
+
+func grantACLs(t *testing.T, s *devstack.Stack) {
+	t.Helper()
+	var list []kafka.ACLEntry
+	add := func(user string, on kafka.ResourceType, name string, pattern kafka.PatternType, op kafka.ACLOperationType) {
+		list = append(list, kafka.ACLEntry{ResourceType: on, ResourceName: name, ResourcePatternType: pattern, Principal: "User:" + user, Host: "*", Operation: op, PermissionType: kafka.ACLPermissionTypeAllow})
+	}
+	for name, u := range kafkaUsers {
+		for _, op := range []kafka.ACLOperationType{kafka.ACLOperationTypeWrite, kafka.ACLOperationTypeRead, kafka.ACLOperationTypeDescribeConfigs} {
+			if u.lacks != op && u.lacks != kafka.ACLOperationTypeAny {
+				add(name, kafka.ResourceTypeTopic, aclTopic, kafka.PatternTypeLiteral, op)
+			}
+		}
+		add(name, kafka.ResourceTypeTopic, "missing.", kafka.PatternTypePrefixed, kafka.ACLOperationTypeDescribe)
+		if name != "noid" {
+			add(name, kafka.ResourceTypeTransactionalID, "outrelay.", kafka.PatternTypePrefixed, kafka.ACLOperationTypeWrite)
+		}
+	}
+	tr := &kafka.Transport{}
+	defer tr.CloseIdleConnections()
+	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
+	res, err := cl.CreateACLs(t.Context(), &kafka.CreateACLsRequest{ACLs: list})
+	if err == nil {
+		err = errors.Join(res.Errors...)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func acls(t *testing.T, base func(t *testing.T, mongoUser, kafkaUser string) config.Config) {
+	whole := examine(t, base(t, "relay", "full"))
+	expect(t, whole, "topics.acl", OK, "WRITE, READ, DESCRIBE, DESCRIBE_CONFIGS on "+aclTopic)
+	expect(t, whole, "kafka.transactional_id", OK)
+	for name, u := range kafkaUsers {
+		r := examine(t, base(t, "relay", name))
+		changed := map[string]Status{}
+		for i, c := range r.Checks {
+			if c.Status != whole.Checks[i].Status {
+				changed[c.ID] = c.Status
+			}
+		}
+		want := map[string]Status{}
+		switch {
+		case name == "noid":
+			want["kafka.transactional_id"] = Fail
+			expect(t, r, "kafka.transactional_id", Fail, "WRITE", "--transactional-id outrelay. --resource-pattern-type prefixed", "User:noid")
+		case u.word != "":
+			want["topics.acl"] = Fail
+			expect(t, r, "topics.acl", Fail, u.word+aclTopic, "kafka-acls.sh", "User:"+name)
+		}
+		if u.lacks == kafka.ACLOperationTypeAny { // may not even see it
+			want["topics.exist"] = Warn
+		}
+		// What a user may not read of the configurations is not checked; some of it warned before.
+		for id, status := range changed {
+			if c := find(t, r, id); strings.HasPrefix(c.Detail, "not checked because the topics' configurations") {
+				want[id] = status
+			}
+		}
+		for _, id := range []string{"topics.replication", "topics.min_insync_replicas"} {
+			if u.lacks == kafka.ACLOperationTypeAny {
+				want[id] = OK // there is no topic to look at
+			}
+		}
+		if !maps.Equal(changed, want) {
+			t.Errorf("%s: changed %v, want %v", name, changed, want)
+		}
+	}
+	cfg := base(t, "relay", "full")
+	cfg.Topics.Template = "missing.{aggregatetype}"
+	cfg.Topics.Create = &config.Create{Partitions: -1, Replication: -1}
+	expect(t, examine(t, cfg), "topics.exist", Fail, "missing."+aclTopic, "may not create", "--operation CREATE")
+}
+
+// aStandalone starts the stack's own program without a replica set.
+func aStandalone(t *testing.T, s *devstack.Stack) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(mongod(t, s), "--port", strconv.Itoa(port), "--bind_ip", "127.0.0.1", "--dbpath", t.TempDir(), "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", "--quiet")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	addr := "127.0.0.1:" + strconv.Itoa(port)
+	ping(t, addr)
+	r := examine(t, load(t, "mongodb://"+addr+"/shop", s.Brokers()))
+	expect(t, r, "mongodb", OK)
+	expect(t, r, "mongodb.replica_set", Fail, "standalone", "--replSet rs0", "rs.initiate()")
+	if !r.Failed() {
+		t.Error("not failed")
+	}
+	expect(t, examine(t, load(t, "mongodb://"+addr+"/shop?replicaSet=rs0", s.Brokers())), "mongodb", Fail, "standalone", "rs.initiate()")
+}
+
+// mongod is the program that the stack runs.
+func mongod(t *testing.T, s *devstack.Stack) string {
+	t.Helper()
+	if path, err := exec.LookPath("mongod"); err == nil {
+		return path
+	}
+	path, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", s.Mongods()[0].PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func ping(t *testing.T, addr string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	c := connect(t, "mongodb://"+addr+"/?directConnection=true&serverSelectionTimeoutMS=20000")
+	if err := c.Ping(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,460 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const planted = "hunter2hunter2"
+
+// load is a configuration as the command line would make it.
+func load(t *testing.T, uri string, brokers []string, set ...string) config.Config {
+	t.Helper()
+	env := []string{"OUTRELAY_MONGODB_URI=" + uri, "OUTRELAY_KAFKA_BROKERS=" + strings.Join(brokers, ",")}
+	cfg, _, err := config.Load("", env, set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+// examine runs the doctor and checks what holds for every report.
+func examine(t *testing.T, cfg config.Config) Report {
+	t.Helper()
+	began := time.Now()
+	r, err := Run(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > Limit+time.Second {
+		t.Errorf("it took %v", took)
+	}
+	if len(r.Checks) != len(mongoSteps)+len(kafkaSteps) {
+		t.Errorf("%d checks", len(r.Checks))
+	}
+	raw, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var text bytes.Buffer
+	if err := r.Print(&text); err != nil {
+		t.Fatal(err)
+	}
+	for _, out := range []string{string(raw), text.String()} {
+		if i := strings.Index(out, planted); i >= 0 {
+			t.Errorf("a secret is printed: …%s", out[max(0, i-200):i])
+		}
+	}
+	for _, c := range r.Checks {
+		if c.ID == "" || c.Detail == "" || c.Why == "" || c.Status != OK && c.Status != Warn && c.Status != Fail {
+			t.Errorf("incomplete: %+v", c)
+		}
+		if c.Status == Fail && c.Fix == "" {
+			t.Errorf("%s fails and says nothing of what to do: %s", c.ID, c.Detail)
+		}
+	}
+	return r
+}
+
+func find(t *testing.T, r Report, id string) Check {
+	t.Helper()
+	i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.ID == id })
+	if i < 0 {
+		t.Fatalf("no check %s", id)
+	}
+	return r.Checks[i]
+}
+
+// expect is a check's outcome with words that have to be in its detail or its fix.
+func expect(t *testing.T, r Report, id string, status Status, words ...string) {
+	t.Helper()
+	c := find(t, r, id)
+	if c.Status != status {
+		t.Errorf("%s: %s, want %s: %s", id, c.Status, status, c.Detail)
+	}
+	for _, w := range words {
+		if !strings.Contains(c.Detail+"\n"+c.Fix, w) {
+			t.Errorf("%s: no %q in %q, fix %q", id, w, c.Detail, c.Fix)
+		}
+	}
+}
+
+// shop is a database with an outbox whose one event goes to topic.
+func shop(t *testing.T, topic string) (*mongo.Client, *mongo.Database) {
+	t.Helper()
+	client := stacktest.Client(t)
+	db := stacktest.Database(t, client)
+	appendTo(t, db, topic)
+	return client, db
+}
+
+func appendTo(t *testing.T, db *mongo.Database, aggregateType string) {
+	t.Helper()
+	box, err := outbox.New(db, outbox.WithoutTransaction())
+	if err == nil {
+		err = box.Append(t.Context(), event.New(aggregateType, "1", "Placed", bson.D{{Key: "secret", Value: planted}}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// settings are those of a test's own watcher.
+func settings(t *testing.T, db *mongo.Database, more ...string) []string {
+	t.Helper()
+	state := stacktest.Database(t, db.Client())
+	return append([]string{"watch=" + db.Name() + ".outbox", "mongodb.state=" + state.Name(), "watcher=" + state.Name(), "topics.template={aggregatetype}"}, more...)
+}
+
+func TestHealthy(t *testing.T) {
+	t.Parallel()
+	topic := stacktest.Topic(t, 2)
+	_, db := shop(t, topic)
+	if err := store.EnsureIndexes(t.Context(), db.Collection("outbox")); err != nil {
+		t.Fatal(err)
+	}
+	r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), settings(t, db)...))
+	for _, c := range r.Checks {
+		// A single member of each warns, and says so; nothing else does.
+		single := slices.Contains([]string{"mongodb.replica_set", "kafka.brokers", "topics.replication", "topics.min_insync_replicas"}, c.ID)
+		if c.Status == Fail || c.Status == Warn && !single {
+			t.Errorf("%s %s: %s", c.ID, c.Status, c.Detail)
+		}
+	}
+	expect(t, r, "topics.exist", OK, topic)
+	expect(t, r, "outbox.collections", OK, db.Name()+".outbox")
+	expect(t, r, "mongodb.access", OK, "access control is off")
+	expect(t, r, "topics.min_insync_replicas", Warn, "min.insync.replicas is 1", "first give the topics more than one replica")
+	if r.Failed() {
+		t.Error("failed")
+	}
+}
+
+func TestTopics(t *testing.T) {
+	t.Parallel()
+	good, missing := stacktest.Topic(t, 1), stacktest.Name(t)
+	odd, stuck := stacktest.Name(t), stacktest.Name(t)
+	stacktest.CreateTopic(t, odd, 1,
+		kafka.ConfigEntry{ConfigName: "cleanup.policy", ConfigValue: "compact"},
+		kafka.ConfigEntry{ConfigName: "max.message.bytes", ConfigValue: "10000"},
+		kafka.ConfigEntry{ConfigName: "unclean.leader.election.enable", ConfigValue: "true"})
+	stacktest.CreateTopic(t, stuck, 1, kafka.ConfigEntry{ConfigName: "min.insync.replicas", ConfigValue: "2"})
+	_, db := shop(t, good)
+	for _, name := range []string{missing, odd, stuck, "not-allowed"} {
+		appendTo(t, db, name)
+	}
+	set := settings(t, db, "topics.allow="+strings.Join([]string{good, missing, odd, stuck}, ","))
+	r := examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), set...))
+	expect(t, r, "topics", Warn, `"not-allowed" matches nothing in topics.allow`)
+	expect(t, r, "topics.exist", Fail, missing, "kafka-topics.sh --bootstrap-server", "--create --topic "+missing, "topics.create")
+	if c := find(t, r, "topics.exist"); strings.Contains(c.Detail, good) {
+		t.Errorf("%q names %s", c.Detail, good)
+	}
+	expect(t, r, "topics.cleanup_policy", Warn, odd+": cleanup.policy is compact")
+	expect(t, r, "topics.max_message_bytes", Warn, odd+": max.message.bytes is 10000", "--add-config max.message.bytes=")
+	expect(t, r, "topics.unclean_election", Warn, odd, "unclean.leader.election.enable=false")
+	expect(t, r, "topics.min_insync_replicas", Fail, stuck, "nothing can be written")
+
+	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "topics.create.partitions=2")...))
+	expect(t, r, "topics.exist", OK, "will be created: "+missing)
+	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "topics.create.replication=9")...))
+	expect(t, r, "topics.exist", Fail, missing, "fewer brokers")
+	l := kafkaLayout(t, missing)
+	if l.Error == nil {
+		t.Error("the doctor made the topic")
+	}
+}
+
+func kafkaLayout(t *testing.T, topic string) kafka.Topic {
+	t.Helper()
+	tr := &kafka.Transport{}
+	defer tr.CloseIdleConnections()
+	m, err := (&kafka.Client{Addr: kafka.TCP(stacktest.Brokers(t)...), Transport: tr}).Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{topic}})
+	if err != nil || len(m.Topics) != 1 {
+		t.Fatal(err, m)
+	}
+	return m.Topics[0]
+}
+
+func TestOutboxes(t *testing.T) {
+	t.Parallel()
+	client := stacktest.Client(t)
+	db := stacktest.Database(t, client)
+	set := settings(t, db)
+	cfg := load(t, stacktest.MongoURI(t), stacktest.Brokers(t), set...)
+	r := examine(t, cfg)
+	expect(t, r, "outbox.collections", Warn, "no collection matches "+db.Name()+".outbox yet")
+	expect(t, r, "topics.exist", OK, "no topic is known yet")
+
+	appendTo(t, db, "x y")
+	r = examine(t, cfg)
+	expect(t, r, "outbox.indexes", Warn, "lacks 4 of 4; `outrelay run` makes them", `getCollection("outbox").createIndex({"ts":1})`)
+	expect(t, r, "topics", Warn, "would be refused")
+	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "mongodb.indexes=false")...))
+	if c := find(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "makes them") {
+		t.Errorf("%+v", c)
+	}
+
+	list, err := store.ListOutboxes(t.Context(), client, func(_, coll []byte) bool { return string(coll) == "outbox" }, db.Name())
+	if err != nil || len(list) != 1 {
+		t.Fatal(err, list)
+	}
+	state := client.Database(cfg.MongoDB.State)
+	registry := store.NewRegistry(state.Collection("collections"))
+	if _, err := registry.Claim(t.Context(), list[0].UUID, list[0].NS(), "another"); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, examine(t, cfg), "outbox.claims", Fail, `belongs to watcher "another"`, "recover --release")
+	if err := registry.Release(t.Context(), list[0].UUID, "another"); err != nil {
+		t.Fatal(err)
+	}
+
+	expect(t, examine(t, cfg), "watcher", OK, "has never run; it will start with backlog")
+	if _, err := registry.Claim(t.Context(), list[0].UUID, list[0].NS(), cfg.Watcher); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, examine(t, cfg), "watcher", Fail, "vanished", "outrelay recover")
+	doc := bson.D{
+		{Key: "_id", Value: cfg.Watcher + "/0of1"}, {Key: "owner", Value: "n1 x"}, {Key: "node", Value: "n1"}, {Key: "epoch", Value: int64(4)},
+		{Key: "expiresAt", Value: time.Now().Add(time.Hour)}, {Key: "replicaSetId", Value: "ffffffffffffffffffffffff"},
+	}
+	if _, err := state.Collection("watchers").InsertOne(t.Context(), doc); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, examine(t, cfg), "watcher", Fail, "copied from another replica set", "recover --adopt")
+	if _, err := state.Collection("watchers").UpdateByID(t.Context(), cfg.Watcher+"/0of1", bson.D{{Key: "$unset", Value: bson.D{{Key: "replicaSetId", Value: 1}}}}); err != nil {
+		t.Fatal(err)
+	}
+	expect(t, examine(t, cfg), "watcher", OK, "n1 owns it, epoch 4")
+}
+
+func TestJudgeWatcher(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		w    admin.Watcher
+		gap  *lease.Gap
+		want Status
+		word string
+	}{
+		{admin.Watcher{Node: "n", State: "live"}, nil, OK, "n owns it"},
+		{admin.Watcher{Node: "n", State: "paused"}, nil, Warn, "paused"},
+		{admin.Watcher{Node: "n", State: "no-owner"}, nil, OK, "nobody"},
+		{admin.Watcher{Node: "n", State: "halted", Reason: "because"}, nil, Fail, "because"},
+		{admin.Watcher{Node: "n", State: "blocked", Blocked: []admin.Blocked{{Topic: "t", Count: 3, Reason: "away"}}}, nil, Warn, "such as t with 3"},
+		{admin.Watcher{Node: "n", State: "waiting", Reason: "MongoDB is away"}, nil, Warn, "MongoDB is away"},
+		{admin.Watcher{Node: "n", State: "live"}, &lease.Gap{Reason: "history_lost"}, Warn, "history_lost"},
+	} {
+		if f := judgeWatcher(c.w, c.gap); f.status != c.want || !strings.Contains(f.detail, c.word) || f.status == Fail && f.fix == "" {
+			t.Errorf("%+v: %+v", c.w, f)
+		}
+	}
+}
+
+func TestJudgeOplog(t *testing.T) {
+	t.Parallel()
+	day := 24 * time.Hour
+	for _, c := range []struct {
+		window, wanted time.Duration
+		whole          bool
+		want           Status
+	}{
+		{30 * time.Hour, day, false, OK},
+		{day, day, false, OK},
+		{23 * time.Hour, day, false, Warn},
+		{time.Hour, day, false, Warn},
+		{59 * time.Minute, day, false, Fail},
+		{time.Minute, day, true, OK}, // a young set, nothing cut off yet
+		{30 * time.Minute, 20 * time.Minute, false, OK},
+	} {
+		f := judgeOplog(c.window, c.wanted, c.whole)
+		if f.status != c.want || (f.status != OK) != strings.Contains(f.fix, "replSetResizeOplog") {
+			t.Errorf("%+v: %+v", c, f)
+		}
+	}
+}
+
+func TestCovers(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		have, want resource
+		covered    bool
+	}{
+		{resource{db: "a", coll: "b"}, resource{db: "a", coll: "b"}, true},
+		{resource{db: "a", coll: "b"}, resource{db: "a", coll: "c"}, false},
+		{resource{db: "a"}, resource{db: "a", coll: "b"}, true},
+		{resource{db: "a"}, resource{db: "a"}, true},
+		{resource{db: "a"}, resource{db: "b", coll: "b"}, false},
+		{resource{db: "a"}, resource{db: "a", coll: "system.users"}, false},
+		{resource{coll: "b"}, resource{db: "a", coll: "b"}, true},
+		{resource{coll: "b"}, resource{db: "a", coll: "c"}, false},
+		{resource{coll: "b"}, resource{db: "a"}, false},
+		{resource{}, resource{db: "a", coll: "b"}, true},
+		{resource{}, resource{}, true},
+		{resource{db: "a"}, resource{}, false},
+		{resource{}, resource{cluster: true}, false},
+		{resource{cluster: true}, resource{}, false},
+		{resource{cluster: true}, resource{cluster: true}, true},
+		{resource{any: true}, resource{cluster: true}, true},
+		{resource{any: true}, resource{db: "a", coll: "b"}, true},
+	} {
+		if c.have.covers(c.want) != c.covered {
+			t.Errorf("%+v covers %+v: %v", c.have, c.want, !c.covered)
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	cfg := load(t, "mongodb://user:"+planted+"@127.0.0.1:1/?replicaSet=rs0", []string{"127.0.0.1:2"},
+		"kafka.sasl.mechanism=plain", "kafka.sasl.username=u", "kafka.sasl.password="+planted)
+	r := examine(t, cfg)
+	expect(t, r, "mongodb", Fail, "127.0.0.1:1", "refused", "start the server")
+	expect(t, r, "kafka", Fail, "127.0.0.1:2", "refused")
+	expect(t, r, "config.sizes", OK)
+	for _, c := range r.Checks {
+		if c.ID != "mongodb" && c.ID != "kafka" && c.ID != "config.sizes" && (c.Status != Warn || !strings.HasPrefix(c.Detail, "not checked because ")) {
+			t.Errorf("%+v", c)
+		}
+	}
+	if !r.Failed() || r.Count(Fail) != 2 {
+		t.Errorf("%d failed", r.Count(Fail))
+	}
+}
+
+// TestMongoDBWords has the reasons of a connection that fails told apart.
+func TestMongoDBWords(t *testing.T) {
+	t.Parallel()
+	silent := serve(t, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) })
+	hangsUp := serve(t, func(net.Conn) {})
+	for _, c := range []struct {
+		name, uri string
+		words     []string
+	}{
+		{"DNS", "mongodb://no-such-host.invalid:27017/", []string{"no-such-host.invalid", "cannot be resolved"}},
+		{"hangs up", "mongodb://" + hangsUp + "/", []string{"closes the connection", "mongodb.tls"}},
+		{"no answer", "mongodb://" + silent + "/", []string{"nobody answers in time"}},
+		{"no TLS there", strings.Replace(stacktest.MongoURI(t), "/?", "/?tls=true&", 1), []string{"TLS"}},
+		{"another set", strings.Replace(stacktest.MongoURI(t), "replicaSet=rs0", "replicaSet=other", 1), []string{"asks for replica set other", "belongs to rs0", "replicaSet=rs0"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			expect(t, examine(t, load(t, c.uri, []string{"127.0.0.1:2"})), "mongodb", Fail, c.words...)
+		})
+	}
+	t.Run("unknown authority", func(t *testing.T) {
+		t.Parallel()
+		cert := selfSigned(t)
+		addr := serve(t, func(c net.Conn) {
+			_ = tls.Server(c, &tls.Config{Certificates: []tls.Certificate{cert}}).HandshakeContext(context.Background())
+		})
+		expect(t, examine(t, load(t, "mongodb://"+addr+"/?tls=true", []string{"127.0.0.1:2"})), "mongodb", Fail, "authority", "mongodb.tls.ca")
+	})
+}
+
+// serve hands each connection to f and closes it after.
+func serve(t *testing.T, f func(net.Conn)) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		var all []chan struct{}
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				for _, one := range all {
+					<-one
+				}
+				return
+			}
+			one := make(chan struct{})
+			all = append(all, one)
+			go func() { defer close(one); defer c.Close(); f(c) }()
+		}
+	}()
+	t.Cleanup(func() { _ = l.Close(); <-done })
+	return l.Addr().String()
+}
+
+func selfSigned(t *testing.T) tls.Certificate {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
+	der, err := x509.CreateCertificate(rand.Reader, cert, cert, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func TestCancelled(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Run(ctx, load(t, stacktest.MongoURI(t), stacktest.Brokers(t))); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestPrint(t *testing.T) {
+	t.Parallel()
+	var b bytes.Buffer
+	r := Report{[]Check{
+		{ID: "a", Status: OK, Detail: "fine", Why: "x"},
+		{ID: "a.long", Status: Fail, Detail: "broken", Fix: "one\ntwo", Why: "because"},
+	}}
+	if err := r.Print(&b); err != nil {
+		t.Fatal(err)
+	}
+	want := "ok    a       fine\n" +
+		"fail  a.long  broken\n" +
+		"              why  because\n" +
+		"              fix  one\n" +
+		"                   two\n" +
+		"1 ok, 0 warnings, 1 failed\n"
+	if b.String() != want {
+		t.Errorf("\n%s\nwant\n%s", b.String(), want)
+	}
+	raw, err := json.Marshal(r)
+	if err != nil || string(raw) != `{"checks":[{"id":"a","status":"ok","detail":"fine","fix":""},{"id":"a.long","status":"fail","detail":"broken","fix":"one\ntwo"}]}` {
+		t.Errorf("%s %v", raw, err)
+	}
+	if raw, _ := json.Marshal(Report{}); string(raw) != `{"checks":[]}` {
+		t.Errorf("%s", raw)
+	}
+}

@@ -1,0 +1,266 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// The bounds of what is looked at: a thousand tenants are one pattern, and their outboxes alike.
+const (
+	indexedMost   = 50   // outboxes whose indexes are listed
+	sampledMost   = 20   // outboxes that are sampled
+	sampledNewest = 1000 // envelopes of each
+	lookTimeout   = 2 * time.Second
+)
+
+type outboxFacts struct {
+	list  []store.Outbox
+	known bool
+}
+
+func (x *examination) findOutboxes(ctx context.Context) finding {
+	var dbs []string
+	if db, _ := x.scope.Target(); db != "" {
+		dbs = []string{db}
+	}
+	list, err := store.ListOutboxes(ctx, x.mongo.client, x.scope.Matches, dbs...)
+	if err != nil {
+		return x.refused(err)
+	}
+	x.mongo.outboxes = outboxFacts{list, true}
+	names := make([]string, len(list))
+	for i, o := range list {
+		names[i] = o.NS()
+	}
+	if len(names) == 0 {
+		return warned("check watch in the configuration; the first event that is appended makes its collection", "no collection matches %s yet", x.scope)
+	}
+	return fine("%d: %s", len(names), few(names, 5))
+}
+
+// refused is what a look into MongoDB came to nothing by.
+func (x *examination) refused(err error) finding {
+	if p, ok := errors.AsType[*store.PrivilegeError](err); ok {
+		on := resource{cluster: p.On == "cluster"}
+		if !on.cluster {
+			on.db, on.coll, _ = strings.Cut(p.On, ".")
+		}
+		return unchecked(x.mongo.access.grant(privilege{on, strings.Split(strings.ReplaceAll(p.Action, " and ", ", "), ", ")}), "the action %s on %s is not allowed", p.Action, on)
+	}
+	if codeOf(err) == codeUnauthorized {
+		return unchecked("", "it is not allowed; the privileges above say what to grant")
+	}
+	return unchecked("", "MongoDB answers: %v", err)
+}
+
+func (x *examination) indexes(ctx context.Context) finding {
+	list := x.mongo.outboxes.list
+	var without, statements []string
+	hidden := 0
+	var denied error
+	for _, o := range list[:min(len(list), indexedMost)] {
+		call, cancel := context.WithTimeout(ctx, lookTimeout)
+		missing, err := store.MissingIndexes(call, x.mongo.client.Database(o.DB).Collection(o.Coll))
+		cancel()
+		if err != nil {
+			hidden, denied = hidden+1, err
+			continue
+		}
+		for _, i := range missing {
+			statements = append(statements, i.Statement(o.DB, o.Coll))
+		}
+		if len(missing) > 0 {
+			without = append(without, fmt.Sprintf("%s lacks %d of %d", o.NS(), len(missing), len(store.Indexes())))
+		}
+	}
+	switch {
+	case len(without) > 0 && x.makesIndexes(list):
+		return warned(lines(statements, 8), "%s; `outrelay run` makes them", few(without, 5))
+	case len(without) > 0:
+		return warned(lines(statements, 8), "%s", few(without, 5))
+	case hidden > 0:
+		f := x.refused(denied)
+		o := list[0]
+		f.fix = strings.TrimPrefix(f.fix+"\nor make sure of them: "+strings.Join(store.IndexStatements(o.DB, o.Coll), "\n"), "\n")
+		return f
+	case !x.mongo.outboxes.known:
+		return unchecked("", "the collections are not known")
+	case len(list) == 0:
+		return fine("there is no collection yet; its indexes are made with it")
+	case len(list) > indexedMost:
+		return fine("all %d are there, in the first %d of %d collections", len(store.Indexes()), indexedMost, len(list))
+	}
+	return fine("all %d are there", len(store.Indexes()))
+}
+
+// makesIndexes reports whether the relay will make the missing ones itself.
+func (x *examination) makesIndexes(list []store.Outbox) bool {
+	return x.cfg.MongoDB.Indexes && !slices.ContainsFunc(list, func(o store.Outbox) bool {
+		return len(x.mongo.access.missing(resource{db: o.DB, coll: o.Coll}, "createIndex")) > 0
+	})
+}
+
+// sample derives the topics from the rules, and from the newest envelopes where a rule leaves the topic to them.
+func (x *examination) sample(ctx context.Context) finding {
+	t := &x.topics
+	templates := []string{x.cfg.Topics.Template}
+	for _, r := range x.cfg.Topics.Rules {
+		templates = append(templates, r.To...)
+	}
+	for _, name := range templates[1:] {
+		if !strings.Contains(name, "{") {
+			t.add(name)
+		}
+	}
+	if !strings.Contains(templates[0], "{") {
+		t.add(templates[0])
+	}
+	var refusals []string
+	looked := 0
+	list := x.mongo.outboxes.list
+	var err error
+	for _, o := range list[:min(len(list), sampledMost)] {
+		if one := x.sampleOne(ctx, o, &refusals); one != nil {
+			err = one
+			continue
+		}
+		looked++
+	}
+	switch {
+	case len(refusals) > 0:
+		return warned("correct the envelope's writer, or topics in the configuration: the relay moves such envelopes to the dead letters", "%s", few(refusals, 3))
+	case err != nil:
+		return x.refused(err)
+	case len(t.names) == 0:
+		return fine("none is known yet: the topics depend on the envelopes, and there are none")
+	}
+	return fine("%s, by the rules and the newest envelopes of %d collections", few(t.names, 5), looked)
+}
+
+// sampleOne routes the newest envelopes of one outbox by the fields that the router looks at.
+func (x *examination) sampleOne(ctx context.Context, o store.Outbox, refusals *[]string) error {
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
+	coll := store.Majority(x.mongo.client.Database(o.DB).Collection(o.Coll))
+	cur, err := coll.Find(ctx, bson.D{}, options.Find().SetSort(bson.D{{Key: "$natural", Value: -1}}).SetLimit(sampledNewest).
+		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "aggregatetype", Value: 1}, {Key: "type", Value: 1}, {Key: "topic", Value: 1}}))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
+	for cur.Next(ctx) {
+		v := event.View{Partition: event.AnyPartition}
+		text := func(field string) []byte {
+			s, _ := cur.Current.Lookup(field).StringValueOK()
+			return []byte(s)
+		}
+		v.AggregateType, v.Type = text("aggregatetype"), text("type")
+		if topic := text("topic"); len(topic) > 0 {
+			v.Topic = topic
+		}
+		targets, err := x.router.Route(&v, nil)
+		if refusal, ok := errors.AsType[*record.Refusal](err); ok {
+			if line := fmt.Sprintf("%s: an envelope would be refused: %s", o.NS(), refusal.Reason); !slices.Contains(*refusals, line) && len(*refusals) < 10 {
+				*refusals = append(*refusals, line)
+			}
+			continue
+		}
+		for _, target := range targets {
+			x.topics.add(target.Topic)
+		}
+	}
+	return cur.Err()
+}
+
+// claims looks for collections that are another watcher's. N25
+func (x *examination) claims(ctx context.Context) finding {
+	all, err := store.NewRegistry(x.mongo.client.Database(x.cfg.MongoDB.State).Collection("collections")).Claims(ctx, "")
+	if err != nil {
+		return x.refused(err)
+	}
+	var others, fixes []string
+	for _, c := range all {
+		mine := slices.ContainsFunc(x.mongo.outboxes.list, func(o store.Outbox) bool {
+			return o.Identified() && slices.Equal(o.UUID[:], c.UUID.Data)
+		})
+		if mine && c.Watcher != x.cfg.Watcher {
+			others = append(others, fmt.Sprintf("%s belongs to watcher %q", c.NS, c.Watcher))
+			fixes = append(fixes, "change watch in one of the two configurations, or: outrelay recover --release "+c.NS)
+		}
+	}
+	if len(others) > 0 {
+		return failed(lines(fixes, 3), "%s", few(others, 5))
+	}
+	return fine("no watched collection belongs to another watcher")
+}
+
+// watcher reads the watcher document and what its owner says of itself.
+func (x *examination) watcher(ctx context.Context) finding {
+	state := x.mongo.client.Database(x.cfg.MongoDB.State)
+	id := x.cfg.Watcher + "/" + app.Slot
+	var doc lease.Document
+	err := store.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return x.noWatcher(ctx, state)
+	}
+	if err != nil {
+		return x.refused(err)
+	}
+	here, err := lease.ReplicaSetID(ctx, x.mongo.client)
+	if err == nil && here != "" && doc.ReplicaSetID != "" && here != doc.ReplicaSetID {
+		return failed("outrelay recover --adopt", "its state was copied from another replica set (written on %s, this is %s)", doc.ReplicaSetID, here)
+	}
+	status, err := admin.ReadStatus(ctx, state)
+	if err != nil {
+		return x.refused(err)
+	}
+	at := slices.IndexFunc(status.Watchers, func(w admin.Watcher) bool { return w.Name+"/"+w.Slot == id })
+	if at < 0 {
+		return fine("nobody runs it")
+	}
+	return judgeWatcher(status.Watchers[at], doc.Gap)
+}
+
+func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
+	who := fmt.Sprintf("%s owns it, epoch %d, lag %.1f s", w.Node, w.Epoch, w.LagS)
+	switch {
+	case w.State == "paused":
+		return warned("outrelay resume", "an operator paused it")
+	case w.State == "no-owner":
+		return fine("nobody runs it; epoch %d was the last", w.Epoch)
+	case w.State == "halted":
+		return failed("do what the reason says", "%s, and it is halted: %s", who, w.Reason)
+	case len(w.Blocked) > 0:
+		b := w.Blocked[0]
+		return warned("", "%s; %d topics wait, such as %s with %d envelopes: %s", who, len(w.Blocked), b.Topic, b.Count, b.Reason)
+	case w.Reason != "":
+		return warned("", "%s; it is %s: %s", who, w.State, w.Reason)
+	case gap != nil:
+		return warned("", "%s; it sweeps a gap in its history (%s)", who, gap.Reason)
+	}
+	return fine("%s", who)
+}
+
+// noWatcher tells a first start from a document that vanished.
+func (x *examination) noWatcher(ctx context.Context, state *mongo.Database) finding {
+	claims, err := store.NewRegistry(state.Collection("collections")).Claims(ctx, x.cfg.Watcher)
+	if err == nil && len(claims) > 0 {
+		return failed("outrelay recover", "the document of watcher %q vanished, and with it the place in the stream; nothing else is lost", x.cfg.Watcher)
+	}
+	return fine("watcher %q has never run; it will start with %s", x.cfg.Watcher, x.cfg.Start)
+}

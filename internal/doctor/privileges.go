@@ -1,0 +1,295 @@
+package doctor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+)
+
+// resource is what a privilege is on. Of a collection's, an empty name stands for all but the system's.
+type resource struct {
+	db, coll     string
+	cluster, any bool
+}
+
+func (r resource) String() string {
+	switch {
+	case r.cluster:
+		return "the cluster"
+	case r.db == "" && r.coll == "":
+		return "all databases"
+	case r.coll == "":
+		return "database " + r.db
+	}
+	return r.db + "." + r.coll
+}
+
+// covers reports whether a privilege on r is one on want. A want without a name asks for all of them.
+func (r resource) covers(want resource) bool {
+	switch {
+	case r.any:
+		return true
+	case r.cluster || want.cluster:
+		return r.cluster && want.cluster
+	case r.db != "" && r.db != want.db:
+		return false
+	case r.coll != "":
+		return r.coll == want.coll
+	}
+	return !strings.HasPrefix(want.coll, "system.")
+}
+
+// statement is the resource as mongosh takes it.
+func (r resource) statement() string {
+	if r.cluster {
+		return "{cluster: true}"
+	}
+	return fmt.Sprintf("{db: %q, collection: %q}", r.db, r.coll)
+}
+
+// privilege is a resource with actions on it, had or missing.
+type privilege struct {
+	on      resource
+	actions []string
+}
+
+// access is what the user may do.
+type access struct {
+	off        bool // there is no access control
+	privileges []privilege
+	role       string // one of the user's own that can be extended; "" if there is none
+}
+
+// missing are those of actions that nothing allows on r.
+func (a access) missing(r resource, actions ...string) []string {
+	var out []string
+	for _, action := range actions {
+		if !a.off && !slices.ContainsFunc(a.privileges, func(p privilege) bool { return p.on.covers(r) && slices.Contains(p.actions, action) }) {
+			out = append(out, action)
+		}
+	}
+	return out
+}
+
+// grant is the statement that allows what is missing.
+func (a access) grant(missing ...privilege) string {
+	list := make([]string, len(missing))
+	for i, p := range missing {
+		actions, _ := json.Marshal(p.actions) // strings
+		list[i] = fmt.Sprintf("{resource: %s, actions: %s}", p.on.statement(), actions)
+	}
+	privileges := "[" + strings.Join(list, ", ") + "]"
+	if a.role != "" {
+		return fmt.Sprintf("db.getSiblingDB(\"admin\").grantPrivilegesToRole(%q, %s)", a.role, privileges)
+	}
+	return fmt.Sprintf("db.getSiblingDB(\"admin\").grantPrivilegesToRole(\"<a role of the relay's user>\", %s)\n"+
+		"for a role that is not there yet: db.getSiblingDB(\"admin\").createRole({role: \"outrelay\", roles: [], privileges: [...]}), then grantRolesToUser", privileges)
+}
+
+func (a access) grantCluster(action string) string {
+	return a.grant(privilege{resource{cluster: true}, []string{action}})
+}
+
+// learnAccess reads the user's privileges, those of inherited roles among them, and whether there is access control.
+func (x *examination) learnAccess(ctx context.Context) finding {
+	var reply struct {
+		Auth struct {
+			Users []bson.Raw `bson:"authenticatedUsers"`
+			Roles []struct {
+				Role string `bson:"role"`
+				DB   string `bson:"db"`
+			} `bson:"authenticatedUserRoles"`
+			Privileges []struct {
+				Resource struct {
+					DB      *string `bson:"db"`
+					Coll    *string `bson:"collection"`
+					Cluster bool    `bson:"cluster"`
+					Any     bool    `bson:"anyResource"`
+				} `bson:"resource"`
+				Actions []string `bson:"actions"`
+			} `bson:"authenticatedUserPrivileges"`
+		} `bson:"authInfo"`
+	}
+	if err := x.admin(ctx, bson.D{{Key: "connectionStatus", Value: 1}, {Key: "showPrivileges", Value: true}}, &reply); err != nil {
+		return failed("", "the server does not tell what the user may do: %v", err)
+	}
+	a := access{}
+	for _, p := range reply.Auth.Privileges {
+		r := resource{cluster: p.Resource.Cluster, any: p.Resource.Any}
+		if p.Resource.DB != nil && p.Resource.Coll != nil {
+			r.db, r.coll = *p.Resource.DB, *p.Resource.Coll
+		} else if !r.cluster && !r.any {
+			continue // a kind that the relay does not need, such as system_buckets
+		}
+		a.privileges = append(a.privileges, privilege{r, p.Actions})
+	}
+	for _, r := range reply.Auth.Roles {
+		if a.role == "" && r.DB == "admin" && !builtIn(r.Role) {
+			a.role = r.Role
+		}
+	}
+	a.off = x.accessControlOff(ctx, len(reply.Auth.Users) > 0)
+	x.mongo.access = a
+	switch {
+	case a.off:
+		return fine("access control is off: everything is allowed, to anyone")
+	case len(reply.Auth.Users) == 0:
+		return failed("give the user and the password of the relay in mongodb.uri", "the server has access control, and mongodb.uri names no user")
+	}
+	return fine("logged in; %d privileges by %d roles", len(a.privileges), len(reply.Auth.Roles))
+}
+
+// accessControlOff asks for something that is allowed to nearly nobody, and looks at the answer as well.
+func (x *examination) accessControlOff(ctx context.Context, loggedIn bool) bool {
+	if !loggedIn {
+		err := x.mongo.client.Database(x.cfg.MongoDB.State).Collection("watchers").FindOne(ctx, bson.D{}, options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+		return err == nil || errors.Is(err, mongo.ErrNoDocuments)
+	}
+	var opts struct {
+		Parsed struct {
+			Security struct {
+				Authorization string `bson:"authorization"`
+				KeyFile       string `bson:"keyFile"`
+				ClusterMode   string `bson:"clusterAuthMode"`
+			} `bson:"security"`
+		} `bson:"parsed"`
+	}
+	if err := x.admin(ctx, bson.D{{Key: "getCmdLineOpts", Value: 1}}, &opts); err != nil {
+		return false
+	}
+	s := opts.Parsed.Security
+	return s.Authorization != "enabled" && s.KeyFile == "" && s.ClusterMode == ""
+}
+
+// builtIn are roles of the server's own that live in admin; they cannot be extended.
+func builtIn(role string) bool {
+	return slices.Contains([]string{
+		"read", "readWrite", "dbAdmin", "dbOwner", "userAdmin", "readAnyDatabase", "readWriteAnyDatabase", "userAdminAnyDatabase", "dbAdminAnyDatabase",
+		"clusterAdmin", "clusterManager", "clusterMonitor", "hostManager", "backup", "restore", "root", "enableSharding", "directShardOperations", "__system", "__queryableBackup",
+	}, role)
+}
+
+// demand is what has to be allowed on a resource.
+type demand struct {
+	on      resource
+	actions []string
+}
+
+// privileges judges demands of one kind: what is missing of the needed ones fails, of the wanted ones warns.
+func (x *examination) privileges(needed, wanted []demand) finding {
+	if x.mongo.access.off {
+		return fine("access control is off")
+	}
+	lacking := func(list []demand) (missing []privilege, said []string) {
+		for _, d := range list {
+			if m := x.mongo.access.missing(d.on, d.actions...); len(m) > 0 {
+				missing = append(missing, privilege{d.on, m})
+				said = append(said, fmt.Sprintf("%s on %s", strings.Join(m, ", "), d.on))
+			}
+		}
+		return missing, said
+	}
+	missing, said := lacking(needed)
+	softly, saidSoftly := lacking(wanted)
+	fix := ""
+	if all := slices.Concat(missing, softly); len(all) > 0 {
+		fix = x.mongo.access.grant(all[:min(len(all), 20)]...)
+	}
+	switch {
+	case len(missing) > 0:
+		return failed(fix, "missing: %s", few(slices.Concat(said, saidSoftly), 8))
+	case len(softly) > 0:
+		return warned(fix, "missing: %s", few(saidSoftly, 8))
+	}
+	return fine("%s", granted(needed, wanted))
+}
+
+func granted(needed, wanted []demand) string {
+	list := slices.Concat(needed, wanted)
+	if len(list) == 0 {
+		return "nothing is needed yet"
+	}
+	var said []string
+	for _, d := range list {
+		said = append(said, fmt.Sprintf("%s on %s", strings.Join(d.actions, ", "), d.on))
+	}
+	return few(said, 3)
+}
+
+// streamPrivileges are those of the change stream, which is opened on a collection, a database or the cluster.
+func (x *examination) streamPrivileges(context.Context) finding {
+	db, coll := x.scope.Target()
+	return x.privileges([]demand{{resource{db: db, coll: coll}, []string{"find", "changeStream"}}}, nil)
+}
+
+func (x *examination) outboxPrivileges(context.Context) finding {
+	var needed, wanted []demand
+	databases := map[string]bool{}
+	for _, ns := range x.watched() {
+		db, coll, _ := strings.Cut(ns, ".")
+		needed = append(needed, demand{resource{db: db, coll: coll}, []string{"find", "insert", "update", "remove"}})
+		if !databases[db] {
+			databases[db] = true
+			wanted = append(wanted, demand{resource{db: db}, []string{"listCollections"}})
+		}
+	}
+	return x.privileges(needed, wanted)
+}
+
+func (x *examination) deadPrivileges(context.Context) finding {
+	var needed []demand
+	for _, ns := range x.watched() {
+		db, coll, _ := strings.Cut(ns, ".")
+		needed = append(needed, demand{resource{db: db, coll: deadletter.Collection(coll)}, []string{"find", "insert", "update", "remove"}})
+	}
+	return x.privileges(needed, nil)
+}
+
+// stateCollections are those of the state database.
+var stateCollections = []string{"watchers", "nodes", "events", "collections"}
+
+func (x *examination) statePrivileges(context.Context) finding {
+	actions := []string{"find", "insert", "update", "remove"}
+	state := x.cfg.MongoDB.State
+	wanted := []demand{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
+	whole := []demand{{resource{db: state}, actions}}
+	var single []demand
+	for _, coll := range stateCollections {
+		single = append(single, demand{resource{db: state, coll: coll}, actions})
+	}
+	if f := x.privileges(single, wanted); f.status != Fail {
+		return f
+	}
+	return x.privileges(whole, wanted) // the database as a whole is what should be granted
+}
+
+func (x *examination) clusterPrivileges(context.Context) finding {
+	if x.mongo.hello.mongos() {
+		return x.privileges(nil, nil)
+	}
+	return x.privileges(nil, []demand{{resource{cluster: true}, []string{"serverStatus", "replSetGetConfig"}}})
+}
+
+// watched are the collections that were found, and those that are named without a pattern, whether they exist or not.
+func (x *examination) watched() []string {
+	var out []string
+	for _, o := range x.mongo.outboxes.list {
+		out = append(out, o.NS())
+	}
+	for _, ns := range x.cfg.Watch {
+		if !strings.ContainsAny(ns, "*?") && !slices.Contains(out, ns) {
+			out = append(out, ns)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
