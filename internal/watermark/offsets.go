@@ -3,7 +3,9 @@ package watermark
 import "github.com/outrelay/outrelay/internal/record"
 
 // N8: the stored offset of a partition is that of the first record of any target of an event above the watermark, acked or
-// not. Records go to a partition in order, so an unacked one stands at or above `next`, and the acked ones are the runs.
+// not. The watermark is the position that is stored beside the offsets, not the first unresolved ticket: a successor reads
+// all that lies behind that position again, and has to find in the topic what of it was acked. Records go to a partition in
+// order, so an unacked one stands at or above `next`, and the acked ones are the runs.
 type offsets struct {
 	next int64 // nothing of ours that is not acked yet can stand below
 	runs []run // acked, at least one ticket may still be above the watermark
@@ -21,11 +23,11 @@ func (o *offsets) acked(base int64, tickets []record.Ticket) {
 }
 
 // prune forgets what the watermark has passed and returns the stored offset.
-func (o *offsets) prune(low record.Ticket, recycle func([]record.Ticket)) int64 {
+func (o *offsets) prune(below record.Ticket, recycle func([]record.Ticket)) int64 {
 	first, kept := o.next, o.runs[:0]
 	for _, r := range o.runs {
 		i := 0
-		for i < len(r.tickets) && r.tickets[i] < low {
+		for i < len(r.tickets) && r.tickets[i] < below {
 			i++
 		}
 		if i == len(r.tickets) {
@@ -74,7 +76,7 @@ func (t *Tracker[P]) offsets() map[string][]int64 {
 		for len(list) <= int(tp.Partition) {
 			list = append(list, -1)
 		}
-		list[tp.Partition] = o.prune(t.low, t.recycle)
+		list[tp.Partition] = o.prune(t.below, t.recycle)
 		all[tp.Topic] = list
 	}
 	return all

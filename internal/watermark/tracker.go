@@ -36,6 +36,7 @@ type Tracker[P any] struct {
 	commit    []int64       // ring: commit time in Unix milliseconds
 	marks     []mark[P]     // ascending upTo, at most maxMarks
 	reached   P
+	below     record.Ticket // every ticket below stands at or before reached; those from there to low are resolved, but above it
 	has       bool
 	parts     map[record.TopicPartition]*offsets
 }
@@ -87,7 +88,7 @@ func (t *Tracker[P]) Position(p P) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.low == t.next {
-		t.reached, t.has = p, true
+		t.reached, t.below, t.has = p, t.next, true
 		return
 	}
 	if n := len(t.marks); n > 0 && (t.marks[n-1].upTo == t.next || n == maxMarks) {
@@ -115,7 +116,7 @@ func (t *Tracker[P]) Acked(tp record.TopicPartition, base int64, tickets []recor
 	t.partition(tp).acked(base, tickets)
 	t.advance()
 	if o := t.parts[tp]; len(o.runs) > pruneRuns {
-		o.prune(t.low, t.recycle)
+		o.prune(t.below, t.recycle)
 	}
 }
 
@@ -137,7 +138,7 @@ func (t *Tracker[P]) advance() {
 	}
 	n := 0
 	for n < len(t.marks) && t.marks[n].upTo <= t.low {
-		t.reached, t.has = t.marks[n].p, true
+		t.reached, t.below, t.has = t.marks[n].p, t.marks[n].upTo, true
 		n++
 	}
 	if n > 0 {
