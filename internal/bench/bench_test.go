@@ -1,0 +1,190 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestLedger plants each kind of damage and expects it to be found.
+func TestLedger(t *testing.T) {
+	t.Parallel()
+	type verdict struct{ Events, Lost, Duplicates, OutOfOrder int }
+	for _, c := range []struct {
+		name  string
+		acked int
+		came  []int
+		want  verdict
+	}{
+		{"whole", 3, []int{1, 2, 3}, verdict{Events: 3}},
+		{"one that was written and not acknowledged", 2, []int{1, 2, 3}, verdict{Events: 2}},
+		{"lost", 3, []int{1, 2}, verdict{Events: 3, Lost: 1}},
+		{"twice", 3, []int{1, 2, 2, 3}, verdict{Events: 3, Duplicates: 1}},
+		{"late", 3, []int{1, 3, 2}, verdict{Events: 3, OutOfOrder: 2}},
+		{"hole", 3, []int{1, 3}, verdict{Events: 3, Lost: 1, OutOfOrder: 1}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			l := newLedger()
+			const key = 5
+			l.keys[key].acked = c.acked
+			for _, n := range c.came {
+				l.arrived(l.number(key, n), time.Now(), sender{id: 1})
+			}
+			l.arrived(7, time.Now(), sender{id: 1}) // none of its own
+			var got verdict
+			got.Events, got.Lost, got.Duplicates, got.OutOfOrder = l.verdict()
+			if d := cmp.Diff(c.want, got); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+}
+
+// TestLedgerExpectsAnotherSender: what the ended owner still delivers is not the standby's first delivery.
+func TestLedgerExpectsAnotherSender(t *testing.T) {
+	t.Parallel()
+	l, at := newLedger(), time.Now()
+	l.arrived(l.number(0, 1), at, sender{1, 0})
+	next := l.expect()
+	l.arrived(l.number(0, 2), at.Add(time.Millisecond), sender{1, 0})
+	select {
+	case <-next:
+		t.Fatal("a delivery by the same sender was taken for the standby's")
+	default:
+	}
+	want := at.Add(time.Second)
+	l.arrived(l.number(0, 3), want, sender{1, 1})
+	if got := <-next; !got.Equal(want) {
+		t.Errorf("first delivery at %v instead of %v", got, want)
+	}
+}
+
+func TestLedgerPacesOneWriterForEachKey(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := newLedger()
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		if err := l.fire(ctx, 64, func(context.Context, any) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		events, lost, _, _ := l.verdict()
+		if lost != events || events < 9*failoverRate || events > 10*failoverRate {
+			t.Errorf("%d events in 10 s, at %d a second", events, failoverRate)
+		}
+	})
+}
+
+func TestShots(t *testing.T) {
+	t.Parallel()
+	s, err := newShots(100, 3, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range s.acked {
+		s.acked[i].Store(int64(time.Millisecond))
+	}
+	s.arrived(99, s.base.Add(time.Hour)) // of an earlier stretch
+	s.arrived(100, s.base.Add(2*time.Millisecond))
+	s.arrived(100, s.base.Add(time.Hour))        // a second time
+	s.arrived(101, s.base.Add(time.Microsecond)) // before its writer heard of it
+	select {
+	case <-s.all:
+		t.Fatal("all are said to have arrived after two of three")
+	default:
+	}
+	s.arrived(102, s.base.Add(11*time.Millisecond))
+	<-s.all
+	h := s.delays()
+	if p50, most := quantile(h, 50), quantile(h, 100); p50 < 0.99 || p50 > 1.01 || most < 9.9 || most > 10.1 || h.Min() != 0 {
+		t.Errorf("p50 %.2f ms, most %.2f ms, least %d µs", p50, most, h.Min())
+	}
+}
+
+func TestMedian(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		in   []float64
+		want float64
+	}{{nil, 0}, {[]float64{3}, 3}, {[]float64{9, 1, 2}, 2}, {[]float64{4, 1, 3, 2}, 2.5}} {
+		if got := median(c.in); got != c.want {
+			t.Errorf("median of %v: %v instead of %v", c.in, got, c.want)
+		}
+	}
+}
+
+// TestResultNames holds the names that others read.
+func TestResultNames(t *testing.T) {
+	t.Parallel()
+	s := &samples{raw: []float64{100, 200, 400}, drain: []float64{90, 200, 200}, foreign: map[string][]float64{"drain": {1, 9, 2}, "both": {3}}}
+	r := s.result(&bench{Options: Options{Rates: []int{100}}})
+	if r.DrainRatio != 0.9 || r.ForeignCPUPct != 3 {
+		t.Errorf("ratio %v, foreign %v: medians of each run's ratio, and the worst of the medians, are wanted", r.DrainRatio, r.ForeignCPUPct)
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"raw_stream_eps", "raw_produce_eps", "both_eps", "drain_eps", "drain_ratio", "foreign_cpu_pct", "cpu_s_per_million",
+		"peak_rss_mb", "allocs_per_event", "latency", "rate", "raw_p50_ms", "raw_p99_ms", "p50_ms", "p99_ms", "p999_ms"} {
+		if !strings.Contains(string(text), `"`+name+`":`) {
+			t.Errorf("%s is missing from %s", name, text)
+		}
+	}
+	var table bytes.Buffer
+	if err := r.Print(&table); err != nil || !strings.Contains(table.String(), "latency at 100/s") {
+		t.Errorf("table: %v\n%s", err, &table)
+	}
+}
+
+func TestOptionsTellEveryProblem(t *testing.T) {
+	t.Parallel()
+	err := Options{Payload: 3, Runs: 0, Rates: []int{0}, TTL: 1}.Check()
+	for _, name := range []string{"events", "payload", "runs", "rates", "seconds", "ttl"} {
+		if err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s is missing from: %v", name, err)
+		}
+	}
+}
+
+// TestChildEndsWithItsInput: a child that is given nothing, or something unknown, says so.
+func TestChildEndsWithItsInput(t *testing.T) {
+	t.Parallel()
+	if err := Child(t.Context(), strings.NewReader(""), io.Discard); err == nil {
+		t.Error("no order was no error")
+	}
+	var out bytes.Buffer
+	if err := Child(t.Context(), strings.NewReader(`{"mode":"guess"}`+"\n"), &out); err != nil || !strings.Contains(out.String(), "guess") {
+		t.Errorf("%v, %s", err, &out)
+	}
+}
+
+// TestProcessUsage: burnt CPU time is seen as this process's own, not as foreign.
+func TestProcessUsage(t *testing.T) {
+	before, ok := processUsage(os.Getpid())
+	if !ok {
+		return // no /proc: documented as not known
+	}
+	m := startMeter()
+	for begun := time.Now(); time.Since(begun) < 200*time.Millisecond; {
+	}
+	after, _ := processUsage(os.Getpid())
+	if used := after.cpu - before.cpu; used < 0.03 || used > 5 {
+		t.Errorf("%.3f s of CPU after 200 ms of burning", used)
+	}
+	if after.rss < 1 || after.hwm < after.rss {
+		t.Errorf("resident %.1f MB, at most %.1f", after.rss, after.hwm)
+	}
+	if pct, ok := m.foreign(); !ok || pct < 0 || pct > 100 {
+		t.Errorf("foreign %v %v", pct, ok)
+	}
+}
