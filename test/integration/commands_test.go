@@ -25,7 +25,7 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	s.Check(topics)
 	history.Await("state live", func(v kit.Version) bool { return strings.Contains(v.Stats.String(), `"live"`) })
 	st := s.Status()
-	if st.Node != "n1" || !strings.HasPrefix(st.Owner, "n1/") || st.State != "live" || st.Epoch != 1 || len(st.Blocked) != 0 {
+	if st.Node != owner.Node || !strings.HasPrefix(st.Owner, owner.Node+"/") || st.State != "live" || st.Epoch != 1 || len(st.Blocked) != 0 {
 		t.Errorf("status of a live relay: %+v", st)
 	}
 	for path, want := range map[string]string{"/livez": "", "/readyz": `"owner"`, "/metrics": "outrelay_lease_owner 1"} {
@@ -42,11 +42,11 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)
 	}
 	owner.Kill()
-	if st := s.Status(); st.Node != "n1" && st.Node != "n2" {
+	if st := s.Status(); st.Node != owner.Node && st.Node != standby.Node {
 		t.Errorf("status after a kill: %+v", st)
 	}
 	standby.TookOver()
-	if st := s.Status(); st.Node != "n2" || st.Epoch != 2 {
+	if st := s.Status(); st.Node != standby.Node || st.Epoch != 2 {
 		t.Errorf("status after a take-over: %+v", st)
 	}
 	history.Check()

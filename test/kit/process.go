@@ -16,7 +16,7 @@ import (
 )
 
 // Patience is how long a wait for something that should come within seconds may take on a loaded machine.
-const Patience = 20 * time.Second
+const Patience = 60 * time.Second
 
 // Process is one `outrelay` child. Its methods may be called from any goroutine.
 type Process struct {

@@ -143,7 +143,7 @@ func (s *Scene) ConfigFile(node, listen string) string {
 	return path
 }
 
-// Start runs a relay; it does not wait. Each has a name of its own: n1, n2 and so on.
+// Start runs a relay; it does not wait. Each has a name of its own.
 func (s *Scene) Start() *Process {
 	s.tb.Helper()
 	return s.start("", nil)
@@ -158,7 +158,8 @@ func (s *Scene) StartCrashing(at string) *Process {
 func (s *Scene) start(tags string, env []string) *Process {
 	s.tb.Helper()
 	s.started++
-	node, listen := fmt.Sprintf("n%d", s.started), freePort(s.tb)
+	// Unique on servers that several tests share: a fail point finds the connections of one process by it.
+	node, listen := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:]), freePort(s.tb)
 	p := launch(s.tb, node, Binary(s.tb, tags), env, "run", "--config", s.ConfigFile(node, listen))
 	p.HTTP = "http://" + listen
 	return p

@@ -1,0 +1,86 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// TestBenchCommand runs all of the benchmark in small, failover included, and reads its object as others will.
+func TestBenchCommand(t *testing.T) {
+	t.Parallel()
+	binary := kit.Binary(t, "")
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	cmd := exec.CommandContext(ctx, binary, "bench", "--events", "4000", "--rates", "50,200", "--seconds", "1", "--runs", "1",
+		"--failover", "1", "--ttl", "1s", "--json", "--mongodb", stacktest.MongoURI(t), "--kafka", strings.Join(stacktest.Brokers(t), ","))
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s%s", err, &out, &errOut)
+	}
+	var r struct {
+		RawStream  float64 `json:"raw_stream_eps"`
+		RawProduce float64 `json:"raw_produce_eps"`
+		Both       float64 `json:"both_eps"`
+		Drain      float64 `json:"drain_eps"`
+		Ratio      float64 `json:"drain_ratio"`
+		CPU        float64 `json:"cpu_s_per_million"`
+		RSS        float64 `json:"peak_rss_mb"`
+		Foreign    float64 `json:"foreign_cpu_pct"`
+		Latency    []struct {
+			Rate int     `json:"rate"`
+			P50  float64 `json:"p50_ms"`
+			P99  float64 `json:"p99_ms"`
+			P999 float64 `json:"p999_ms"`
+		} `json:"latency"`
+		Failover struct {
+			Kill struct {
+				N   int     `json:"n"`
+				P50 float64 `json:"p50_ms"`
+			} `json:"kill"`
+			Term struct {
+				N int `json:"n"`
+			} `json:"term"`
+			Events     int `json:"events"`
+			Lost       int `json:"lost"`
+			Duplicates int `json:"duplicates"`
+			OutOfOrder int `json:"out_of_order"`
+		} `json:"failover"`
+	}
+	d := json.NewDecoder(&out)
+	if err := d.Decode(&r); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		t.Errorf("more than one object on standard output: %v", err)
+	}
+	for name, v := range map[string]float64{"raw_stream_eps": r.RawStream, "raw_produce_eps": r.RawProduce, "both_eps": r.Both, "drain_eps": r.Drain, "drain_ratio": r.Ratio} {
+		if v <= 0 {
+			t.Errorf("%s is %v", name, v)
+		}
+	}
+	if r.Foreign != -1 && (r.Foreign < 0 || r.Foreign > 100 || r.CPU <= 0 || r.RSS < 5) {
+		t.Errorf("foreign CPU %v %%, CPU %v s per million, memory %v MB", r.Foreign, r.CPU, r.RSS)
+	}
+	if len(r.Latency) != 2 || r.Latency[0].Rate != 50 || r.Latency[1].Rate != 200 {
+		t.Fatalf("latencies %+v", r.Latency)
+	}
+	for _, l := range r.Latency {
+		if l.P50 > l.P99 || l.P99 > l.P999 || l.P999 <= 0 {
+			t.Errorf("latencies %+v", l)
+		}
+	}
+	f := r.Failover
+	if f.Kill.N != 1 || f.Kill.P50 < 300 || f.Term.N != 1 || f.Events == 0 || f.Lost+f.Duplicates+f.OutOfOrder != 0 {
+		t.Errorf("failover %+v\n%s", f, &errOut)
+	}
+}

@@ -1,0 +1,9 @@
+package bench
+
+import (
+	"testing"
+
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+func TestMain(m *testing.M) { kit.Main(m) }
