@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -53,6 +54,7 @@ type demo struct {
 	check   *check.Checker
 	latency *check.Latency
 	service *service
+	dying   atomic.Bool // the process ends at once
 
 	mu       sync.Mutex
 	first    int64     // epoch of the first owner
@@ -79,12 +81,15 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	defer d.v.done()
 	d.v.line("outrelay dev · real MongoDB and Kafka on this machine, nothing to install")
 	stack, err := devstack.Start(ctx, devstack.Options{Mongods: 1, Brokers: 1, Progress: d.progress})
+	if err != nil && ctx.Err() != nil {
+		return Result{}, fmt.Errorf("starting the servers: %w", context.Cause(ctx))
+	}
 	if err != nil {
 		return Result{}, err
 	}
 	defer stack.Stop()
 	if o.Stopper != nil {
-		o.Stopper(func() { o.Terminal.Restore(); stack.Stop() })
+		o.Stopper(func() { d.dying.Store(true); o.Terminal.Restore(); stack.Stop() })
 	}
 	d.stack = stack
 	d.servers()
@@ -211,7 +216,7 @@ func (d *demo) startRelays(ctx context.Context) error {
 	}
 	d.v.line("  watcher %q     owner %s · epoch %d · standby %s", watcher, owner.node, d.follow.owner().epoch, standby.node)
 	d.v.line("  metrics           http://%s/metrics", owner.http)
-	if d.o.Keep {
+	if d.o.Keep && d.o.Events == 0 {
 		d.connections()
 	}
 	return nil

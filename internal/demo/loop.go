@@ -15,8 +15,8 @@ const (
 	arriveTime  = 60 * time.Second // for what was committed to arrive, after the last event
 	hurryTime   = 10 * time.Second // the same, after a signal or q
 	settleTime  = 500 * time.Millisecond
-	holdTime    = time.Minute // for two kills to happen
-	maxFailures = 5           // relays that ended by themselves
+	holdTime    = 30 * time.Second // for two kills to happen, beyond three times their rhythm
+	maxFailures = 5                // relays that ended by themselves
 )
 
 // state of the loop.
@@ -32,6 +32,7 @@ type phase struct {
 // loop runs the service and does what keys, the clock and the relays ask for until all is through.
 func (d *demo) loop(ctx context.Context) error {
 	keys := d.keys()
+	d.v.begin()
 	serve, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served := make(chan error, 1)
@@ -49,6 +50,7 @@ func (d *demo) loop(ctx context.Context) error {
 		if p.stopped.IsZero() {
 			p.stopped = time.Now()
 			stop()
+			d.unpause(ctx)
 		}
 	}
 	done := ctx.Done()
@@ -157,6 +159,17 @@ func (d *demo) pause(ctx context.Context) error {
 	return lease.Pause(ctx, d.follow.coll, watcherID)
 }
 
+// unpause lets what was committed during a pause arrive before the end.
+func (d *demo) unpause(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
+	defer cancel()
+	if d.follow.owner().paused {
+		if err := d.pause(ctx); err != nil {
+			d.v.event("%v", err)
+		}
+	}
+}
+
 // victim is the owner, if there is another relay to take over from it.
 func (d *demo) victim(ctx context.Context) (*relay, error) {
 	node := d.follow.owner().node
@@ -218,7 +231,7 @@ func (d *demo) outage(leaveOut bool) {
 
 // untilTwoKills holds the service up before its last events.
 func (d *demo) untilTwoKills(ctx context.Context) {
-	t := time.NewTimer(holdTime)
+	t := time.NewTimer(3*d.o.KillEvery + holdTime)
 	defer t.Stop()
 	select {
 	case <-d.twoKills:
@@ -229,7 +242,7 @@ func (d *demo) untilTwoKills(ctx context.Context) {
 
 // relayEnded puts a new one in the place of a relay that ended by itself.
 func (d *demo) relayEnded(x *relay, p *phase) error {
-	if x.isExpected() {
+	if x.isExpected() || d.dying.Load() {
 		return nil
 	}
 	d.v.event("relay %s ended by itself: %v; the end of its log:\n%s", x.node, x.prog.Err(), tail(x))

@@ -232,7 +232,11 @@ func (r *relays) await(ctx context.Context, x *relay, what string, done func() b
 }
 
 func tail(x *relay) string {
-	return "    " + strings.Join(x.prog.LastLines(lastLines), "\n    ")
+	lines := x.prog.LastLines(lastLines)
+	if len(lines) == 0 {
+		return "    (it is empty)"
+	}
+	return "    " + strings.Join(lines, "\n    ")
 }
 
 // stop ends all: gracefully, then by force.

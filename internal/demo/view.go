@@ -60,6 +60,13 @@ func (v *view) figures(text string) {
 	}
 }
 
+// begin starts the time until the first plain figures anew.
+func (v *view) begin() {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	v.said = time.Now()
+}
+
 // draw replaces the last line of a terminal. The caller holds the lock.
 func (v *view) draw(text string) {
 	if v.status != "" {
