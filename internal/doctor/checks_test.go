@@ -77,6 +77,7 @@ func TestChecks(t *testing.T) {
 	t.Run("scopes", func(t *testing.T) { scopes(t, root, base(t, "relay", "full")) })
 	t.Run("parameters", func(t *testing.T) { parameters(t, root, addr, sasl) })
 	t.Run("acls", func(t *testing.T) { acls(t, base) })
+	t.Run("hanging", func(t *testing.T) { hanging(t, s, base(t, "relay", "full")) })
 	t.Run("standalone", func(t *testing.T) { aStandalone(t, s) })
 }
 
@@ -213,6 +214,15 @@ func scopes(t *testing.T, root *mongo.Client, cfg config.Config) {
 	r := examine(t, cfg)
 	expect(t, r, stream, OK)
 	expect(t, r, "mongodb.privileges.outbox", Fail, "insert, update, remove on shop.more")
+	single := both(resource{db: "shop"})
+	delete(single, resource{db: "outrelay"})
+	for _, coll := range stateCollections[1:] {
+		single[resource{db: "outrelay", coll: coll}] = []string{"find", "insert", "update", "remove"}
+	}
+	single[resource{db: "outrelay", coll: "watchers"}] = []string{"find", "insert", "changeStream", "remove"}
+	command(t, root, role("updateRole", single))
+	r = examine(t, cfg)
+	expect(t, r, "mongodb.privileges.state", Fail, "missing: update on outrelay.watchers", `["update"]`)
 	cfg.Watch = []string{"*.outbox"}
 	expect(t, examine(t, cfg), stream, Fail, "on all databases", `{db: "", collection: ""}`)
 	command(t, root, role("updateRole", both(resource{})))
@@ -248,6 +258,25 @@ func parameters(t *testing.T, root *mongo.Client, addr string, brokers []string)
 	command(t, root, bson.D{{Key: "setDefaultRWConcern", Value: 1}, {Key: "defaultWriteConcern", Value: bson.D{{Key: "w", Value: 1}}}, {Key: "writeConcern", Value: bson.D{{Key: "w", Value: "majority"}}}})
 	cfg.MongoDB.URI = config.NewURI("mongodb://root:" + planted + "@" + addr + "/shop?authSource=admin&replicaSet=rs0")
 	expect(t, examine(t, cfg), "mongodb.write_concern", Warn, "the cluster's default is w:1")
+}
+
+// hanging: servers that take connections and do not answer are told of within the limit.
+func hanging(t *testing.T, s *devstack.Stack, cfg config.Config) {
+	for _, m := range slices.Concat(s.Mongods(), s.Kafkas()) {
+		if err := m.Pause(); err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := m.Resume(); err != nil {
+				t.Error(err)
+			}
+		}()
+	}
+	r := examine(t, cfg)
+	expect(t, r, "mongodb", Fail, "nobody answers in time")
+	if c := find(t, r, "kafka"); c.Status == OK {
+		t.Errorf("%+v", c)
+	}
 }
 
 func grantACLs(t *testing.T, s *devstack.Stack) {

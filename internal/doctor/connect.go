@@ -39,11 +39,7 @@ type mongoFacts struct {
 }
 
 // connect makes the client; it does no I/O, except that a mongodb+srv address asks DNS.
-func (x *examination) connect() error {
-	conf, err := x.cfg.MongoDB.TLS.Client()
-	if err != nil {
-		return fmt.Errorf("mongodb.tls: %w", err)
-	}
+func (x *examination) connect(conf *tls.Config) error {
 	m := &x.mongo
 	m.seen = &sightings{last: map[string]sighting{}}
 	m.opts = options.Client().ApplyURI(x.cfg.MongoDB.URI.Reveal()).
@@ -56,13 +52,15 @@ func (x *examination) connect() error {
 	}
 	own := *m.opts // the concerns of the address are a finding of their own, and not those of the relay's reads
 	own.SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
-	if m.client, err = mongo.Connect(&own); err != nil {
-		return fmt.Errorf("mongodb.uri: %s", logging.Clean(err.Error()))
-	}
-	return nil
+	var err error
+	m.client, err = mongo.Connect(&own)
+	return err
 }
 
 func (x *examination) disconnect() {
+	if x.mongo.client == nil {
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	_ = x.mongo.client.Disconnect(ctx) // nothing is left to be done with it
@@ -133,12 +131,21 @@ func (h helloReply) mongos() bool { return h.Msg == "isdbgrid" }
 
 func (x *examination) reach(ctx context.Context) finding {
 	m := &x.mongo
-	began := time.Now()
+	conf, err := x.cfg.MongoDB.TLS.Client()
+	if err != nil {
+		return failed("correct mongodb.tls in the configuration", "%v", err)
+	}
+	if err := x.connect(conf); err != nil {
+		if certain, f := explain(err); certain {
+			return f
+		}
+		return failed("correct mongodb.uri", "the driver refuses the address: %s", logging.Clean(err.Error()))
+	}
 	if err := x.admin(ctx, bson.D{{Key: "hello", Value: 1}}, &m.hello); err != nil {
 		return x.unreachable(err)
 	}
 	// hello needs no login in itself; the driver logs in before it, and this makes sure that the login holds.
-	began = time.Now()
+	began := time.Now()
 	var pong bson.Raw
 	if err := x.admin(ctx, bson.D{{Key: "ping", Value: 1}}, &pong); err != nil {
 		return x.unreachable(err)

@@ -144,9 +144,6 @@ func Run(ctx context.Context, cfg config.Config) (Report, error) {
 		return Report{}, err
 	}
 	defer x.brokers.Close()
-	if err := x.connect(); err != nil {
-		return Report{}, err
-	}
 	defer x.disconnect()
 	var tracks sync.WaitGroup
 	tracks.Go(func() {

@@ -360,6 +360,7 @@ func TestMongoDBWords(t *testing.T) {
 		words     []string
 	}{
 		{"DNS", "mongodb://no-such-host.invalid:27017/", []string{"no-such-host.invalid", "cannot be resolved"}},
+		{"DNS of a service record", "mongodb+srv://user:" + planted + "@no-such-host.invalid/", []string{"no-such-host.invalid"}},
 		{"hangs up", "mongodb://" + hangsUp + "/", []string{"closes the connection", "mongodb.tls"}},
 		{"no answer", "mongodb://" + silent + "/", []string{"nobody answers in time"}},
 		{"no TLS there", strings.Replace(stacktest.MongoURI(t), "/?", "/?tls=true&", 1), []string{"TLS"}},

@@ -261,15 +261,18 @@ func (x *examination) statePrivileges(context.Context) finding {
 	actions := []string{"find", "insert", "update", "remove"}
 	state := x.cfg.MongoDB.State
 	wanted := []demand{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
-	whole := []demand{{resource{db: state}, actions}}
 	var single []demand
+	alike := true // what each collection lacks, all of them lack: then it is the database that wants the grant
+	first := x.mongo.access.missing(resource{db: state, coll: stateCollections[0]}, actions...)
 	for _, coll := range stateCollections {
-		single = append(single, demand{resource{db: state, coll: coll}, actions})
+		on := resource{db: state, coll: coll}
+		single = append(single, demand{on, actions})
+		alike = alike && slices.Equal(first, x.mongo.access.missing(on, actions...))
 	}
-	if f := x.privileges(single, wanted); f.status != Fail {
-		return f
+	if alike && len(first) > 0 {
+		return x.privileges([]demand{{resource{db: state}, actions}}, wanted)
 	}
-	return x.privileges(whole, wanted) // the database as a whole is what should be granted
+	return x.privileges(single, wanted)
 }
 
 func (x *examination) clusterPrivileges(context.Context) finding {
