@@ -73,7 +73,7 @@ func TestZombieWritesNothing(t *testing.T) {
 		standby.TookOver()
 		topics.Distinct(s.Ledger.Committed() + 100)
 		owner.Continue()
-		owner.Says("the lease is lost")
+		owner.Says("lease lost")
 		topics.Distinct(s.Ledger.Committed() + 100)
 		owner.Kill()
 		owner = standby
