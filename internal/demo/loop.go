@@ -210,10 +210,9 @@ func (d *demo) stopOwner(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	owner.expect()
 	d.outage(false)
 	d.v.event("stopping %s", owner.node)
-	go owner.end(stopWithin) // ends with the process, which relays.stop waits for
+	d.relays.end(owner, stopWithin)
 	_, err = d.relays.spawn()
 	return err
 }

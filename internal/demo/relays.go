@@ -60,7 +60,9 @@ type relays struct {
 	env    []string
 	config string
 	client *http.Client
-	ended  chan *relay // each process that ends, in whatever way
+	ended  chan *relay   // each process that ends, in whatever way
+	closed chan struct{} // nobody reads ended any more
+	wg     sync.WaitGroup
 
 	mu   sync.Mutex
 	seq  int
@@ -72,7 +74,7 @@ func newRelays(stack *devstack.Stack, binary string, env []string) (*relays, err
 	r := &relays{
 		stack: stack, binary: binary, env: withoutOwn(env), config: filepath.Join(stack.Dir(), "outrelay.yaml"),
 		client: &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
-		ended:  make(chan *relay, 16),
+		ended:  make(chan *relay), closed: make(chan struct{}),
 	}
 	text, err := yaml.Marshal(map[string]any{
 		"watcher": watcher,
@@ -117,11 +119,14 @@ func (r *relays) spawn() (*relay, error) {
 		return nil, err
 	}
 	r.live = append(r.live, one)
-	go func() {
+	r.wg.Go(func() {
 		<-one.prog.Done()
 		r.remove(one)
-		r.ended <- one
-	}()
+		select {
+		case r.ended <- one:
+		case <-r.closed:
+		}
+	})
 	return one, nil
 }
 
@@ -239,18 +244,23 @@ func tail(x *relay) string {
 	return "    " + strings.Join(lines, "\n    ")
 }
 
-// stop ends all: gracefully, then by force.
+// stop ends all: gracefully, then by force. Nothing is spawned afterwards.
 func (r *relays) stop(within time.Duration) {
-	var wg sync.WaitGroup
 	for _, x := range r.all() {
-		wg.Go(func() { x.end(within) })
+		r.end(x, within)
 	}
-	wg.Wait()
+	close(r.closed)
+	r.wg.Wait()
+}
+
+// end begins to end one.
+func (r *relays) end(x *relay, within time.Duration) {
+	x.expect()
+	r.wg.Go(func() { x.end(within) })
 }
 
 // end asks the process to stop and kills it when it does not.
 func (r *relay) end(within time.Duration) {
-	r.expect()
 	if r.prog.Terminate() == nil {
 		t := time.NewTimer(within)
 		defer t.Stop()
