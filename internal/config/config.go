@@ -27,7 +27,7 @@ type Config struct {
 	// host's name and the port of http.listen.
 	Address string  `yaml:"address"`
 	MongoDB MongoDB `yaml:"mongodb"`
-	// Watch lists the outbox collections as database.collection; * stands for any characters and ? for one
+	// Watch lists the outbox collections as database.collection; * stands for any run of characters
 	// (tenant_*.outbox). One exact name opens a stream on that collection, several in one database a stream on the
 	// database, patterns one on the cluster. Defaults to <database of mongodb.uri>.outbox, or *.outbox where the URI names
 	// no database.
