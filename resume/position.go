@@ -18,8 +18,19 @@ type Position struct {
 // IsZero reports whether the position says nothing at all.
 func (p Position) IsZero() bool { return p.Token.IsZero() && p.ClusterTime.IsZero() }
 
+// Sound reports whether the token, if there is one, can be the one that the server gave with ClusterTime. A token that is
+// not sound was damaged, or comes from elsewhere; the time is then all that is known.
+func (p Position) Sound() bool {
+	if p.Token.IsZero() || p.ClusterTime.IsZero() {
+		return true
+	}
+	own, ok := p.Token.ClusterTime()
+	return ok && own == p.ClusterTime
+}
+
 // Compare orders two positions of one deployment: −1 if p is before q, 0 if they are the same place, 1 if p is after q.
-// The order is that of the tokens' bytes; the zero position is before all others.
+// The order is that of the tokens' bytes, or of the time where the token is not sound; the zero position is before all
+// others.
 func (p Position) Compare(q Position) int { return strings.Compare(p.order(), q.order()) }
 
 // Time is ClusterTime, or the token's own time where none was kept.
@@ -38,7 +49,7 @@ func (p Position) Clone() Position {
 // order is the string by which positions compare: a token's data, or for a bare time the prefix that every token of that
 // time begins with, so that it sorts before all of them.
 func (p Position) order() string {
-	if d := p.Token.Data(); d != "" {
+	if d := p.Token.Data(); d != "" && p.Sound() {
 		return d
 	}
 	if p.ClusterTime.IsZero() {

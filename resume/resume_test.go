@@ -288,3 +288,27 @@ func marshal(t *testing.T, v any) []byte {
 	}
 	return raw
 }
+
+func TestAPositionWhoseTokenIsNotSoundGoesByItsTime(t *testing.T) {
+	t.Parallel()
+	at := bson.Timestamp{T: 0x65000000, I: 7}
+	of := func(data string) resume.Position {
+		return resume.Position{Token: resume.TokenOf(data), ClusterTime: at}
+	}
+	good, before, after := of("8265000000000000070004"), of("8265000000000000060004"), of("8265000000000000080004")
+	after.ClusterTime.I = 8
+	for name, c := range map[string]struct {
+		p     resume.Position
+		sound bool
+	}{
+		"its own": {good, true}, "none": {resume.Position{ClusterTime: at}, true}, "without a time": {resume.Position{Token: resume.TokenOf("xyz")}, true},
+		"garbage": {of("xyz"), false}, "cut off": {of("82"), false}, "of an earlier time": {before, false}, "of a later time": {of("82650000FF000000070004"), false},
+	} {
+		if c.p.Sound() != c.sound {
+			t.Errorf("%s: sound %v", name, !c.sound)
+		}
+		if !c.sound && (c.p.Compare(good) >= 0 || c.p.Compare(after) >= 0 || c.p.Compare(resume.Position{ClusterTime: at}) != 0) {
+			t.Errorf("%s: does not stand at its time", name)
+		}
+	}
+}

@@ -61,6 +61,13 @@ func (s *Stream) begin(ctx context.Context, start Start, out chan<- *Batch) (*ru
 	r := &run{s: s, out: out, pos: start.Position.Clone(), hash: start.PipelineHash, backoff: s.cfg.Backoff.Start(),
 		patience: s.cfg.Patience, dog: watchdog{limit: s.cfg.Watchdog}}
 	_, hasTime := start.Position.Time()
+	if !r.pos.Sound() {
+		// Not even tried: a server that took it for one of this stream would go on at another place, and what it says is
+		// behind may never have been read.
+		r.pos.Token = nil
+		r.startAt(r.pos.ClusterTime)
+		s.cfg.Log.Warn("the stored token does not belong to the time beside it; starting by time", "token", start.Position.Token.Data(), "time", r.pos.ClusterTime.T)
+	}
 	switch {
 	case start.Now && (start.At != nil || !start.Position.IsZero()):
 		return nil, fmt.Errorf("%w: both a position and the present are asked for", ErrNoStart)
@@ -75,7 +82,7 @@ func (s *Stream) begin(ctx context.Context, start Start, out chan<- *Batch) (*ru
 		if err != nil {
 			return nil, err
 		}
-	case !start.Position.Token.IsZero():
+	case !r.pos.Token.IsZero():
 	case hasTime:
 		r.startAt(start.Position.ClusterTime)
 	default:

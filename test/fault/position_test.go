@@ -1,0 +1,174 @@
+//go:build unix
+
+package fault
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/resume"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// interrupted is a scene whose relay has delivered something and ended, with more appended since.
+func interrupted(t *testing.T) (*kit.Scene, *kit.Topics) {
+	t.Helper()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	p := s.Start()
+	p.TookOver()
+	s.Write(kit.Load{Events: 300}).Wait()
+	s.Check(topics)
+	p.Term()
+	if code := p.Wait(); code != 0 {
+		t.Fatalf("exit code %d", code)
+	}
+	s.Write(kit.Load{Events: 300}).Wait()
+	return s, topics
+}
+
+// setToken writes a token into the watcher document, as a restore or a wrong hand would.
+func setToken(t *testing.T, s *kit.Scene, token resume.Token, more ...bson.E) {
+	t.Helper()
+	res, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}},
+		bson.D{{Key: "$set", Value: append(bson.D{{Key: "token", Value: bson.Raw(token)}}, more...)}})
+	if err != nil || res.MatchedCount != 1 {
+		t.Fatalf("setting the token: %v, %d matched", err, res.MatchedCount)
+	}
+}
+
+// A token that cannot be read is no reason to begin at "now": the time beside it still says where to go on.
+func TestTokenOfGarbage(t *testing.T) {
+	t.Parallel()
+	for name, data := range map[string]string{"no token at all": "not hexadecimal", "cut off": "8265", "of another kind": "99FFFFFFFF"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, topics := interrupted(t)
+			setToken(t, s, resume.TokenOf(data))
+			s.Start().TookOver()
+			s.Check(topics)
+		})
+	}
+}
+
+// The token of another collection's stream names an event that this one does not have.
+func TestTokenOfAnotherStream(t *testing.T) {
+	t.Parallel()
+	s, topics := interrupted(t)
+	other := s.DB.Collection("other")
+	cs, err := other.Watch(t.Context(), mongo.Pipeline{}, options.ChangeStream().SetBatchSize(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := other.InsertOne(t.Context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+	if !cs.Next(t.Context()) {
+		t.Fatal(cs.Err())
+	}
+	token := resume.Token(cs.ResumeToken()).Clone()
+	_ = cs.Close(t.Context())
+	s.Write(kit.Load{Events: 100}).Wait()
+	setToken(t, s, token)
+	p := s.Start()
+	// Its time lies behind what was appended before it: going on there would lose those. It must be noticed or be read anew.
+	v := s.Settled(topics)
+	if !v.Good() && !strings.Contains(s.Status().State, "halted") {
+		t.Errorf("neither delivered nor halted (%q): %s\n%s", s.Status().State, v, p.Log())
+	}
+}
+
+// A position that the servers have not reached, as after the restore of an older backup: the relay halts, says so, and
+// neither begins at "now" nor spins.
+func TestTokenFromTheFuture(t *testing.T) {
+	t.Parallel()
+	s, topics := interrupted(t)
+	before := len(topics.All())
+	time, _ := resume.Token(s.Watcher().Lookup("token").Document()).ClusterTime()
+	data := fmt.Sprintf("82%08X%08X2B0229296E04", time.T+7200, 1)
+	setToken(t, s, resume.TokenOf(data), bson.E{Key: "clusterTime", Value: bson.Timestamp{T: time.T + 7200, I: 1}})
+	p := s.Start()
+	p.TookOver()
+	kit.Eventually(t, "a status that says halted", func() bool { st := s.Status(); return st.State == "halted" && st.Reason != "" })
+	if code, body := p.Get("/readyz"); code == 200 {
+		t.Errorf("a halted relay is ready: %s", body)
+	}
+	if n := len(topics.All()); n != before {
+		t.Errorf("%d records appeared although the position is lost", n-before)
+	}
+	t.Log(s.Status().Reason)
+}
+
+// Another list of collections is another pipeline: the stream is opened by time, and nothing is lost or repeated, in the
+// old collection and in the new one.
+func TestWatchListChanged(t *testing.T) {
+	t.Parallel()
+	s, topics := interrupted(t)
+	second := s.DB.Collection("outbox2")
+	for i := range 20 {
+		s.Append(second, kit.Event("order", "second", i, 50))
+	}
+	s.Set("watch", []string{s.DB.Name() + ".outbox", s.DB.Name() + ".outbox2"})
+	p := s.Start()
+	p.TookOver()
+	s.Write(kit.Load{Events: 100}).Wait()
+	for i := range 20 {
+		s.Append(second, kit.Event("order", "third", i, 50))
+	}
+	v := s.Check(topics)
+	t.Log(v)
+	// And back. A kill in between would let the change of the list be seen in the records: those of one collection carry
+	// no outrelay-ns, so a read-back would not know them again.
+	p.Term()
+	p.Wait()
+	s.Set("watch", []string{s.DB.Name() + ".outbox"})
+	s.Write(kit.Load{Events: 100}).Wait()
+	s.Start().TookOver()
+	s.Check(topics)
+}
+
+// An outbox in which nothing happens keeps its place in the stream while its neighbour is busy, and so the position that a
+// successor opens is young.
+func TestIdleOutboxBesideABusyNeighbour(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	history := s.Follow()
+	topics := s.Read()
+	p := s.Start()
+	p.TookOver()
+	s.Append(s.Outbox(), kit.Event("order", "k", 1, 20))
+	s.Check(topics)
+	began := history.Await("a token", func(v kit.Version) bool { return !v.Token.IsZero() })
+	neighbour := s.DB.Collection("neighbour")
+	docs := make([]bson.D, 500)
+	for i := range docs {
+		docs[i] = bson.D{{Key: "pad", Value: make([]byte, 500)}}
+	}
+	var last bson.Timestamp
+	for range 10 {
+		if _, err := neighbour.InsertMany(t.Context(), docs); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var now struct{ OperationTime bson.Timestamp }
+	if err := s.DB.RunCommand(t.Context(), bson.D{{Key: "ping", Value: 1}}).Decode(&now); err != nil {
+		t.Fatal(err)
+	}
+	if last = now.OperationTime; !last.After(began.ClusterTime) {
+		t.Fatal("the neighbour wrote nothing")
+	}
+	v := history.Await("a position behind what the neighbour wrote", func(v kit.Version) bool { return !v.ClusterTime.Before(last) })
+	if v.Epoch != 1 {
+		t.Errorf("epoch %d: the owner changed", v.Epoch)
+	}
+	p.Kill()
+	s.Append(s.Outbox(), kit.Event("order", "k", 2, 20))
+	s.Start().TookOver()
+	s.Check(topics)
+	history.Check()
+}
