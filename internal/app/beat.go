@@ -38,18 +38,22 @@ func (r *Relay) beat(ctx context.Context) error {
 }
 
 func (r *Relay) sign(ctx context.Context) {
+	ask, stop := context.WithTimeout(ctx, beatEvery/2) // a mute broker must not cost this node its sign of life
+	_, err := r.kafka.Health(ask)
+	stop()
+	if ctx.Err() != nil {
+		return
+	}
+	reachable := err == nil
+	r.reachable.Store(reachable)
+	r.metrics.KafkaReachable.Set(number(reachable))
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	r.state.set("kafka reachable", text, false)
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	_, err := r.kafka.Health(ctx)
-	reachable := err == nil
-	r.metrics.KafkaReachable.Set(number(reachable))
-	if ctx.Err() == nil || reachable {
-		if reachable {
-			r.state.set("kafka reachable", "", false)
-		} else {
-			r.state.set("kafka reachable", err.Error(), false)
-		}
-	}
 	since := time.Duration(-1)
 	if at := r.acked.Load(); at > 0 {
 		since = time.Since(time.Unix(0, at))

@@ -13,33 +13,51 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// claimCollections finds what the watcher reads and registers it: a collection belongs to one watcher (N25).
-func (t *term) claimCollections(ctx context.Context, doc *lease.Document) error {
+// findCollections lists what the watcher reads, and what it has claimed before. A watcher with claims has had a position,
+// because the first position is saved before the first claim: without one its document has vanished.
+func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []store.Claim, err error) {
 	var dbs []string
 	if db, _ := t.scope.Target(); db != "" {
 		dbs = []string{db}
 	}
-	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
-		t.outboxes, err = store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
+	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+		found, err := store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
+		t.watched(found)
 		return err
-	}); err != nil {
-		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	var claims []store.Claim
-	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
 		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
 		return err
-	}); err != nil {
-		return err
-	}
-	if doc.Epoch == 1 && doc.Position().IsZero() && len(claims) > 0 {
-		return &HaltError{
+	})
+	if err == nil && doc.Position().IsZero() && doc.Gap == nil && len(claims) > 0 {
+		err = &HaltError{
 			What: "the watcher document of " + t.cfg.Watcher + " vanished: its place in the stream is lost",
 			Fix:  "run `outrelay recover`, which sweeps the collections; nothing is lost meanwhile",
 		}
 	}
+	return claims, err
+}
+
+// outboxes is a copy of the list of what is watched.
+func (t *term) outboxes() []store.Outbox {
+	t.known.Lock()
+	defer t.known.Unlock()
+	return slices.Clone(t.known.outboxes)
+}
+
+func (t *term) watched(list []store.Outbox) {
+	t.known.Lock()
+	defer t.known.Unlock()
+	t.known.outboxes = list
+}
+
+// claimCollections registers what the watcher reads: a collection belongs to one watcher (N25).
+func (t *term) claimCollections(ctx context.Context, claims []store.Claim) error {
 	t.collections = map[[16]byte]bool{}
-	for _, o := range t.outboxes {
+	for _, o := range t.outboxes() {
 		if !o.Identified() {
 			t.log.Warn("the identity of a collection cannot be read; a re-created one will not be told apart", "collection", o.NS(), "advice", "grant listCollections on its database")
 			continue
@@ -77,18 +95,19 @@ func (t *term) adopt(ctx context.Context, ev *changestream.Event) error {
 	if err := t.claim(ctx, o, false); err != nil {
 		return err
 	}
-	t.outboxes = slices.DeleteFunc(t.outboxes, func(x store.Outbox) bool { return x.NS() == o.NS() })
-	t.outboxes = append(t.outboxes, o)
+	t.watched(append(slices.DeleteFunc(t.outboxes(), func(x store.Outbox) bool { return x.NS() == o.NS() }), o))
 	t.log.Info("a new collection is watched", "collection", o.NS())
-	t.index(ctx, o)
+	t.later(func(ctx context.Context) { t.index(ctx, o) })
 	list := t.identities()
-	return t.held.Save(ctx, lease.Update{Collections: &list})
+	err := t.held.Save(ctx, lease.Update{Collections: &list})
+	t.progress.ticks.Add(1) // a batch may bring many new collections
+	return err
 }
 
 // identities is what the watcher document says of the collections.
 func (t *term) identities() []lease.Collection {
 	out := []lease.Collection{}
-	for _, o := range t.outboxes {
+	for _, o := range t.outboxes() {
 		if o.Identified() {
 			out = append(out, lease.Collection{NS: o.NS(), UUID: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: slices.Clone(o.UUID[:])}})
 		}
@@ -104,7 +123,7 @@ func resumeCollection(c lease.Collection) resume.Collection {
 
 // indexes makes the indexes that are missing, beside the delivery: without them nothing is lost, only slow.
 func (t *term) indexes(ctx context.Context) {
-	for _, o := range slices.Clone(t.outboxes) {
+	for _, o := range t.outboxes() {
 		if ctx.Err() != nil {
 			return
 		}

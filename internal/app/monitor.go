@@ -56,6 +56,11 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 				t.log.Error("a stage does not move; the lease is no longer renewed, so that another process takes over", "for", stalledAfter)
 				t.state.hung()
 				t.stopRenewing()
+				end(fmt.Errorf("%w: a stage does not move", errStepDown))
+				return
+			}
+			if !t.pending() {
+				acked = watch{}
 			}
 			if t.outdone(ctx, acked.see(t.progress.acked.Load(), now), now) {
 				end(fmt.Errorf("%w: no ack for %s while another node reaches Kafka", errStepDown, stalledAfter))
@@ -69,22 +74,28 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 // the stream is away and says so.
 func (t *term) hangs(now time.Time, w *watch) bool {
 	disp := t.delivering.Load()
-	if disp == nil || disp.Waiting() || t.stream.State().Phase != changestream.Live {
+	if disp == nil || disp.Waiting() || !t.held.Valid() || t.stream.State().Phase != changestream.Live {
 		*w = watch{}
 		return false
 	}
 	return w.see(t.progress.ticks.Load(), now) > stalledAfter
 }
 
-// outdone is N6: no progress for 30 s with work pending, while another live node reports Kafka reachable.
-func (t *term) outdone(ctx context.Context, idle time.Duration, now time.Time) bool {
-	if idle < stalledAfter || now.Sub(t.stepped) < stepDownEvery {
-		return false
+// pending reports whether there is work that Kafka should take: events that are not resolved, or a take-over.
+func (t *term) pending() bool {
+	disp := t.delivering.Load()
+	if disp == nil {
+		return true
 	}
-	if disp := t.delivering.Load(); disp != nil {
-		if n, _ := disp.Unresolved(); n == 0 {
-			return false
-		}
+	n, _ := disp.Unresolved()
+	return n > 0
+}
+
+// outdone is N6: no progress for 30 s with work pending, while another live node reports Kafka reachable. A target that no
+// node could write, such as a missing topic, is no reason: they would hand the lease to each other for ever.
+func (t *term) outdone(ctx context.Context, idle time.Duration, now time.Time) bool {
+	if idle < stalledAfter || now.Sub(t.stepped) < stepDownEvery || t.reachable.Load() && !t.unreachable {
+		return false
 	}
 	other, err := t.nodes.AnotherReachesKafka(ctx, t.cfg.Node, staleAfter)
 	if err != nil || !other {
@@ -110,10 +121,13 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 		t.state.set("stream", stream.Reason, stream.Phase == changestream.ConfigError)
 	}
 	var blocked []Blocked
-	t.metrics.BlockedTargets.Reset()
+	t.unreachable = false
 	for _, b := range t.sink.State() {
+		if b.Count == 0 {
+			continue
+		}
 		blocked = append(blocked, Blocked{Topic: b.Topic, Reason: b.Reason, Since: b.Since, Count: b.Count})
-		t.metrics.BlockedTargets.WithLabelValues(b.Topic, b.Kind).Set(float64(b.Count))
+		t.unreachable = t.unreachable || b.Away()
 	}
 	for _, s := range disp.Stuck() {
 		blocked = append(blocked, Blocked{Topic: s.Topic, Reason: s.Reason, Since: s.Since, Count: s.Count})

@@ -38,21 +38,22 @@ type Relay struct {
 	metrics *metrics.Set
 	version string
 
-	state    *state
-	clock    serverClock
-	mongo    *clients
-	kafka    *kafka.Client
-	lease    *lease.Lease
-	nodes    *store.Nodes
-	events   *store.Events
-	registry *store.Registry
-	acked    atomic.Int64 // when Kafka acked last, Unix nanoseconds
-	scope    *changestream.Scope
-	router   *routing.Router
-	preset   *routing.Preset
-	fenced   []time.Time // when Kafka fenced this owner although it held the lease (N5)
-	stepped  time.Time   // when it last stepped down for lack of progress (N6)
-	running  running
+	state     *state
+	clock     serverClock
+	mongo     *clients
+	kafka     *kafka.Client
+	lease     *lease.Lease
+	nodes     *store.Nodes
+	events    *store.Events
+	registry  *store.Registry
+	reachable atomic.Bool  // Kafka answered the last heartbeat's question
+	acked     atomic.Int64 // when Kafka acked last, Unix nanoseconds
+	scope     *changestream.Scope
+	router    *routing.Router
+	preset    *routing.Preset
+	fenced    []time.Time // when Kafka fenced this owner although it held the lease (N5)
+	stepped   time.Time   // when it last stepped down for lack of progress (N6)
+	running   running
 }
 
 // New builds a relay; it does no I/O. Every error it returns is one of the configuration.
@@ -173,7 +174,7 @@ func (r *Relay) ended(err error) (again bool, halt *HaltError) {
 		return true, nil
 	case errors.Is(err, kafka.ErrBroken):
 		r.log.Warn("Kafka forgot the producer's sequence; taking over anew with a read-back", "reason", err)
-		return true, nil
+		return false, nil // after a wait: an answer that persists must not burn producer epochs
 	case errors.Is(err, kafka.ErrFenced):
 		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over anew", "reason", err)
 		return true, r.fencedAgain(time.Now(), err)

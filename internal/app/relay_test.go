@@ -261,7 +261,7 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	}
 	b.append(1)
 	stop = b.start()
-	b.log.wait(t, "vanished")
+	b.log.wait(t, "vanished") // so the document is there again
 	waitFor(t, func() bool { return b.status().State == "halted" })
 	if err := stop(); err != nil {
 		t.Fatal(err)

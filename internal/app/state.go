@@ -82,6 +82,13 @@ func (s *state) hung() {
 	s.dead = errors.New("a stage stands still; restart the process")
 }
 
+// moves takes a hang back: a new term has begun.
+func (s *state) moves() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.dead = nil
+}
+
 // Live implements httpapi's Health: the process is dead only when a stage of it hangs.
 func (s *state) Live() error {
 	s.mu.Lock()

@@ -36,7 +36,15 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err != nil {
 		return none, err
 	}
-	if err := t.claimCollections(ctx, &doc); err != nil {
+	claims, err := t.findCollections(ctx, &doc)
+	if err != nil {
+		return none, err
+	}
+	start, err := t.startFrom(ctx, &doc, began)
+	if err != nil {
+		return none, err
+	}
+	if err := t.claimCollections(ctx, claims); err != nil {
 		return none, err
 	}
 	disp := t.newDispatcher()
@@ -46,11 +54,6 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	}
 	t.disp, t.sink = disp, sink
 	disp.Use(sink)
-
-	start, err := t.startFrom(ctx, &doc, began)
-	if err != nil {
-		return none, err
-	}
 	disp.Start(t.from)
 	// What is committed from here on cannot have been read back: the read-back ended before.
 	until, err := t.operationTime(ctx)
@@ -63,7 +66,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.pump = t.newPump(&doc, until)
 	g.Go(func() error { return endOf(work, sink.Run(work)) })
 	g.Go(func() error { return endOf(work, disp.Run(work)) })
-	g.Go(func() error { t.indexes(ctx); return nil })
+	t.later(t.indexes)
 	t.delivering.Store(disp)
 	t.running.set(t)
 	t.log.Info("took over", "watcher", t.cfg.Watcher, "node", t.cfg.Node, "position", t.from.Token.String(), "time", t.from.ClusterTime.T)
@@ -233,7 +236,10 @@ func (t *term) describe(ctx context.Context) {
 	if !ok || reached.Compare(t.from) <= 0 {
 		return
 	}
-	if err := t.held.Save(ctx, *t.fresh); err != nil {
+	u := *t.fresh
+	identities := t.identities()
+	u.Collections, u.Checkpoint = &identities, t.checkpoint() // the hash never stands beside an older position
+	if err := t.held.Save(ctx, u); err != nil {
 		return // said by the renewal, which meets the same
 	}
 	t.fresh = nil
@@ -259,7 +265,7 @@ func (t *term) firstStart(ctx context.Context, now bson.Timestamp) (at bson.Time
 	}
 	ctx = mongo.NewSessionContext(ctx, session)
 	oldest := now
-	for _, c := range t.outboxes {
+	for _, c := range t.outboxes() {
 		coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
 		if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
 			ts, ok, err := store.OldestTS(ctx, coll)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -21,8 +22,12 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// errStopping ends the reading of a term that is drained next.
-var errStopping = errors.New("stopping")
+var (
+	// errStopping ends the reading of a term that is drained next.
+	errStopping = errors.New("stopping")
+	// errReadEnded ends what goes beside the reading, when that has ended by itself.
+	errReadEnded = errors.New("reading ended")
+)
 
 // term is one stretch of ownership: from the acquisition of the lease to its release or loss.
 type term struct {
@@ -38,10 +43,15 @@ type term struct {
 
 	delivering   atomic.Pointer[dispatch.Dispatcher] // set when the take-over is done
 	stopRenewing func()
-	readers      sync.WaitGroup
-	byTime       bool // the stream was already reopened by time behind a gap
+	readers      sync.WaitGroup              // joined last: nobody waits for them before the lease is released
+	later        func(func(context.Context)) // runs beside the term, joined with readers
+	unreachable  bool                        // what waits does so because brokers are away; the monitor's
+	known        struct {
+		sync.Mutex
+		outboxes []store.Outbox // what is watched, as far as it is known
+	}
+	byTime bool // the stream was already reopened by time behind a gap
 
-	outboxes    []store.Outbox
 	collections map[[16]byte]bool // claimed by this watcher (N25)
 	from        resume.Position   // where the stream was started
 	fresh       *lease.Update     // what describes the new stream, to be saved once the watermark has passed from
@@ -66,6 +76,8 @@ func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
 	t.stopRenewing = stopRenewing
 	g.Go(func() error { return endOf(renew, held.Run(renew)) }) // renewed all through the take-over (N1)
 
+	t.later = func(f func(context.Context)) { t.readers.Go(func() { f(work) }) }
+	r.state.moves()
 	err := t.run(stop, work, g)
 	if cause := context.Cause(work); cause != nil && !errors.Is(cause, context.Canceled) {
 		err = cause // a stage ended the term; what run saw is its consequence
@@ -102,8 +114,6 @@ func (t *term) run(stop, work context.Context, g *errgroup.Group) error {
 	defer context.AfterFunc(stop, func() { stopRead(errStopping) })()
 	var watching sync.WaitGroup
 	watching.Go(func() { t.monitor(read, stopRead) })
-	defer watching.Wait()
-	defer stopRead(errStopping)
 
 	t.state.setRole(RoleTakeOver)
 	start, err := t.takeOver(read, work, g)
@@ -111,6 +121,9 @@ func (t *term) run(stop, work context.Context, g *errgroup.Group) error {
 		t.state.setRole(RoleOwner)
 		err = t.read(read, start)
 	}
+	// The monitor ends before a halt looks at control itself: it must not swallow what an operator wants.
+	stopRead(errReadEnded)
+	watching.Wait()
 	cause := context.Cause(read)
 	if work.Err() != nil {
 		return context.Cause(work)
@@ -122,7 +135,7 @@ func (t *term) run(stop, work context.Context, g *errgroup.Group) error {
 	switch {
 	case errors.Is(cause, errStopping):
 		return nil
-	case cause != nil:
+	case !errors.Is(cause, errReadEnded):
 		return cause
 	}
 	return t.halted(stop, work, err)
@@ -162,10 +175,28 @@ func (t *term) drain(work context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(work, t.cfg.Drain)
 	defer cancel()
-	if err := t.disp.Drain(ctx); err != nil {
-		n, _ := t.disp.Unresolved()
-		t.log.Warn("the drain time is over; the next owner reads back what is in flight", "unresolved", n, "drain", t.cfg.Drain)
+	for acked := int64(-1); t.drainStep(ctx) != nil; {
+		if ctx.Err() != nil || acked == t.progress.acked.Load() && t.blocked() {
+			n, _ := t.disp.Unresolved()
+			t.log.Warn("not everything that was read could be delivered; the next owner does it", "unresolved", n)
+			break
+		}
+		acked = t.progress.acked.Load()
 	}
+}
+
+// drainStep is how often a drain looks whether anything still moves.
+const drainStep = 250 * time.Millisecond
+
+func (t *term) drainStep(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, drainStep)
+	defer cancel()
+	return t.disp.Drain(ctx)
+}
+
+// blocked reports whether something waits for what a drain cannot bring.
+func (t *term) blocked() bool {
+	return len(t.disp.Stuck()) > 0 || slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 })
 }
 
 // release writes the last checkpoint and gives the lease back.
@@ -230,13 +261,17 @@ func (t *term) announce(ctx context.Context, kind store.Kind, fields bson.D) {
 
 // retryFenced repeats a fenced write until it succeeds, the lease is lost, or ctx ends.
 func (t *term) retryFenced(ctx context.Context, op func() error) error {
-	return retry.Do(ctx, retry.Reopen, func(context.Context) error {
+	err := retry.Do(ctx, retry.Reopen, func(context.Context) error {
 		err := op()
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
 		}
 		return err
 	}, func(err error, _ time.Duration) { t.report("mongodb", err, false) })
+	if err == nil {
+		t.state.clear("mongodb")
+	}
+	return err
 }
 
 var _ dispatch.Sink = (*kafka.Sink)(nil)

@@ -40,7 +40,9 @@ func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Clien
 // kafkaEvent notes what the fence found, for people who ask afterwards.
 func (t *term) kafkaEvent(e fence.Event) {
 	kind := store.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
-	go t.announce(context.WithoutCancel(t.held.Context()), kind, bson.D{{Key: "topic", Value: e.Topic}, {Key: "text", Value: e.Text}})
+	t.later(func(ctx context.Context) {
+		t.announce(ctx, kind, bson.D{{Key: "topic", Value: e.Topic}, {Key: "text", Value: e.Text}})
+	})
 }
 
 // gauges gives the metrics that are read when they are scraped their sources.

@@ -24,13 +24,15 @@ func newBudget(total int64) *budget {
 	return b
 }
 
-// reserve blocks until n bytes (at most the whole share) are free and ready() holds, or ctx ends. wait is called once,
-// without the lock, before it blocks for the first time.
+// fits reports whether n more bytes may be read now: they fit into the share, or nothing else is in use.
+func (b *budget) fits(n int64) bool { return b.used+n <= b.share || b.used == 0 }
+
+// reserve blocks until n bytes fit and ready() holds, or ctx ends. wait is called once, without the lock, before it blocks
+// for the first time.
 func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait func()) error {
-	n = min(n, b.share)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.used+n <= b.share && ready() {
+	if b.fits(n) && ready() {
 		b.used += n
 		return nil
 	}
@@ -41,7 +43,7 @@ func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait f
 	b.mu.Lock()
 	b.waiting++
 	defer func() { b.waiting-- }()
-	for b.used+n > b.share || !ready() {
+	for !b.fits(n) || !ready() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
@@ -51,10 +53,10 @@ func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait f
 	return nil
 }
 
-// release gives n bytes of one envelope back.
+// release gives n bytes back.
 func (b *budget) release(n int64) {
 	b.mu.Lock()
-	b.used = max(b.used-min(n, b.share), 0)
+	b.used = max(b.used-n, 0)
 	b.mu.Unlock()
 	b.changed.Broadcast()
 }

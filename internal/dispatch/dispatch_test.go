@@ -127,6 +127,25 @@ func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 	}
 }
 
+func TestN13_FanOutReleasesWhatItReserved(t *testing.T) {
+	t.Parallel()
+	d, s, _ := start(t, Config{Budget: 400}) // the stream's share is 300
+	it := &Item{CommitMS: 1}
+	for _, topic := range []string{"a", "b", "c", "d"} {
+		it.Records = append(it.Records, record.Record{Topic: topic, Value: make([]byte, 125)})
+	}
+	if err := d.Deliver(t.Context(), it); err != nil { // 500 bytes, alone
+		t.Fatal(err)
+	}
+	for range it.Records {
+		<-s.got
+	}
+	d.Acked(record.TopicPartition{Topic: "a"}, 0, []record.Ticket{0}, 125)
+	if _, b := d.Unresolved(); b != 375 {
+		t.Fatalf("%d bytes in use after one of four targets, want 375: more than was reserved was given back", b)
+	}
+}
+
 func TestN13_WindowOfTickets(t *testing.T) {
 	t.Parallel()
 	d, s, _ := start(t, Config{MaxTickets: 2})

@@ -112,3 +112,7 @@ func topicObstacle(topic string, err error, creates bool) obstacle {
 	}
 	return obstacle{kindRefused, fmt.Sprintf("topic %q: Kafka answers %v", topic, err)}
 }
+
+// Away reports whether the records wait for brokers, which another node may reach, rather than for something that nobody
+// can write now.
+func (b Blocked) Away() bool { return b.Kind == kindUnreachable || b.Kind == kindNoLeader }
