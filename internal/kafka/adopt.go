@@ -231,15 +231,17 @@ type outcome struct {
 	size   int
 }
 
-// forward is Send for a record that has waited. The lock is held, so what is to be told is returned.
+// forward is Send for a record that has waited. The lock is held, so what is to be told is returned; finish tells it.
 func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket, size int, told []outcome) []outcome {
 	p, why := s.target(t, rec)
 	if why != nil {
 		why.ID, why.NS = identity(rec)
+		s.telling.Add(1)
 		return append(told, outcome{tp: record.TopicPartition{Topic: t.name}, ticket: k, why: why, size: size})
 	}
 	if !p.quarantine {
 		if tp, at, ok := s.known(p, rec); ok {
+			s.telling.Add(1)
 			return append(told, outcome{tp: tp, at: at, ticket: k, size: size})
 		}
 	}
@@ -262,6 +264,7 @@ func (s *Sink) finish(told []outcome) {
 		}
 		s.hit(o.tp, o.at, o.ticket, o.size)
 	}
+	s.telling.Add(-int32(len(told)))
 	s.mu.Lock()
 	s.resolved(len(told), bytes)
 	s.mu.Unlock()

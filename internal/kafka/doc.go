@@ -8,7 +8,8 @@
 //
 // Blocking: Send and Flush never block on Kafka. Open blocks until earlier owners are fenced and read back; Run works
 // until its context ends or the sink is fenced or broken. Callbacks come from Run's goroutines, or from within Send, and
-// never while a lock is held that Send needs.
+// never while a lock is held that Send needs, but for Idle: nothing may be sent while it moves a stored offset. So a
+// receiver must not call the sink under a lock that Idle takes; Recycle, which needs no lock of Send's, is the exception.
 //
 // Cost: a record is copied once, into the bytes that are sent; no allocation while buffers are warm. A lane (one for each
 // broker) has one request in flight and sends what has gathered meanwhile, without linger: batches grow with the load.

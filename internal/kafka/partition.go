@@ -19,6 +19,8 @@ type part struct {
 	hint int        // bytes of the last batch: where the next one's buffer begins
 	end  int64      // one above the last offset that was acked
 
+	sends uint64 // records ever queued
+
 	leader int32
 	lane   *lane // of the leader; nil without one
 	busy   bool  // a lane works on the head, or its answer is being told

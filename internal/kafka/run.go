@@ -86,9 +86,10 @@ func (s *Sink) house(ctx context.Context) error {
 
 // idleOffsets is N8's refresh: where nothing of ours is queued or in flight, whatever we send next will stand at or above
 // the end that the leader tells now. Not during a replay: what was read back stands below. Not in quarantine: it was not
-// read yet.
+// read yet. Not if anything was sent while the leader was asked: its answer may lie above that record. So the receiver
+// hears of it under the lock, before the next record can be sent.
 func (s *Sink) idleOffsets(ctx context.Context) {
-	parts, layout := s.idle()
+	parts, sends, layout := s.idle()
 	if len(parts) == 0 {
 		return
 	}
@@ -97,31 +98,43 @@ func (s *Sink) idleOffsets(ctx context.Context) {
 		wake(s.renew) // a leader that is dead or has moved
 		s.log.Debug("asking for the ends of idle partitions", "error", err)
 	}
-	for tp, end := range ends { // N8
-		s.acks.Idle(tp, end)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.telling.Load() > 0 { // a hit stands below the end; the next round comes
+		return
+	}
+	for i, tp := range parts {
+		p := s.part(tp)
+		if end, ok := ends[tp]; ok && s.resting(p) && p.sends == sends[i] { // N8
+			s.acks.Idle(tp, end)
+		}
 	}
 }
 
-// idle lists the partitions with nothing of ours on its way, and their leaders.
-func (s *Sink) idle() ([]record.TopicPartition, *Layout) {
+// resting reports whether nothing of ours is on its way to p, or may stand in it unread. The lock is held.
+func (s *Sink) resting(p *part) bool {
+	return !s.replay && len(p.q) == 0 && !p.busy && !p.quarantine
+}
+
+// idle lists the partitions with nothing of ours on its way, how much was ever sent to them, and their leaders.
+func (s *Sink) idle() (parts []record.TopicPartition, sends []uint64, _ *Layout) {
 	layout := &Layout{Brokers: s.c.layout.Load().Brokers, Topics: map[string]TopicLayout{}}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.replay {
-		return nil, layout
+		return nil, nil, layout
 	}
-	var parts []record.TopicPartition
 	for name, t := range s.topics {
 		leaders := make([]PartitionLayout, len(t.parts))
 		for i, p := range t.parts {
 			leaders[i].Leader = p.leader
-			if len(p.q) == 0 && !p.busy && !p.quarantine && p.lane != nil {
-				parts = append(parts, p.tp)
+			if s.resting(p) && p.lane != nil {
+				parts, sends = append(parts, p.tp), append(sends, p.sends)
 			}
 		}
 		layout.Topics[name] = TopicLayout{Partitions: leaders}
 	}
-	return parts, layout
+	return parts, sends, layout
 }
 
 // Blocked is a target whose records wait.

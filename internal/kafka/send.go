@@ -40,8 +40,10 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	}
 	if s.replay && !p.quarantine {
 		if tp, at, ok := s.known(p, rec); ok {
+			s.telling.Add(1)
 			s.mu.Unlock()
 			s.hit(tp, at, t, size)
+			s.telling.Add(-1)
 			return nil
 		}
 	}
@@ -175,6 +177,7 @@ func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
 		p.open = b
 	}
 	s.put(b, rec, t, size)
+	p.sends++
 	s.list(p)
 }
 

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/kafka/batch"
@@ -48,6 +49,8 @@ type Sink struct {
 	expiry  fence.Expiry
 
 	drainLimit time.Duration
+
+	telling atomic.Int32 // hits that were found under the lock and are told without it
 
 	tickets ticketLists
 	adopt   chan struct{} // one token: a topic waits for adoption
