@@ -44,8 +44,6 @@ type outcome struct {
 	Error   string `json:"error,omitempty"`
 }
 
-func (o outcome) rate() float64 { return perSecond(o.Events, o.Began, o.Ended) }
-
 func perSecond(events int, began, ended int64) float64 {
 	if ended <= began {
 		return 0

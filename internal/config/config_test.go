@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -43,7 +44,7 @@ func mustLoad(t *testing.T, text string, env, set []string) Config {
 func problems(t *testing.T, text string, env, set []string) []string {
 	t.Helper()
 	_, _, err := Load(write(t, text), env, set)
-	p, ok := err.(*Problems)
+	p, ok := errors.AsType[*Problems](err)
 	if !ok {
 		t.Fatalf("error is %T: %v", err, err)
 	}

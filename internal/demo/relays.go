@@ -229,7 +229,7 @@ func (r *relays) await(ctx context.Context, x *relay, what string, done func() b
 		case <-ctx.Done():
 			return fmt.Errorf("relay %s did not %s within %v: %w; the end of its log:\n%s", x.node, what, readyWithin, context.Cause(ctx), tail(x))
 		case <-x.prog.Done():
-			return fmt.Errorf("relay %s ended (%v) before it could %s; the end of its log:\n%s", x.node, x.prog.Err(), what, tail(x))
+			return fmt.Errorf("relay %s ended (%w) before it could %s; the end of its log:\n%s", x.node, x.prog.Err(), what, tail(x))
 		case <-tick.C:
 		}
 	}

@@ -115,7 +115,7 @@ func awaitLeader(ctx context.Context, cl *kafka.Client, topic string, p, to int)
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("broker %d does not lead %s/%d: %w (last answer: %v)", to, topic, p, context.Cause(ctx), err)
+			return fmt.Errorf("broker %d does not lead %s/%d: %w (last answer: %w)", to, topic, p, context.Cause(ctx), err)
 		case <-tick.C:
 		}
 	}

@@ -90,7 +90,7 @@ func (c cache) lock(ctx context.Context, name string, waiting func()) (unlock fu
 	ok, err := l.TryLock()
 	if err == nil && !ok {
 		waiting()
-		ok, err = l.TryLockContext(ctx, 100*time.Millisecond)
+		_, err = l.TryLockContext(ctx, 100*time.Millisecond)
 	}
 	if err != nil {
 		_ = l.Close()

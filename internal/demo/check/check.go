@@ -60,17 +60,16 @@ const (
 )
 
 type event struct {
-	id      string
-	state   state
-	altered bool
-	n       uint64 // place among its key's events
-	key     string
-	topics  []string
-	sum     uint64 // of the value; 0 is not compared
-	seen    []string
-	at      time.Time // of the acknowledged commit
-	last    time.Time // of the newest first record
-	done    time.Time // when nothing more was to come of it
+	id     string
+	state  state
+	n      uint64 // place among its key's events
+	key    string
+	topics []string
+	sum    uint64 // of the value; 0 is not compared
+	seen   []string
+	at     time.Time // of the acknowledged commit
+	last   time.Time // of the newest first record
+	done   time.Time // when nothing more was to come of it
 }
 
 // wants reports whether the event belongs into topic.
