@@ -47,6 +47,8 @@ type Scene struct {
 	Prefix  string          // of the topics: <Prefix>.<aggregate type>
 	Brokers []string
 	Ledger  *Ledger
+	// Route says which topics an aggregate type is to reach; by default the one that Topic names.
+	Route func(aggregateType string) []string
 
 	tb      testing.TB
 	config  map[string]any
@@ -69,6 +71,7 @@ func New(tb testing.TB, o Options) *Scene {
 	s := &Scene{Client: client, Brokers: brokers, tb: tb, Ledger: newLedger()}
 	tb.Cleanup(func() { s.clean() })
 	name := stacktest.Name(tb)
+	s.Route = func(aggregateType string) []string { return []string{s.Topic(aggregateType)} }
 	s.DB, s.State, s.Prefix = client.Database(name), client.Database(name+"_state"), name
 	if o.MongoURI != "" {
 		uri = o.MongoURI

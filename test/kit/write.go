@@ -123,7 +123,7 @@ func (w *Writing) work(ctx context.Context, worker int) {
 		events := w.events(keys[at], 1+turn%w.load.PerTx, numbers)
 		// A begun transaction is finished also when the load is stopped: its fate is then known.
 		fate, err := w.transaction(context.WithoutCancel(ctx), events, turn%w.load.AbortEvery == 0)
-		w.scene.Ledger.Add(entries(w.scene.DB.Name()+".outbox", w.scene.Prefix, fate, events)...)
+		w.scene.Ledger.Add(w.scene.entries(w.scene.DB.Name()+".outbox", fate, events)...)
 		if err != nil {
 			w.failed.Add(1)
 			if !w.load.Tolerant {
@@ -183,11 +183,11 @@ func Event(aggregateType, key string, n, size int) event.Event {
 }
 
 // entries are the ledger's lines for events with a payload of bytes.
-func entries(ns, prefix string, fate Fate, events []event.Event) []Entry {
+func (s *Scene) entries(ns string, fate Fate, events []event.Event) []Entry {
 	out := make([]Entry, len(events))
 	for i, e := range events {
 		v := parse(e)
-		out[i] = Entry{NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: []string{prefix + "." + e.AggregateType()},
+		out[i] = Entry{NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: s.Route(e.AggregateType()),
 			Payload: v.payload, Null: v.null, Headers: e.Headers(), Fate: fate, At: time.Now()}
 	}
 	return out
@@ -227,7 +227,7 @@ func (s *Scene) Append(coll *mongo.Collection, events ...event.Event) {
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-	s.Ledger.Add(entries(coll.Database().Name()+"."+coll.Name(), s.Prefix, Committed, events)...)
+	s.Ledger.Add(s.entries(coll.Database().Name()+"."+coll.Name(), Committed, events)...)
 }
 
 // Outbox is the scene's own.

@@ -1,0 +1,345 @@
+//go:build unix
+
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// An event of two topics is delivered to both, in order in each, also across a kill.
+func TestFanOut(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order", "audit"}})
+	both := []string{s.Topic("order"), s.Topic("audit")}
+	s.Set("topics.rules", []any{map[string]any{"match": map[string]any{"aggregatetype": "order"}, "to": both}})
+	s.Route = func(string) []string { return both }
+	topics := s.Read("order", "audit")
+	p := s.Start()
+	p.TookOver()
+	load := s.Write(kit.Load{Rate: 500})
+	topics.Distinct(400)
+	p.Kill()
+	s.Start().TookOver()
+	topics.Distinct(2*s.Ledger.Committed() + 100)
+	load.Stop()
+	s.Check(topics)
+}
+
+// Two tenants of one pattern, with equal ids in string form, beside a collection that only looks alike; a tenant that
+// appears later is found.
+func TestTwoTenantsWithEqualIDs(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	s.Set("watch", []string{s.Prefix + "_t*.outbox"})
+	topics := s.Read()
+	tenant := func(name string) func(from, to int) {
+		coll := s.Client.Database(s.Prefix + "_" + name).Collection("outbox")
+		return func(from, to int) {
+			for i := from; i < to; i++ {
+				s.Append(coll,
+					event.New("order", "k", "Changed", []byte(name), event.WithID(fmt.Sprintf("id-%d", i))),
+					event.New("order", "k", "Changed", []byte(name), event.WithID(fmt.Sprintf("0190c0de-0000-7000-8000-%012d", i))))
+			}
+		}
+	}
+	one, two, late := tenant("t1"), tenant("t2"), tenant("t3")
+	one(0, 10)
+	two(0, 10)
+	if _, err := s.Client.Database(s.Prefix+"_x").Collection("outbox").InsertOne(t.Context(), event.New("order", "k", "Foreign", "not of the pattern")); err != nil {
+		t.Fatal(err)
+	}
+	p := s.Start()
+	p.TookOver()
+	one(10, 20)
+	two(10, 20)
+	late(0, 10)
+	topics.Distinct(2 * (20 + 20 + 10))
+	p.Kill()
+	one(20, 30)
+	two(20, 30)
+	s.Start().TookOver()
+	s.Check(topics)
+}
+
+// Documents as Debezium's users write them: no stamp, no headers, ids and aggregate ids of any type, a payload that is a
+// document.
+func TestDocumentsInDebeziumsShape(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	s.Start().TookOver()
+	oid, owner := bson.NewObjectID(), bson.NewObjectID()
+	ns := s.DB.Name() + ".outbox"
+	for _, c := range []struct {
+		id, aggregateID, payload any
+		wantID, key, value       string
+	}{
+		{oid, int32(7), bson.D{{Key: "total", Value: 12.5}}, oid.Hex(), "7", `{"total":12.5}`},
+		{"plain", int64(1) << 40, "text", "plain", "1099511627776", "text"},
+		{bson.NewObjectID().Hex(), owner, bson.Binary{Data: []byte{0, 1}}, "", owner.Hex(), "\x00\x01"},
+	} {
+		doc := bson.D{{Key: "_id", Value: c.id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: c.aggregateID}, {Key: "type", Value: "Placed"}, {Key: "payload", Value: c.payload}}
+		if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
+			t.Fatal(err)
+		}
+		if c.wantID == "" {
+			c.wantID = c.id.(string)
+		}
+		s.Ledger.Add(kit.Entry{NS: ns, ID: c.wantID, Key: c.key, Topics: []string{s.Topic("order")}, Payload: []byte(c.value)})
+	}
+	s.Check(topics)
+	ambiguous := topics.Record("a string id that looks like an ObjectId", func(r *kit.Record) bool { return string(r.Key) == owner.Hex() })
+	if got := ambiguous.Header("outrelay-id-type"); got != "string" {
+		t.Errorf("outrelay-id-type %q of an id that could be two", got)
+	}
+}
+
+// N17: each class that is dead at once leaves its letter, and its neighbours of the same key are delivered in order.
+func TestDeadAtOnce(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order", "narrow"}, Partitions: 1, Topic: []kafka.ConfigEntry{{ConfigName: "max.message.bytes", ConfigValue: "20000"}}})
+	s.Set("topics.allow", []string{s.Prefix + ".*"})
+	topics := s.Read()
+	s.Start().TookOver()
+	ns := s.DB.Name() + ".outbox"
+	big := make([]byte, 100_000)
+	huge := make([]byte, 2<<20)
+	for i, c := range []struct {
+		class record.Class
+		ev    event.Event
+		doc   bson.D
+	}{
+		{class: record.Malformed, doc: bson.D{{Key: "_id", Value: "no-type"}, {Key: "aggregateid", Value: "k"}, {Key: "payload", Value: "x"}}},
+		{class: record.Malformed, doc: bson.D{{Key: "_id", Value: "bad-header"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "k"}, {Key: "type", Value: "x"},
+			{Key: "payload", Value: "x"}, {Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "id"}, {Key: "v", Value: bson.Binary{Data: []byte("mine")}}}}}}},
+		{class: record.NotAllowed, ev: event.New("order", "k", "x", "p", event.WithID("not-allowed"), event.WithTopic("somewhere-else"))},
+		{class: record.PartitionOutOfRange, ev: event.New("order", "k", "x", "p", event.WithID("partition"), event.WithPartition(99))},
+		{class: record.Expired, ev: event.New("order", "k", "x", "p", event.WithID("expired"), event.WithExpiresAt(time.Now().Add(-time.Hour)))},
+		{class: record.MessageTooLarge, ev: event.New("order", "k", "x", big, event.WithID("too-large-for-the-topic"))},
+		{class: record.MessageTooLarge, ev: event.New("order", "k", "x", huge, event.WithID("too-large-for-any"))},
+	} {
+		s.Append(s.Outbox(), kit.Event("order", "k", 2*i, 50))
+		raw, err := bson.Marshal(c.doc)
+		id := ""
+		if c.doc == nil {
+			raw, err = c.ev.MarshalBSON()
+			id = c.ev.ID().String()
+		} else {
+			id = c.doc[0].Value.(string)
+		}
+		if err == nil {
+			_, err = s.Outbox().InsertOne(t.Context(), bson.Raw(raw))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.Topic("order")}})
+		s.Ledger.Dead(ns, id)
+		s.Append(s.Outbox(), kit.Event("order", "k", 2*i+1, 50))
+		s.Check(topics)
+		s.CheckDead()
+		var letter deadletter.Dead
+		if err := s.DB.Collection("outbox_dead").FindOne(t.Context(), bson.D{{Key: "_id.id", Value: id}}).Decode(&letter); err != nil {
+			t.Fatalf("%s: %v", id, err)
+		}
+		switch {
+		case letter.Class != c.class, letter.Reason == "", letter.ID.NS != ns, letter.ID.Delivery != 0, letter.Source.Kind != "relay", letter.MovedAt.IsZero(), len(letter.Attempts) != 1, letter.Pos == "":
+			t.Errorf("%s: letter %+v", id, letter)
+		case strings.Contains(letter.Reason, "mine"):
+			t.Errorf("%s: the reason quotes what the envelope holds: %s", id, letter.Reason)
+		}
+		if c.doc != nil && string(letter.Envelope) != string(raw) {
+			t.Errorf("%s: the letter's envelope is not the one that was inserted", id)
+		}
+		if got, err := letter.Envelope.LookupErr("payload"); err == nil && c.doc == nil {
+			if want := bson.Raw(raw).Lookup("payload"); !got.Equal(want) {
+				t.Errorf("%s: the letter's payload is another one", id)
+			}
+		}
+	}
+}
+
+func TestPresets(t *testing.T) {
+	t.Parallel()
+	for preset, c := range map[string]struct {
+		set  map[string]any
+		want map[string]string
+	}{
+		"debezium":    {nil, map[string]string{}},
+		"plain":       {nil, map[string]string{"type": "Placed", "aggregatetype": "order", "aggregateid": "42", "subject": "sub"}},
+		"cloudevents": {map[string]any{"record.source": "https://shop.example/orders"}, map[string]string{"ce_specversion": "1.0", "ce_type": "Placed", "ce_source": "https://shop.example/orders", "ce_subject": "sub", "content-type": "application/json"}},
+		"structured":  {map[string]any{"record.preset": "cloudevents", "record.structured": true}, map[string]string{"content-type": "application/cloudevents+json; charset=UTF-8"}},
+	} {
+		t.Run(preset, func(t *testing.T) {
+			t.Parallel()
+			s := kit.New(t, kit.Options{Set: c.set})
+			if preset != "structured" {
+				s.Set("record.preset", preset)
+			}
+			topics := s.Read()
+			s.Start().TookOver()
+			ev := event.New("order", "42", "Placed", bson.D{{Key: "total", Value: 1}}, event.WithSubject("sub"), event.WithContentType("application/json"), event.WithHeader("own", []byte("h")))
+			s.Append(s.Outbox(), ev)
+			r := topics.Record("the event", func(r *kit.Record) bool { return true })
+			if r.Headers[0].Key != "id" || r.Header("id") != ev.ID().String() || r.Header("own") != "h" || string(r.Key) != "42" {
+				t.Errorf("headers %v, key %q", r.Headers, r.Key)
+			}
+			for name, want := range c.want {
+				if got := r.Header(name); got != want {
+					t.Errorf("header %s is %q, want %q", name, got, want)
+				}
+			}
+			if preset == "debezium" && len(r.Headers) != 2 {
+				t.Errorf("headers %v: Debezium's router adds id and the envelope's own alone", r.Headers)
+			}
+			if preset != "structured" {
+				if string(r.Value) != `{"total":1}` {
+					t.Errorf("value %s", r.Value)
+				}
+				return
+			}
+			var ce struct {
+				ID, Type, Source, Subject string
+				Data                      struct{ Total int }
+			}
+			if err := json.Unmarshal(r.Value, &ce); err != nil || ce.ID != ev.ID().String() || ce.Type != "Placed" || ce.Subject != "sub" || ce.Source == "" || ce.Data.Total != 1 {
+				t.Errorf("value %s: %v", r.Value, err)
+			}
+		})
+	}
+}
+
+func TestTopicsAreCreatedOnDemand(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{}, Set: map[string]any{"topics.create": map[string]any{"partitions": 3, "replication": 1, "configs": map[string]any{"retention.ms": 3600000}}}})
+	s.Start().TookOver()
+	s.Write(kit.Load{Events: 50, Type: "fresh"}).Wait()
+	topics := s.Read("fresh")
+	s.Check(topics)
+	cl, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	admin := kadm.NewClient(cl)
+	t.Cleanup(func() { deleteTopics(t, s.Brokers, s.Topic("fresh")) })
+	list, err := admin.ListTopics(t.Context(), s.Topic("fresh"))
+	if err != nil || len(list[s.Topic("fresh")].Partitions) != 3 {
+		t.Errorf("%v: %v", err, list)
+	}
+	configs, err := admin.DescribeTopicConfigs(t.Context(), s.Topic("fresh"))
+	if err != nil || len(configs) != 1 {
+		t.Fatal(err)
+	}
+	for _, c := range configs[0].Configs {
+		if c.Key == "retention.ms" && c.MaybeValue() != "3600000" {
+			t.Errorf("retention.ms %s", c.MaybeValue())
+		}
+	}
+}
+
+func deleteTopics(t *testing.T, brokers []string, names ...string) {
+	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: &kafka.Transport{}, Timeout: 10 * time.Second}
+	_, _ = cl.DeleteTopics(t.Context(), &kafka.DeleteTopicsRequest{Topics: names})
+	cl.Transport.(*kafka.Transport).CloseIdleConnections()
+}
+
+// A topic that is missing keeps its events, says so, and gets them in order once it is there; the others flow meanwhile.
+func TestMissingTopic(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	p := s.Start()
+	p.TookOver()
+	missing := make([]event.Event, 30)
+	for i := range missing {
+		missing[i] = kit.Event("missing", "k", i, 50)
+	}
+	s.Append(s.Outbox(), missing[:10]...)
+	kit.Eventually(t, "the missing topic in status", func() bool {
+		b := s.Status().Blocked
+		return len(b) == 1 && b[0].Topic == s.Topic("missing") && b[0].Reason != "" && b[0].Count == 10
+	})
+	orders := s.Read()
+	for i := range 50 {
+		s.Append(s.Outbox(), kit.Event("order", "other", i, 50))
+	}
+	orders.Distinct(50)
+	s.Append(s.Outbox(), missing[10:20]...)
+	// A take-over in between finds the same state.
+	p.Kill()
+	p = s.Start()
+	p.TookOver()
+	s.Append(s.Outbox(), missing[20:]...)
+	stacktest.CreateTopic(t, s.Topic("missing"), 3)
+	s.Check(s.Read("order", "missing"))
+	kit.Eventually(t, "nothing blocked", func() bool { st := s.Status(); return len(st.Blocked) == 0 && st.State == "live" })
+}
+
+// The very first start: with what the outbox holds, with nothing of it, or from a time on.
+func TestFirstStart(t *testing.T) {
+	t.Parallel()
+	for _, start := range []string{"backlog", "now", "time"} {
+		t.Run(start, func(t *testing.T) {
+			t.Parallel()
+			s := kit.New(t, kit.Options{})
+			ns := s.DB.Name() + ".outbox"
+			early := make([]event.Event, 20)
+			for i := range early {
+				early[i] = kit.Event("order", "early", i, 30)
+			}
+			s.Append(s.Outbox(), early...)
+			// Times of a start have whole seconds.
+			began := clusterTime(t, s)
+			kit.Eventually(t, "the next second of the server", func() bool {
+				_, _ = s.DB.Collection("clock").InsertOne(t.Context(), bson.D{})
+				return clusterTime(t, s) > began
+			})
+			switch start {
+			case "now":
+				s.Set("start", "now")
+			case "time":
+				s.Set("start", time.Unix(int64(began)+1, 0).UTC().Format(time.RFC3339))
+				s.Append(s.Outbox(), kit.Event("order", "late", 0, 30))
+			}
+			if start != "backlog" {
+				for _, e := range early {
+					s.Ledger.Dead(ns, e.ID().String()) // not to be delivered
+				}
+			}
+			topics := s.Read()
+			p := s.Start()
+			p.TookOver()
+			s.Append(s.Outbox(), kit.Event("order", "late", 1, 30))
+			s.Check(topics)
+			// A second start takes no notice of the setting: there is a position.
+			p.Kill()
+			s.Append(s.Outbox(), kit.Event("order", "late", 2, 30))
+			s.Start().TookOver()
+			s.Check(topics)
+		})
+	}
+}
+
+func clusterTime(t *testing.T, s *kit.Scene) uint32 {
+	t.Helper()
+	var now struct{ OperationTime bson.Timestamp }
+	if err := s.DB.RunCommand(t.Context(), bson.D{{Key: "ping", Value: 1}}).Decode(&now); err != nil {
+		t.Fatal(err)
+	}
+	return now.OperationTime.T
+}
