@@ -121,11 +121,10 @@ func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*
 // let opens a partition: of what has waited, the records that were found in it are acked, the others are sent. The lock
 // is held.
 func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
+	s.learn(p, tail)
 	p.quarantine, p.undrained = false, false
 	p.moves()
 	p.end, p.used, p.seq = max(p.end, tail.Next), time.Now(), 0
-	p.hits, p.flag = tail.Hits, tail.OutOfRange || tail.Truncated
-	p.t.hits += tail.Hits.Len()
 	held := p.q
 	p.q, p.open = nil, nil
 	var told []outcome
@@ -140,12 +139,26 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 		s.tickets.put(b.tickets)
 		s.discard(b)
 	}
+	p.mine = nil
 	if !s.replay { // what follows cannot have been sent before
 		p.t.hits -= p.hits.Len()
 		p.hits, p.flag, p.t.sent = nil, false, nil
 	}
 	s.list(p)
 	return told
+}
+
+// learn takes over what was found in a partition. After a move of our own that is, from the end of what was acked on, what
+// this term has sent without an answer, and all of it is in the queue; what the take-over had found, below, still counts.
+// A log that does not reach that far any more, or was read from its start, has lost or contains that. The lock is held.
+func (s *Sink) learn(p *part, tail *fence.Tail) {
+	flag := tail.OutOfRange || tail.Truncated
+	if p.undrained && tail.From >= p.end {
+		p.mine, p.flag = tail.Hits, p.flag || flag
+		return
+	}
+	p.t.hits += tail.Hits.Len() - p.hits.Len()
+	p.hits, p.flag = tail.Hits, flag
 }
 
 // keepAlive touches what Kafka would forget (H1, H2).

@@ -32,6 +32,7 @@ type part struct {
 	flag       bool         // a stretch was not read back: what is sent in the replay may be a second copy
 	used       time.Time    // last batch or marker of our producer id, for the keep-alive
 	hits       *fence.Known // N7: what a read-back has found, while it counts
+	mine       *fence.Known // what this term has sent itself, found after a move of its own; while what waited is looked up
 	why        obstacle     // what holds it, for State
 	since      time.Time
 	tries      int

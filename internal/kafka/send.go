@@ -118,15 +118,19 @@ func tooLarge(t *topic, size int) *record.Refusal {
 // known looks a record up in what was read back (N7), and remembers what is sent instead.
 //
 // N10: after one record of a key was sent in this replay, nothing later of that key in that topic is skipped: in a
-// compacted topic the later value must stand behind the earlier one again. The lock is held.
+// compacted topic the later value must stand behind the earlier one again. What this term has sent itself does stand
+// behind it. The lock is held.
 func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64, bool) {
 	t := p.t
-	if t.hits == 0 {
+	if t.hits == 0 && p.mine.Len() == 0 {
 		return p.tp, 0, false
 	}
 	id, ok := fence.IdentityOf(rec.Headers)
 	if !ok {
 		return p.tp, 0, false
+	}
+	if at, ok := p.mine.Take(id); ok {
+		return p.tp, at, true
 	}
 	if rec.Key != nil {
 		if _, sent := t.sent[string(rec.Key)]; sent {

@@ -1,0 +1,108 @@
+package kafka
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// successor sends n records of one key to a topic of one partition, crashes, and returns the next owner, which does not
+// run yet and has them all to send again.
+func successor(t *testing.T, n int) (r *rig, topic string) {
+	t.Helper()
+	topic = stacktest.Topic(t, 1)
+	txid, c := "outrelay.test."+topic, &claims{}
+	first := takeOver(t, txid, c)
+	for i := range n {
+		first.send(t, rec(topic, "k", fmt.Sprintf("k/%d", i)))
+	}
+	first.Flush()
+	first.acks.resolved(n)
+	if err := first.kill(); err != nil {
+		t.Fatal(err)
+	}
+	return open(t, setUp{txid: txid, claims: c, noRun: true}), topic
+}
+
+// sequence sends records from to, exclusive, of the one key.
+func (r *rig) sequence(t *testing.T, topic string, from, to int) {
+	t.Helper()
+	for i := from; i < to; i++ {
+		r.send(t, rec(topic, "k", fmt.Sprintf("k/%d", i)))
+	}
+	r.Flush()
+}
+
+// hold puts the only partition into quarantine as a move of our own does.
+func (r *rig) hold(topic string) *part {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.topics[topic].parts[0]
+	p.quarantine, p.undrained = true, true
+	p.hold(obstacle{kindQuarantined, "moved"}, time.Now())
+	return p
+}
+
+func TestN07_AMoveOfOurOwnKeepsWhatTheTakeOverHasFound(t *testing.T) {
+	t.Parallel()
+	r, topic := successor(t, 10)
+	r.sequence(t, topic, 0, 3) // found
+	p := r.hold(topic)
+	r.sequence(t, topic, 3, 12)
+	tp := record.TopicPartition{Topic: topic}
+	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: p.end, Next: p.end, Hits: &fence.Known{}}}); err != nil {
+		t.Fatal(err)
+	}
+	r.run(t)
+	r.acks.resolved(12)
+	inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
+	if r.topics[topic].hits != 0 {
+		t.Errorf("%d hits are left", r.topics[topic].hits)
+	}
+}
+
+// What the move of our own finds was sent in this term, so that N10 has nothing against it.
+func TestN10_DoesNotApplyToWhatThisTermHasSent(t *testing.T) {
+	t.Parallel()
+	r, topic := successor(t, 10)
+	p := r.hold(topic)
+	r.mu.Lock() // as if this term had sent all of it, without an answer, while hits of others were left
+	tail := &fence.Tail{From: p.end, Next: p.end, Hits: p.hits}
+	p.hits, p.t.hits = nil, 1
+	p.t.sent = map[string]struct{}{"k": {}}
+	r.mu.Unlock()
+	r.sequence(t, topic, 0, 12)
+	tp := record.TopicPartition{Topic: topic}
+	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+		t.Fatal(err)
+	}
+	r.run(t)
+	r.acks.resolved(12)
+	inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
+}
+
+// A log that was read from its start contains what the take-over had found, where it stands now.
+func TestN07_OutOfRangeAfterAMoveReplacesWhatWasFound(t *testing.T) {
+	t.Parallel()
+	r, topic := successor(t, 10)
+	p := r.hold(topic)
+	r.mu.Lock()
+	tail := &fence.Tail{From: 0, Next: p.end, Hits: p.hits, OutOfRange: true}
+	p.hits = &fence.Known{}
+	r.mu.Unlock()
+	r.sequence(t, topic, 0, 12)
+	tp := record.TopicPartition{Topic: topic}
+	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+		t.Fatal(err)
+	}
+	if !p.flag {
+		t.Error("what follows is not flagged")
+	}
+	r.run(t)
+	r.acks.resolved(12)
+	inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
+}
