@@ -1,0 +1,305 @@
+package reconcile
+
+import (
+	"container/heap"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// MinMargin is the least that a sweep begins before the stretch: a stamp is taken when a transaction inserts, the stream's
+// order is that of commits, and a transaction may last for a minute unless the server is told otherwise.
+const MinMargin = 5 * time.Minute
+
+const (
+	markEvery     = 256      // envelopes between two calls of Reached
+	leastReply    = 16 << 10 // bytes that a reply may have, however many collections there are
+	defaultMemory = 8 << 20
+)
+
+// Envelope is an undelivered document of an outbox, as it was inserted or as an update left it. Its slices are valid
+// during the call that they are given to.
+type Envelope struct {
+	DB, Coll []byte
+	TS       bson.Timestamp // the server's stamp; zero if there is none
+	Raw      bson.Raw
+}
+
+// Publisher takes what a sweep finds.
+type Publisher interface {
+	// Deliver hands one envelope on, in the order of the calls. It may block. Its error ends the sweep.
+	Deliver(ctx context.Context, e *Envelope) error
+	// Reached says that every envelope with a stamp up to cursor, and every one without a stamp, was delivered.
+	Reached(ctx context.Context, cursor bson.Timestamp) error
+	// Trouble hears of a read that failed and is tried again.
+	Trouble(err error)
+}
+
+// Sweep is one pass over a stretch whose change stream is lost. All fields but Cursor, Margin and Memory are needed.
+type Sweep struct {
+	Client      *mongo.Client
+	Collections []store.Outbox
+	// From is a cluster time up to which everything committed was delivered; zero means that nothing is known, and all
+	// envelopes are swept. To is the time at which the stream goes on: later stamps are its to bring.
+	From, To bson.Timestamp
+	// Cursor is where an earlier pass over the same stretch broke off: up to it everything is delivered, and everything
+	// without a stamp, too. Zero: there was none.
+	Cursor bson.Timestamp
+	// Margin is how long before From stamps may be of envelopes that were committed after it. Defaults to MinMargin.
+	Margin time.Duration
+	// Memory bounds the replies that are held at a time. Defaults to 8 MiB.
+	Memory int64
+	// Skip gets the ids that the stream may bring once more, and keeps out those that it has already from an earlier pass.
+	Skip      *Skip
+	Publisher Publisher
+}
+
+// Result counts what became of the envelopes that were found.
+type Result struct {
+	Swept   int64 // handed on
+	Skipped int64 // known from an earlier pass
+}
+
+// Lower is the stamp behind which the sweep begins.
+func (s *Sweep) Lower() bson.Timestamp {
+	margin := s.Margin
+	if margin == 0 {
+		margin = MinMargin
+	}
+	low := before(s.From, margin)
+	if s.Cursor.After(low) {
+		return s.Cursor
+	}
+	return low
+}
+
+// Run sweeps until the end of the stretch and returns nil, or until ctx ends or the publisher refuses; then it returns the
+// cause of the one or the error of the other. It may be called once.
+func (s *Sweep) Run(ctx context.Context) (Result, error) {
+	r := &pass{Sweep: s}
+	if s.Margin == 0 {
+		s.Margin = MinMargin
+	}
+	if s.Memory == 0 {
+		s.Memory = defaultMemory
+	}
+	s.Skip.to = s.To
+	s.Skip.partial = s.Skip.partial || !s.Cursor.IsZero()
+	err := r.run(ctx)
+	if err == nil {
+		err = s.Publisher.Reached(ctx, s.To)
+	}
+	if err == nil {
+		s.Skip.until, err = r.now(ctx)
+	}
+	return r.Result, err
+}
+
+// pass is the state of one Run.
+type pass struct {
+	*Sweep
+	Result
+	heap merge
+	done bson.Timestamp // everything up to here was handed on
+	n    int
+}
+
+func (r *pass) run(ctx context.Context) error {
+	defer func() {
+		for _, s := range r.heap {
+			s.close(ctx)
+		}
+	}()
+	if r.Cursor.IsZero() {
+		for _, c := range r.Collections {
+			if err := r.unstamped(ctx, c); err != nil {
+				return err
+			}
+		}
+	}
+	low := r.Lower()
+	for _, c := range r.Collections {
+		s := r.source(c)
+		s.last = low
+		if err := r.push(ctx, s); err != nil {
+			return err
+		}
+	}
+	r.done = low
+	for len(r.heap) > 0 {
+		s := r.heap[0]
+		if err := r.passed(ctx, s.ts); err != nil {
+			return err
+		}
+		// A stamp below this one is that of no open transaction at the end of the stretch.
+		keep := s.ts.After(before(r.To, r.Margin))
+		if err := r.deliver(ctx, s, keep); err != nil {
+			return err
+		}
+		more, err := r.next(ctx, s)
+		switch {
+		case err != nil:
+			return err
+		case more:
+			heap.Fix(&r.heap, 0)
+		default:
+			heap.Pop(&r.heap)
+		}
+	}
+	return nil
+}
+
+// passed tells the publisher from time to time how far the sweep came: between two stamps, never among equal ones.
+func (r *pass) passed(ctx context.Context, ts bson.Timestamp) error {
+	if r.n++; r.n < markEvery || ts == r.done {
+		r.done = ts
+		return nil
+	}
+	r.n = 0
+	reached := r.done
+	r.done = ts
+	return r.Publisher.Reached(ctx, reached)
+}
+
+func (r *pass) source(c store.Outbox) *source {
+	return &source{
+		coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), to: r.To,
+		at: map[string]struct{}{}, target: max(int(r.Memory)/max(len(r.Collections), 1), leastReply),
+	}
+}
+
+// unstamped sweeps what only its presence tells of, in the order of insertion.
+func (r *pass) unstamped(ctx context.Context, c store.Outbox) error {
+	s := r.source(c)
+	s.unstamped = true
+	defer s.close(ctx)
+	for {
+		more, err := r.next(ctx, s)
+		if err != nil || !more {
+			return err
+		}
+		if err := r.deliver(ctx, s, true); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *pass) push(ctx context.Context, s *source) error {
+	more, err := r.next(ctx, s)
+	if more {
+		heap.Push(&r.heap, s)
+	}
+	return err
+}
+
+// next waits out the faults of the server: what is lost in the stream is nowhere else.
+func (r *pass) next(ctx context.Context, s *source) (more bool, err error) {
+	if more, err = s.next(ctx); err == nil {
+		return more, nil
+	}
+	err = r.waitOut(ctx, err, func(ctx context.Context) (err error) {
+		more, err = s.next(ctx)
+		return err
+	})
+	return more, err
+}
+
+func (r *pass) waitOut(ctx context.Context, err error, op func(context.Context) error) error {
+	back := retry.Reopen.Start()
+	for err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		r.Publisher.Trouble(err)
+		if back.Wait(ctx) != nil {
+			return context.Cause(ctx)
+		}
+		err = op(ctx)
+	}
+	return nil
+}
+
+func (r *pass) deliver(ctx context.Context, s *source, keep bool) error {
+	if keep && r.Skip.has(s.db, s.name, byte(s.id.Type), s.id.Value) {
+		r.Skipped++
+		return nil
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	crash.At("mid-sweep")
+	e := Envelope{DB: s.db, Coll: s.name, TS: s.ts, Raw: s.cur.Current}
+	if err := r.Publisher.Deliver(ctx, &e); err != nil {
+		return err
+	}
+	r.Swept++
+	if keep {
+		r.Skip.add(s.db, s.name, byte(s.id.Type), s.id.Value)
+	}
+	return nil
+}
+
+// now is the cluster's time after the last read: what is committed later was not seen.
+func (r *pass) now(ctx context.Context) (at bson.Timestamp, err error) {
+	ask := func(ctx context.Context) error {
+		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+		defer cancel()
+		raw, err := r.Client.Database("admin").RunCommand(call, bson.D{{Key: "ping", Value: 1}}).Raw()
+		if err != nil {
+			return fmt.Errorf("asking for the cluster's time: %w", err)
+		}
+		var ok bool
+		if at.T, at.I, ok = raw.Lookup("operationTime").TimestampOK(); !ok {
+			return errors.New("asking for the cluster's time: the server gives none")
+		}
+		return nil
+	}
+	err = r.waitOut(ctx, ask(ctx), ask)
+	return at, err
+}
+
+// Margin is how long before a stretch a sweep has to begin on this server: twice the life of a transaction, at least
+// MinMargin. A server that does not tell is taken for one with the default.
+func Margin(ctx context.Context, client *mongo.Client) time.Duration {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	var reply struct {
+		Seconds int64 `bson:"transactionLifetimeLimitSeconds"`
+	}
+	cmd := bson.D{{Key: "getParameter", Value: 1}, {Key: "transactionLifetimeLimitSeconds", Value: 1}}
+	if client.Database("admin").RunCommand(ctx, cmd).Decode(&reply) != nil {
+		return MinMargin
+	}
+	return max(MinMargin, 2*time.Duration(reply.Seconds)*time.Second)
+}
+
+// merge orders sources by the stamp of their next envelope; equal stamps, by name, so that a repetition is the same.
+type merge []*source
+
+func (m merge) Len() int { return len(m) }
+func (m merge) Less(i, j int) bool {
+	if c := m[i].ts.Compare(m[j].ts); c != 0 {
+		return c < 0
+	}
+	if a, b := string(m[i].db), string(m[j].db); a != b {
+		return a < b
+	}
+	return string(m[i].name) < string(m[j].name)
+}
+func (m merge) Swap(i, j int) { m[i], m[j] = m[j], m[i] }
+func (m *merge) Push(x any)   { *m = append(*m, x.(*source)) }
+func (m *merge) Pop() any {
+	old := *m
+	s := old[len(old)-1]
+	old[len(old)-1] = nil
+	*m = old[:len(old)-1]
+	return s
+}
