@@ -13,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -49,7 +50,51 @@ func (x *exceptions) letter(ctx context.Context, e *dispatch.Exception) (deadlet
 	if e.Raw != nil {
 		return l, nil
 	}
-	return l, x.refetch(ctx, e, &l)
+	if e.Floor.Token.IsZero() { // swept: the stream may not reach back to it
+		if found, err := x.find(ctx, e, &l); found || err != nil {
+			return l, err
+		}
+	}
+	err := x.refetch(ctx, e, &l)
+	if err != nil && ctx.Err() == nil {
+		if found, _ := x.find(ctx, e, &l); found {
+			return l, nil
+		}
+	}
+	return l, err
+}
+
+// find reads the envelope from its collection, for a record whose place in the stream is lost.
+func (x *exceptions) find(ctx context.Context, e *dispatch.Exception, l *deadletter.Letter) (bool, error) {
+	var dbs []string
+	if db, _ := x.t.scope.Target(); db != "" {
+		dbs = []string{db}
+	}
+	outboxes, err := store.ListOutboxes(ctx, x.t.mongo.state, x.t.scope.Matches, dbs...)
+	if err != nil {
+		return false, err
+	}
+	text := string(e.ID)
+	for _, o := range outboxes {
+		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
+			continue
+		}
+		for _, id := range []event.ID{event.ParseID(text), event.NewID(text)} {
+			kind, val, err := id.MarshalBSONValue()
+			if err != nil {
+				return false, err
+			}
+			raw, err := store.Fetch(ctx, x.t.mongo.stream.Database(o.DB).Collection(o.Coll), bson.RawValue{Type: bson.Type(kind), Value: val})
+			if errors.Is(err, store.ErrNotFound) {
+				continue
+			}
+			if err == nil {
+				l.NS, l.Raw, l.Pos = o.NS(), raw, ""
+			}
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 // refetch reads the image of an envelope again from the stream, behind the watermark: the sink keeps encoded records only,

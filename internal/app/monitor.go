@@ -71,10 +71,10 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 }
 
 // hangs reports whether the pump or the reader stands still without a reason: not for room in the budget, and not because
-// the stream is away and says so.
+// the stream is away and says so. A sweep waits for replies with deadlines of its own.
 func (t *term) hangs(now time.Time, w *watch) bool {
 	disp := t.delivering.Load()
-	if disp == nil || disp.Waiting() || !t.held.Valid() || t.stream.State().Phase != changestream.Live {
+	if disp == nil || disp.Waiting() || !t.held.Valid() || t.sweeping.Load() != nil || t.stream.State().Phase != changestream.Live {
 		*w = watch{}
 		return false
 	}

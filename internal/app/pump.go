@@ -10,6 +10,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -34,6 +35,7 @@ type pump struct {
 	replay replay
 	tick   func() // after each batch, empty ones too
 
+	skip        *reconcile.Skip   // what a sweep has sent of the stream that follows it; nil when the stream is past that
 	collections map[[16]byte]bool // registered as ours (N25)
 	adopt       func(ctx context.Context, ev *changestream.Event) error
 	dropExpired bool
@@ -115,8 +117,16 @@ func (p *pump) one(ctx context.Context, raw []byte) error {
 		}
 		p.last = p.ev.UUID
 	}
+	if p.skip != nil && p.wasSwept() {
+		return nil
+	}
+	return p.hand(ctx, p.ev.WallMS)
+}
+
+// hand brings the present event to the dispatcher.
+func (p *pump) hand(ctx context.Context, commitMS int64) error {
 	it := &p.item
-	*it = dispatch.Item{CommitMS: p.ev.WallMS, Raw: p.ev.Document, DB: p.ev.DB, Coll: p.ev.Coll, Pos: p.ev.Data, Records: it.Records[:0]}
+	*it = dispatch.Item{CommitMS: commitMS, Raw: p.ev.Document, DB: p.ev.DB, Coll: p.ev.Coll, Pos: p.ev.Data, Records: it.Records[:0]}
 	if err := p.fill(it); err != nil {
 		return p.refused(ctx, it, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // reopen decides what follows an end of the stream: another start, or none, and then the error to end the term with.
@@ -23,21 +24,24 @@ func (t *term) reopen(ctx context.Context, err error) (changestream.Start, error
 	if !ok {
 		return changestream.Start{}, err
 	}
-	t.metrics.Gaps.WithLabelValues(gap.Reason).Inc()
 	at, hasTime := gap.Position.Time()
-	if hasTime && !t.byTime && !gap.Ahead {
+	if hasTime && !gap.Position.Token.IsZero() && gap.Position.Compare(t.byTime) != 0 && !gap.Ahead {
 		// What the token cannot do, the time may: if the oplog still holds it, nothing is lost (design of the gap path, step 2).
-		t.byTime = true
+		t.byTime = gap.Position.Clone()
 		t.log.Warn("the stream does not go on from its token; reopening it by time", "reason", gap)
 		t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: gap.Reason}, {Key: "code", Value: gap.Code}, {Key: "reopened", Value: "by time"}})
 		return changestream.Start{Position: gap.Position, At: &at}, nil
 	}
-	t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: gap.Reason}, {Key: "code", Value: gap.Code}})
-	return changestream.Start{}, &HaltError{
-		What: "the change stream cannot go on",
-		Err:  gap,
-		Fix:  "no envelope is lost: they are in the outbox; a sweep of the collection has to deliver what lies behind the gap (outrelay recover)",
+	t.metrics.Gaps.WithLabelValues(gap.Reason).Inc()
+	if t.cfg.LostHistory == resume.HaltLostHistory {
+		t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: gap.Reason}, {Key: "code", Value: gap.Code}})
+		return changestream.Start{}, &HaltError{
+			What: "the change stream cannot go on",
+			Err:  gap,
+			Fix:  "no envelope is lost: they are in the outbox; set lost_history: sweep, and the relay delivers what lies behind the gap",
+		}
 	}
+	return t.openGap(ctx, gap)
 }
 
 // behindInvalidate goes on behind the drop or rename of the watched collection, or halts, by policy.

@@ -22,7 +22,7 @@ type Blocked struct {
 // Stats is what the owner writes with each renewal, so that status needs no way to the process itself.
 type Stats struct {
 	At         time.Time `bson:"at"`    // when it was taken, by the owner's clock
-	State      string    `bson:"state"` // taking-over, live, reopening, config_error, waiting, halted …
+	State      string    `bson:"state"` // taking-over, live, sweeping, reopening, config_error, waiting, halted …
 	Reason     string    `bson:"reason,omitempty"`
 	LagMS      int64     `bson:"lagMs"`
 	Rate       float64   `bson:"rate"` // acked records per second
@@ -74,6 +74,9 @@ func (v *termStats) observe(now time.Time, t *term, disp *dispatch.Dispatcher, s
 		v.s.State, v.s.Reason = "blocked", blocked[0].Reason
 	} else if disp.Waiting() {
 		v.s.State, v.s.Reason = "waiting", "the memory budget is full: Kafka takes less than the stream brings"
+	}
+	if s := t.sweeping.Load(); s != nil {
+		v.s.State, v.s.Reason = "sweeping", s.text(v.s.Reason)
 	}
 	if v.halted != "" {
 		v.s.State, v.s.Reason = string(RoleHalted), v.halted

@@ -208,7 +208,10 @@ func (t *term) newPump(doc *lease.Document, until bson.Timestamp) *pump {
 // startFrom finds the place to read from, and the position to keep until the stream moves it.
 func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Timestamp) (changestream.Start, error) {
 	hash, identities := t.scope.PipelineHash(), t.identities()
-	if t.from = doc.Position(); !t.from.IsZero() {
+	if t.from = doc.Position(); doc.Gap != nil {
+		return t.resumeGap(doc)
+	}
+	if !t.from.IsZero() {
 		s := changestream.Start{Position: t.from, PipelineHash: doc.PipelineHash}
 		for _, c := range doc.Collections {
 			s.Collections = append(s.Collections, resumeCollection(c))
@@ -223,13 +226,18 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Ti
 	}
 	t.from = resume.Position{ClusterTime: at}
 	// Persisted before the first event: a crash from here on starts at the same place again.
-	err = t.held.Save(ctx, lease.Update{Checkpoint: lease.Checkpoint{Position: t.from}, PipelineHash: &hash, Collections: &identities})
-	return changestream.Start{Position: t.from}, err
+	u := lease.Update{Checkpoint: lease.Checkpoint{Position: t.from}, PipelineHash: &hash, Collections: &identities}
+	if hidden, err := t.unstampedBacklog(ctx, began); err != nil {
+		return changestream.Start{}, err
+	} else if hidden {
+		return t.planSweep(ctx, reasonBacklog, bson.Timestamp{}, began, u)
+	}
+	return changestream.Start{Position: t.from}, t.held.Save(ctx, u)
 }
 
 // describe writes what the stream watches beside the first position that was reached with it.
 func (t *term) describe(ctx context.Context) {
-	if t.fresh == nil {
+	if t.fresh == nil || t.sweeping.Load() != nil {
 		return
 	}
 	reached, ok := t.disp.Reached()

@@ -50,7 +50,10 @@ type term struct {
 		sync.Mutex
 		outboxes []store.Outbox // what is watched, as far as it is known
 	}
-	byTime bool // the stream was already reopened by time behind a gap
+	byTime   resume.Position // where the stream was reopened by time last
+	gap      *gap            // to be swept before the stream is read
+	rounds   rounds
+	sweeping atomic.Pointer[sweeping] // set while positions are those of a sweep
 
 	collections map[[16]byte]bool // claimed by this watcher (N25)
 	from        resume.Position   // where the stream was started
@@ -160,6 +163,11 @@ func (t *term) readOnce(ctx context.Context, start changestream.Start) error {
 		defer close(batches)
 		ended <- t.stream.Run(inner, start, batches)
 	})
+	if t.gap != nil {
+		if err := t.sweep(ctx); err != nil {
+			return err // the stream is held meanwhile: its first reply waits to be taken
+		}
+	}
 	if err := t.pump.run(ctx, batches); err != nil {
 		// The reader hands nothing on any more. A server may answer its last request only at the next write, so nobody
 		// waits for it before the lease is released; serve joins it.
@@ -182,6 +190,11 @@ func (t *term) drain(work context.Context) {
 			break
 		}
 		acked = t.progress.acked.Load()
+	}
+	if t.sweeping.Load() != nil {
+		if err := t.saveCursor(ctx); err != nil {
+			t.log.Warn("the place of the sweep could not be written; the next owner repeats some of it", "reason", err)
+		}
 	}
 }
 
@@ -239,11 +252,11 @@ func (t *term) halted(stop, work context.Context, err error) error {
 func (t *term) checkpoint() lease.Checkpoint {
 	c := lease.Checkpoint{Stats: t.stats.document()}
 	disp := t.delivering.Load()
-	if disp == nil {
+	if disp == nil || t.sweeping.Load() != nil {
 		return c
 	}
 	pos, ok, offsets := disp.Snapshot()
-	if ok {
+	if ok && t.sweeping.Load() == nil { // N22: while a gap is open the position stays before it
 		c.Position, c.Offsets = pos, offsets
 	}
 	return c

@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // Update is what Save changes; a nil field leaves the stored one as it is.
@@ -27,6 +28,9 @@ type Update struct {
 	Dirty        []string // added to those stored
 	Gap          *Gap
 	ClearGap     bool
+	// Rewind writes the checkpoint's position although the stored one may be beyond it: for a stored one that turned out to
+	// be of another history, so that the two have no order.
+	Rewind bool
 }
 
 // Save writes u now, fenced and majority committed, and renews with it. It is tried again until it is known to be
@@ -51,6 +55,9 @@ func (h *Held) save(ctx context.Context, u Update) error {
 		return err
 	}
 	defer h.give()
+	if u.Rewind {
+		h.written = resume.Position{}
+	}
 	set := u.fields()
 	if len(u.Offsets) > 0 {
 		h.offsets = mergeOffsets(h.offsets, u.Offsets)

@@ -83,11 +83,12 @@ func TestTokenOfAnotherStream(t *testing.T) {
 	}
 }
 
-// A position that the servers have not reached, as after the restore of an older backup: the relay halts, says so, and
-// neither begins at "now" nor spins.
+// A position that the servers have not reached, as after the restore of an older backup: by the policy halt the relay
+// halts, says so, and neither begins at "now" nor spins.
 func TestTokenFromTheFuture(t *testing.T) {
 	t.Parallel()
 	s, topics := interrupted(t)
+	s.Set("lost_history", "halt")
 	before := len(topics.All())
 	time, _ := resume.Token(s.Watcher().Lookup("token").Document()).ClusterTime()
 	data := fmt.Sprintf("82%08X%08X2B0229296E04", time.T+7200, 1)

@@ -3,7 +3,6 @@
 package kit
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // Version is the watcher document after one write, with the fields that the write changed.
@@ -179,7 +179,8 @@ func HistoryProblems(all []Version) (problems []string) {
 		if b.Seq < a.Seq || b.Seq == a.Seq && !onlyFence(b.Changed) && b.Epoch == a.Epoch {
 			bad(b, "seq was %d; changed %v", a.Seq, b.Changed)
 		}
-		if bytes.Compare([]byte(b.Token.Data()), []byte(a.Token.Data())) < 0 {
+		// Behind a gap a position is a time without a token.
+		if at := (resume.Position{Token: b.Token, ClusterTime: b.ClusterTime}); at.Compare(resume.Position{Token: a.Token, ClusterTime: a.ClusterTime}) < 0 {
 			bad(b, "the token went back from %s to %s", a.Token, b.Token)
 		}
 		if b.ClusterTime.Before(a.ClusterTime) {

@@ -1,0 +1,279 @@
+//go:build unix
+
+package fault
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// The relay was down for so long that the oplog holds neither its token nor its time. It sweeps the outbox, by itself, while
+// services go on writing and a transaction is open over the end of what was lost.
+func TestLostHistoryIsSwept(t *testing.T) {
+	t.Parallel()
+	n := 20_000
+	if *long {
+		n = 200_000
+	}
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true, Mongo: devstack.MongoOptions{
+		OplogMB: 4, Args: []string{"--syncdelay", "1"}, // the oplog is cut behind a checkpoint only
+	}})
+	s := kit.New(t, kit.Options{Stack: stack})
+	history := s.Follow()
+	topics := s.Read()
+	first := s.Start()
+	first.TookOver()
+	s.Write(kit.Load{Events: 500}).Wait()
+	s.Check(topics)
+	first.Term()
+	first.Wait()
+
+	s.Write(kit.Load{Events: n, PerTx: 40}).Wait()
+	rollOver(t, s)
+	slow := begin(t, s)
+	live := s.Write(kit.Load{Rate: 300})
+	live.Reached(100)
+	second := s.Start()
+	second.Says("sweeping the outbox")
+	slow.commit()
+	s.Append(s.Outbox(), kit.Event("order", "slow", 3, 10))
+	second.Says("the gap is closed")
+	live.Stop()
+	s.Append(s.Outbox(), kit.Event("order", "slow", 4, 10))
+	sweptClean(t, s, topics)
+	history.Check()
+	if gap := s.Watcher().Lookup("gap"); gap.Type != 0 {
+		t.Errorf("the watcher document still has the gap %s", gap)
+	}
+	for _, kind := range []string{"gap_found", "gap_closed"} {
+		if c, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: kind}}); err != nil || c == 0 {
+			t.Errorf("the log of events has no %s (%v)", kind, err)
+		}
+	}
+	_, body := second.Get("/metrics")
+	for _, want := range []string{`outrelay_gaps_total{reason="history_lost"} 1`, `outrelay_reconciled_total{class="swept"}`} {
+		if !strings.Contains(body, want) {
+			t.Errorf("the metrics do not tell %s", want)
+		}
+	}
+}
+
+// sweptClean checks what a gap may cost: nothing lost, nothing out of order, and duplicates only where they are flagged.
+func sweptClean(t *testing.T, s *kit.Scene, topics *kit.Topics) {
+	t.Helper()
+	v := s.Settled(topics)
+	t.Logf("%d events, %d records, %d duplicates", v.Events, v.Records, len(v.Duplicates))
+	v.Duplicates = nil
+	if !v.Good() {
+		t.Errorf("not as promised: %s", v)
+	}
+	seen := map[string]bool{}
+	for _, r := range topics.All() {
+		id := r.Header("id")
+		if seen[id] && r.Header("outrelay-redelivered") != "true" {
+			t.Errorf("%s of key %s stands at %s/%d@%d once more, without a flag", id, r.Key, r.Topic, r.Partition, r.Offset)
+		}
+		seen[id] = true
+	}
+}
+
+// rollOver writes beside the outbox until the oplog does not reach back to the checkpoint.
+func rollOver(t *testing.T, s *kit.Scene) {
+	t.Helper()
+	at, i := s.Watcher().Lookup("clusterTime").Timestamp()
+	position := bson.Timestamp{T: at, I: i}
+	noise := s.Client.Database(s.Prefix + "_noise").Collection("noise")
+	oplog := s.Client.Database("local").Collection("oplog.rs")
+	kit.Eventually(t, "the oplog has lost the checkpoint", func() bool {
+		for range 4 {
+			if _, err := noise.InsertOne(t.Context(), bson.D{{Key: "bytes", Value: make([]byte, 512<<10)}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var oldest struct {
+			TS bson.Timestamp `bson:"ts"`
+		}
+		if err := oplog.FindOne(t.Context(), bson.D{}, options.FindOne().SetSort(bson.D{{Key: "$natural", Value: 1}})).Decode(&oldest); err != nil {
+			t.Fatal(err)
+		}
+		return oldest.TS.After(position)
+	})
+}
+
+// open is a transaction that has appended and not yet committed.
+type open struct {
+	t      *testing.T
+	s      *kit.Scene
+	sess   *mongo.Session
+	events []event.Event
+}
+
+func begin(t *testing.T, s *kit.Scene) *open {
+	t.Helper()
+	o := &open{t: t, s: s, events: []event.Event{kit.Event("order", "slow", 1, 10), kit.Event("order", "slow", 2, 10)}}
+	box, err := outbox.New(s.DB)
+	if err == nil {
+		o.sess, err = s.Client.StartSession()
+	}
+	if err == nil {
+		t.Cleanup(func() { o.sess.EndSession(context.WithoutCancel(t.Context())) })
+		err = o.sess.StartTransaction()
+	}
+	if err == nil {
+		err = box.AppendMany(mongo.NewSessionContext(t.Context(), o.sess), o.events)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
+
+func (o *open) commit() {
+	o.t.Helper()
+	if err := o.sess.CommitTransaction(o.t.Context()); err != nil {
+		o.t.Fatal(err)
+	}
+	for _, e := range o.events {
+		raw, err := e.MarshalBSON()
+		if err != nil {
+			o.t.Fatal(err)
+		}
+		_, payload := bson.Raw(raw).Lookup("payload").Binary()
+		o.s.Ledger.Add(kit.Entry{NS: o.s.DB.Name() + ".outbox", ID: e.ID().String(), Key: e.Key(), Topics: []string{o.s.Topic("order")},
+			Payload: payload, Headers: e.Headers()})
+	}
+}
+
+// setPosition puts a position into the watcher document that no relay has reached.
+func setPosition(t *testing.T, s *kit.Scene, token any, at bson.Timestamp) {
+	t.Helper()
+	res, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}},
+		bson.D{{Key: "$set", Value: bson.D{{Key: "token", Value: token}, {Key: "clusterTime", Value: at}}}})
+	if err != nil || res.ModifiedCount != 1 {
+		t.Fatalf("setting the position: %v", err)
+	}
+}
+
+// setGap makes the watcher document that of an owner that died when it had written a gap.
+func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
+	t.Helper()
+	raw, err := s.Client.Database("admin").RunCommand(t.Context(), bson.D{{Key: "ping", Value: 1}}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, i := raw.Lookup("operationTime").Timestamp()
+	gap := lease.Gap{Reason: "history_lost", From: from, To: bson.Timestamp{T: at, I: i}, Since: time.Now()}
+	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}},
+		bson.D{{Key: "$set", Value: bson.D{{Key: "gap", Value: gap}}}}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// delivered runs a relay over some events and stops it.
+func delivered(t *testing.T, s *kit.Scene, topics *kit.Topics) {
+	t.Helper()
+	p := s.Start()
+	p.TookOver()
+	s.Write(kit.Load{Events: 200}).Wait()
+	s.Check(topics)
+	p.Term()
+	p.Wait()
+}
+
+// An owner that is killed in the middle of a sweep leaves the gap in the watcher document, and the next one goes on.
+func TestSweepGoesOnAfterAKill(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "1s", "lease.renew": "250ms"}})
+	topics := s.Read()
+	delivered(t, s, topics)
+	from, i := s.Watcher().Lookup("clusterTime").Timestamp()
+	s.Write(kit.Load{Events: 3000, PerTx: 40}).Wait()
+	setGap(t, s, bson.Timestamp{T: from, I: i})
+	live := s.Write(kit.Load{Rate: 200})
+	for _, at := range []string{"mid-sweep", "mid-sweep:1700"} {
+		p := s.StartCrashing(at)
+		if !p.Killed() {
+			t.Fatalf("it was to die at %s\n%s", at, p.Log())
+		}
+		gap, ok := s.Watcher().Lookup("gap").DocumentOK()
+		if !ok {
+			t.Fatal("the watcher document tells of no gap")
+		}
+		if at, _ := s.Watcher().Lookup("clusterTime").Timestamp(); at != from {
+			t.Errorf("the position moved to %d while the gap %s is open", at, gap)
+		}
+	}
+	last := s.Start()
+	last.Says("going on with the sweep")
+	last.Says("the gap is closed")
+	live.Stop()
+	sweptClean(t, s, topics)
+}
+
+// A token of the future is accepted by the server and never moves again. The watchdog finds out, and as nothing of such a
+// position can be believed, everything is swept.
+func TestFutureTokenIsSwept(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	delivered(t, s, topics)
+	token := s.Watcher().Lookup("token")
+	data, ok := token.Document().Lookup("_data").StringValueOK()
+	if !ok {
+		t.Fatalf("no token in %s", token)
+	}
+	raw, err := hex.DecodeString(data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	later := binary.BigEndian.Uint32(raw[1:]) + 1_000_000
+	binary.BigEndian.PutUint32(raw[1:], later)
+	setPosition(t, s, bson.D{{Key: "_data", Value: strings.ToUpper(hex.EncodeToString(raw))}}, bson.Timestamp{T: later, I: 1})
+	s.Write(kit.Load{Events: 300}).Wait()
+	p := s.Start()
+	p.Says("the gap is closed")
+	s.Append(s.Outbox(), kit.Event("order", "new", 1, 10))
+	sweptClean(t, s, topics)
+	kit.Eventually(t, "the position belongs to the cluster's own history", func() bool {
+		at, _ := s.Watcher().Lookup("clusterTime").Timestamp()
+		return at < later-500_000
+	})
+	if p.Said("level=ERROR") {
+		t.Error(fmt.Sprint("errors are logged:\n", p.Log()))
+	}
+}
+
+// Policy halt: a person decides.
+func TestLostHistoryMayHalt(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Set: map[string]any{"lost_history": "halt"}})
+	topics := s.Read()
+	delivered(t, s, topics)
+	node := "n2-" + s.Prefix[len(s.Prefix)-8:]
+	lost := stacktest.FailCommand(t, "outrelay stream "+node, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
+	p := s.Start()
+	p.Says("set lost_history: sweep")
+	lost()
+	kit.Eventually(t, "status halted", func() bool { return s.Status().State == "halted" })
+	p.Term()
+	p.Wait()
+	s.Write(kit.Load{Events: 50}).Wait()
+	s.Start() // the oplog reached back after all
+	s.Check(topics)
+}
