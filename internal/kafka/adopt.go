@@ -219,6 +219,9 @@ func (s *Sink) distribute(t *topic) []outcome {
 		s.tickets.put(b.tickets)
 		s.discard(b)
 	}
+	if !s.replay {
+		t.forget()
+	}
 	return told
 }
 

@@ -141,8 +141,7 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 	}
 	p.mine = nil
 	if !s.replay { // what follows cannot have been sent before
-		p.t.hits -= p.hits.Len()
-		p.hits, p.flag, p.t.sent = nil, false, nil
+		p.t.forget()
 	}
 	s.list(p)
 	return told

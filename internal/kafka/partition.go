@@ -123,6 +123,24 @@ func (t *topic) hold(o obstacle, now time.Time) (changed bool) {
 	return changed
 }
 
+// forget drops what was read back, after the replay; what waits for the topic or in quarantine has still to be looked up.
+func (t *topic) forget() {
+	if len(t.waiting) > 0 {
+		return
+	}
+	t.hits = 0
+	for _, p := range t.parts {
+		if p.quarantine && len(p.q) > 0 {
+			t.hits += p.hits.Len()
+			continue
+		}
+		p.hits, p.flag = nil, false
+	}
+	if t.hits == 0 {
+		t.sent = nil
+	}
+}
+
 // idle reports whether nothing is queued or in flight.
 func (t *topic) idle() bool {
 	for _, p := range t.parts {

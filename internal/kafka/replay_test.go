@@ -106,3 +106,72 @@ func TestN07_OutOfRangeAfterAMoveReplacesWhatWasFound(t *testing.T) {
 	r.acks.resolved(12)
 	inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
 }
+
+func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
+	t.Parallel()
+	t.Run("for a growing topic", func(t *testing.T) {
+		t.Parallel()
+		topic := stacktest.Topic(t, 1)
+		txid, c := "outrelay.test."+topic, &claims{}
+		first := takeOver(t, txid, c)
+		send := func(r *rig, from, to int) {
+			for i := from; i < to; i++ {
+				r.send(t, rec(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
+			}
+			r.Flush()
+		}
+		send(first, 0, 30)
+		first.acks.resolved(30)
+		if err := first.kill(); err != nil {
+			t.Fatal(err)
+		}
+		second := open(t, setUp{txid: txid, claims: c, noRun: true})
+		grow(t, topic, 4)
+		if err := second.lookUp(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		send(second, 0, 40)
+		if n := second.topics[topic].count(); n != 40 {
+			t.Fatalf("%d records wait, want all 40", n)
+		}
+		second.EndReplay()
+		send(second, 40, 50)
+		second.run(t)
+		second.acks.resolved(50)
+		inOrder(t, read(t, stacktest.Brokers(t), topic), 10, 5)
+		second.forgotten(t, topic)
+	})
+	t.Run("in quarantine", func(t *testing.T) {
+		t.Parallel()
+		r, topic := successor(t, 10)
+		r.sequence(t, topic, 0, 3)
+		p := r.hold(topic)
+		r.sequence(t, topic, 3, 11)
+		r.EndReplay()
+		r.sequence(t, topic, 11, 12)
+		tp := record.TopicPartition{Topic: topic}
+		if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: p.end, Next: p.end, Hits: &fence.Known{}}}); err != nil {
+			t.Fatal(err)
+		}
+		r.run(t)
+		r.acks.resolved(12)
+		inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
+		r.forgotten(t, topic)
+	})
+}
+
+// forgotten checks that nothing of the replay is left.
+func (r *rig) forgotten(t *testing.T, topic string) {
+	t.Helper()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	top := r.topics[topic]
+	if top.hits != 0 || top.sent != nil {
+		t.Errorf("%d hits and %d keys are left of the replay", top.hits, len(top.sent))
+	}
+	for _, p := range top.parts {
+		if p.hits != nil || p.flag {
+			t.Errorf("partition %d: %d hits, flag %t", p.tp.Partition, p.hits.Len(), p.flag)
+		}
+	}
+}

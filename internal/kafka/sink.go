@@ -221,16 +221,14 @@ func (s *Sink) names() []string {
 	return names
 }
 
-// EndReplay says that the stream has passed the time of the take-over: nothing that follows can have been sent before.
+// EndReplay says that the stream has passed the time of the take-over: nothing that follows can have been sent before. What
+// was read back is dropped, but for records that wait and are looked up later.
 func (s *Sink) EndReplay() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replay = false
 	for _, t := range s.topics {
-		t.sent, t.hits = nil, 0
-		for _, p := range t.parts {
-			p.hits, p.flag = nil, false
-		}
+		t.forget()
 	}
 }
 
