@@ -74,6 +74,9 @@ func (p *part) waiting() int {
 	return n
 }
 
+// stranded reports whether records wait for a leader.
+func (p *part) stranded() bool { return p.lane == nil && len(p.q) > 0 && !p.quarantine }
+
 // pop removes the head.
 func (p *part) pop() {
 	if p.open == p.q[0] {

@@ -15,14 +15,15 @@ const (
 	renewEvery = 20 * time.Millisecond
 	// slowRequest is when a request that has no answer makes us look whether the leader has moved.
 	slowRequest = time.Second
+	lookEvery   = slowRequest / 2
 )
 
 // refresh keeps the layout up to date: regularly, and at once when an answer says that it is old. Leaders that move while
-// a request is in flight to the old one, or hangs there, are found by the slow request.
+// a request is in flight to the old one, or hangs there, are found by the slow request; those that come back, by what waits.
 func (s *Sink) refresh(ctx context.Context) error {
 	regular := time.NewTicker(metadataEvery)
 	defer regular.Stop()
-	look := time.NewTicker(slowRequest / 2)
+	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	for {
 		select {
@@ -58,12 +59,17 @@ func (s *Sink) refresh(ctx context.Context) error {
 	}
 }
 
-// slow reports whether a request has been in flight for long.
+// slow reports whether a request has been in flight for long, or records wait for a leader: no lane would ask for them.
 func (s *Sink) slow() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.lanes {
 		if !l.since.IsZero() && time.Since(l.since) > slowRequest {
+			return true
+		}
+	}
+	for _, t := range s.topics {
+		if slices.ContainsFunc(t.parts, (*part).stranded) {
 			return true
 		}
 	}
