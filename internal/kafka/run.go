@@ -147,20 +147,21 @@ type Blocked struct {
 	Count     int // records that wait
 }
 
-// State lists what waits and why, by topic and partition.
+// State lists what waits and why, by topic and partition. A target that nothing waits for is not listed, whatever is wrong
+// with it; the gauge of the quarantine counts partitions whether anything waits or not.
 func (s *Sink) State() []Blocked {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	var list []Blocked
 	for _, t := range s.topics {
-		if !t.why.none() {
-			list = append(list, Blocked{t.name, -1, t.why.kind, t.why.text, t.since, t.count()})
+		if n := t.count(); n > 0 && !t.why.none() {
+			list = append(list, Blocked{t.name, -1, t.why.kind, t.why.text, t.since, n})
 		}
 		for _, p := range t.parts {
 			n := p.waiting()
 			passing := p.why.kind == kindUnreachable || p.why.kind == kindRefused
-			if p.why.none() || !p.quarantine && (n == 0 || passing && now.Sub(p.since) < sayAfter) {
+			if n == 0 || p.why.none() || !p.quarantine && passing && now.Sub(p.since) < sayAfter {
 				continue
 			}
 			list = append(list, Blocked{t.name, p.tp.Partition, p.why.kind, p.why.text, p.since, n})

@@ -1,0 +1,44 @@
+package kafka
+
+import (
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kfake"
+)
+
+// TestStateListsOnlyWhatWaits: a topic that is gone, and to which nobody sends any more, keeps nobody from being ready.
+func TestStateListsOnlyWhatWaits(t *testing.T) {
+	t.Parallel()
+	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(2, "a", "b"))
+	u := onFake(brokers...)
+	u.noRun = true
+	r := open(t, u)
+	r.mu.Lock()
+	r.topicOf("a").grow(2)
+	r.topicOf("b").grow(2)
+	r.topics["b"].parts[1].quarantine = true
+	r.topics["b"].parts[1].hold(obstacle{kindQuarantined, "sick"}, time.Now())
+	r.mu.Unlock()
+	r.place(&Layout{Topics: map[string]TopicLayout{
+		"a": {Err: kafka.UnknownTopicOrPartition}, "b": {Partitions: []PartitionLayout{{Leader: -1}, {Leader: -1}, {Leader: -1}}},
+	}})
+	if state := r.State(); len(state) != 0 {
+		t.Fatalf("nothing waits, and the state is %+v", state)
+	}
+	for p := range int32(2) {
+		x := rec("a", "k", "1")
+		x.Partition = p
+		r.send(t, x)
+	}
+	r.send(t, rec("b", "k", "1")) // waits for the topic's new partitions
+	if state := r.State(); len(state) != 3 || state[0].Topic != "a" || state[1].Partition != 1 || state[2].Partition != -1 || state[2].Kind != kindGrowing {
+		t.Fatalf("state %+v, want two partitions of a, and b", state)
+	}
+	for _, b := range r.State() {
+		if b.Count != 1 || b.Reason == "" || b.Since.IsZero() {
+			t.Errorf("%+v", b)
+		}
+	}
+}
