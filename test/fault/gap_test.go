@@ -45,7 +45,8 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	first.Wait()
 
 	s.Write(kit.Load{Events: n, PerTx: 40}).Wait()
-	rollOver(t, s)
+	at, i := s.Watcher().Lookup("clusterTime").Timestamp()
+	rollOver(t, s, bson.Timestamp{T: at, I: i})
 	slow := begin(t, s)
 	live := s.Write(kit.Load{Rate: 300})
 	live.Reached(100)
@@ -93,14 +94,12 @@ func sweptClean(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	}
 }
 
-// rollOver writes beside the outbox until the oplog does not reach back to the checkpoint.
-func rollOver(t *testing.T, s *kit.Scene) {
+// rollOver writes beside the outbox until the oplog does not reach back to a position.
+func rollOver(t *testing.T, s *kit.Scene, position bson.Timestamp) {
 	t.Helper()
-	at, i := s.Watcher().Lookup("clusterTime").Timestamp()
-	position := bson.Timestamp{T: at, I: i}
 	noise := s.Client.Database(s.Prefix + "_noise").Collection("noise")
 	oplog := s.Client.Database("local").Collection("oplog.rs")
-	kit.Eventually(t, "the oplog has lost the checkpoint", func() bool {
+	kit.Eventually(t, "the oplog has lost the position", func() bool {
 		for range 4 {
 			if _, err := noise.InsertOne(t.Context(), bson.D{{Key: "bytes", Value: make([]byte, 512<<10)}}); err != nil {
 				t.Fatal(err)
@@ -276,4 +275,39 @@ func TestLostHistoryMayHalt(t *testing.T) {
 	s.Write(kit.Load{Events: 50}).Wait()
 	s.Start() // the oplog reached back after all
 	s.Check(topics)
+}
+
+// The stream that is held at the end of the stretch is lost, too, before all of it is delivered: the next round sweeps on
+// from there and leaves out what the first one has sent.
+func TestHeldStreamIsLostToo(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true, Mongo: devstack.MongoOptions{
+		OplogMB: 4, Args: []string{"--syncdelay", "1"},
+	}})
+	s := kit.New(t, kit.Options{Stack: stack})
+	history := s.Follow()
+	topics := s.Read()
+	delivered(t, s, topics)
+	p := s.Start()
+	p.TookOver()
+	before := s.Ledger.Committed()
+	broker := stack.Kafkas()[0]
+	must(t, broker.Pause())
+	fail(t, s.Client, "outrelay stream "+p.Node, bson.D{{Key: "times", Value: 2}}, bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(286)}})
+	p.Says("sweeping the outbox")
+	kit.Eventually(t, "a status that says sweeping", func() bool { st := s.Status(); return st.State == "sweeping" && st.Reason != "" })
+	s.Write(kit.Load{Events: 2000, PerTx: 40}).Wait()
+	end, i := s.Watcher().Lookup("gap", "to").Timestamp()
+	rollOver(t, s, bson.Timestamp{T: end, I: i})
+	must(t, broker.Resume())
+	kit.Eventually(t, "two closed gaps", func() bool {
+		n, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
+		return err == nil && n == 2
+	})
+	s.Write(kit.Load{Events: 100}).Wait()
+	sweptClean(t, s, topics)
+	history.Check()
+	if known := fmt.Sprintf("known=%d ", before); !p.Said(known) {
+		t.Errorf("the second round does not leave out the %d of the first:\n%s", before, p.Log())
+	}
 }
