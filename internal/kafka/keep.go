@@ -131,7 +131,7 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 	for _, b := range held {
 		err := each(b, func(i int, rec *record.Record) {
 			rec.Topic, rec.Partition = p.tp.Topic, p.tp.Partition
-			told = s.forward(p.t, rec, b.tickets[i], batch.Size(rec), told)
+			told = s.forward(p.t, rec, b.tickets[i], b.reserved(i, rec), told)
 		})
 		if err != nil {
 			s.end(fmt.Errorf("%w: reading records that waited in %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))

@@ -52,10 +52,14 @@ func TestN07_AMoveOfOurOwnKeepsWhatTheTakeOverHasFound(t *testing.T) {
 	r, topic := successor(t, 10)
 	r.sequence(t, topic, 0, 3) // found
 	p := r.hold(topic)
+	p.flag = true
 	r.sequence(t, topic, 3, 12)
 	tp := record.TopicPartition{Topic: topic}
 	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: p.end, Next: p.end, Hits: &fence.Known{}}}); err != nil {
 		t.Fatal(err)
+	}
+	if !p.flag {
+		t.Error("the stretch that the take-over did not read is forgotten")
 	}
 	r.run(t)
 	r.acks.resolved(12)

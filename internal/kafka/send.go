@@ -1,7 +1,9 @@
 package kafka
 
 import (
+	"bytes"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/kafka/batch"
@@ -165,9 +167,11 @@ func (s *Sink) hit(tp record.TopicPartition, at int64, t record.Ticket, size int
 // redelivered flags a record of which a copy may stand in a stretch that was not read back (N8).
 var redelivered = record.Header{Key: []byte("outrelay-redelivered"), Value: []byte("true")}
 
-// enqueue encodes a record into the open batch of its partition. The lock is held.
+func isFlag(h record.Header) bool { return bytes.Equal(h.Key, redelivered.Key) }
+
+// enqueue encodes a record into the open batch of its partition; size is what was reserved for it. The lock is held.
 func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
-	if p.flag {
+	if p.flag && !slices.ContainsFunc(rec.Headers, isFlag) {
 		s.flagged = append(append(s.flagged[:0], rec.Headers...), redelivered)
 		flagged := *rec
 		flagged.Headers = s.flagged
@@ -185,10 +189,15 @@ func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
 	s.list(p)
 }
 
-// put appends one record to a batch, in a larger buffer if need be. The lock is held.
+// put appends one record to a batch, in a larger buffer if need be. A record that is not of the size that was reserved has
+// got our flag. The lock is held.
 func (s *Sink) put(b *pending, rec *record.Record, t record.Ticket, size int) {
-	if need := batch.Size(rec); b.b.Room() < need {
+	need := batch.Size(rec)
+	if b.b.Room() < need {
 		s.free.put(b.b.Move(s.free.get(len(b.b.Buffer()) + need)))
+	}
+	if need != size {
+		b.flagged = append(b.flagged, b.b.Count())
 	}
 	b.b.Append(rec)
 	if b.tickets == nil {
@@ -221,7 +230,7 @@ func (s *Sink) discard(b *pending) {
 	if b.zipped != nil {
 		s.free.put(b.zipped)
 	}
-	*b = pending{parts: b.parts[:0]}
+	*b = pending{parts: b.parts[:0], flagged: b.flagged[:0]}
 	if len(s.spare) < keepLists {
 		s.spare = append(s.spare, b)
 	}

@@ -211,7 +211,7 @@ func (s *Sink) divide(p *part, b *pending, n int, plain bool, told []tell, f fun
 	into := make([]*pending, n)
 	err := each(b, func(i int, rec *record.Record) {
 		to, why := f(i, rec)
-		size := batch.Size(rec)
+		size := b.reserved(i, rec)
 		if why != nil {
 			why.ID, why.NS = identity(rec)
 			told = append(told, tell{p: p, why: why, ticket: b.tickets[i], bytes: size})
