@@ -22,6 +22,13 @@ func must(t *testing.T, err error) {
 	}
 }
 
+// threeBrokers is a cluster that notices a dead broker within 3 s.
+func threeBrokers(t *testing.T) *devstack.Stack {
+	t.Helper()
+	return stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{
+		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}}})
+}
+
 // The primary of three members dies under load, and comes back: the relay follows the new one, and every commit that was
 // confirmed is delivered.
 func TestPrimaryKilled(t *testing.T) {
@@ -32,7 +39,7 @@ func TestPrimaryKilled(t *testing.T) {
 	s.Start().TookOver()
 	s.Start().Says("standing by")
 	load := s.Write(kit.Load{Rate: 400, Tolerant: true})
-	for range rounds(2, 8) {
+	for range rounds(1, 8) {
 		topics.Distinct(len(topics.All()) + 300)
 		p, err := stack.Primary(t.Context())
 		must(t, err)
@@ -47,7 +54,7 @@ func TestPrimaryKilled(t *testing.T) {
 
 // A broker that leads partitions dies under load, comes back, and gets a leader moved to it.
 func TestBrokerKilledUnderLoad(t *testing.T) {
-	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 3, Quick: true})
+	stack := threeBrokers(t)
 	s := kit.New(t, kit.Options{Stack: stack, Replicas: 3, Topic: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: "2"}}})
 	history := s.Follow()
 	topics := s.Read()
@@ -55,7 +62,7 @@ func TestBrokerKilledUnderLoad(t *testing.T) {
 	owner.TookOver()
 	load := s.Write(kit.Load{Rate: 600})
 	topic := s.Topic("order")
-	for i := range rounds(2, 8) {
+	for i := range rounds(1, 8) {
 		topics.Distinct(s.Ledger.Committed() + 100)
 		leader, err := stack.Leader(t.Context(), topic, i%6)
 		must(t, err)
@@ -79,7 +86,7 @@ func TestBrokerKilledUnderLoad(t *testing.T) {
 // Partitions without a leader, with one replica each on the broker that died: the others flow until the budget is full; a
 // take-over does not wait for them, nor does a zombie write into them when they come back.
 func TestLeaderlessPartitionsAndAZombie(t *testing.T) {
-	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 3, Quick: true})
+	stack := threeBrokers(t)
 	s := kit.New(t, kit.Options{Stack: stack})
 	sick(t, stack, s, func() *devstack.Member {
 		leader, err := stack.Leader(t.Context(), s.Topic("order"), 0)
@@ -90,7 +97,7 @@ func TestLeaderlessPartitionsAndAZombie(t *testing.T) {
 
 // Partitions under min ISR: three replicas, all of them needed, and one broker dead.
 func TestPartitionsUnderMinISRAndAZombie(t *testing.T) {
-	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 3, Quick: true})
+	stack := threeBrokers(t)
 	s := kit.New(t, kit.Options{Stack: stack, Replicas: 3, Partitions: 3, Types: []string{"order"},
 		Topic: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: "3"}}})
 	sick(t, stack, s, func() *devstack.Member {

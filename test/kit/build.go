@@ -3,6 +3,7 @@
 package kit
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,8 +21,15 @@ var built struct {
 	paths map[string]string
 }
 
-// Main runs the tests of a package and removes the programs that they built. No goroutine may be left.
+// Main runs the tests of a package, five at a time because most of their time is waiting for leases to expire, and removes
+// the programs that they built. No goroutine may be left.
 func Main(m *testing.M) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if !given {
+		_ = flag.Set("test.parallel", "5")
+	}
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if built.dir != "" {
 			_ = os.RemoveAll(built.dir)
