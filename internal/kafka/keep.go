@@ -191,7 +191,8 @@ func (s *Sink) quiet() (idle, spare []record.TopicPartition) {
 }
 
 // move leaves a transactional id that hangs (N4): what is in flight is awaited, then the next generation's identity is
-// saved and used. A partition whose batch may or may not have been appended goes to quarantine, where it is read.
+// saved and used. A partition whose batch may or may not have been appended goes to quarantine, where it is read. If the next
+// generation cannot be had, everything goes on as before.
 func (s *Sink) move(ctx context.Context) error {
 	defer s.resume()
 	undrained, ends, err := s.settled(ctx)
@@ -200,6 +201,7 @@ func (s *Sink) move(ctx context.Context) error {
 	}
 	producer, err := s.session.NextGeneration(ctx, undrained, ends)
 	if err != nil {
+		s.stay(undrained)
 		return fmt.Errorf("taking the next generation: %w", err)
 	}
 	err = retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
@@ -210,6 +212,16 @@ func (s *Sink) move(ctx context.Context) error {
 	}
 	s.rename(batch.Producer(producer), undrained)
 	return nil
+}
+
+// stay takes back what a move that failed has put into quarantine: the fence does not hold it, and nobody would release it.
+func (s *Sink) stay(undrained map[record.TopicPartition]int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for tp := range undrained {
+		p := s.part(tp)
+		p.quarantine, p.undrained = false, false
+	}
 }
 
 // settled stops new batches, and waits until each frozen one has a definite answer, at most drainLimit long. Then nothing is in

@@ -197,8 +197,17 @@ func (s *Session) forgotten(ctx context.Context, generation int, got Producer) {
 		s.txid(generation), *before, got, age)})
 }
 
-// nextGeneration takes the first transactional id of a higher generation that does not hang.
-func (s *Session) nextGeneration(ctx context.Context) error {
+// nextGeneration takes the first transactional id of a higher generation that does not hang. If none can be had, identity
+// and generation stay as they belong together: what is saved must say with which id our batches can be fenced.
+func (s *Session) nextGeneration(ctx context.Context) (err error) {
+	before := s.Generation()
+	defer func() {
+		if err != nil {
+			s.mu.Lock()
+			s.generation = before
+			s.mu.Unlock()
+		}
+	}()
 	for {
 		s.mu.Lock()
 		s.generation++
