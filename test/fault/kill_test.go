@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
@@ -87,4 +88,24 @@ func killChain(t *testing.T, at ...string) {
 	if code := last.Wait(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
+}
+
+// A transaction of 10,000 events shares one time: an owner that dies in the middle of it leaves a successor to find out,
+// event by event, what is there already.
+func TestKillInTheMiddleOfAHugeTransaction(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "1s", "lease.renew": "250ms"}})
+	history := s.Follow()
+	topics := s.Read()
+	events := make([]event.Event, 10_000)
+	for i := range events {
+		events[i] = kit.Event("order", fmt.Sprintf("k%d", i%23), i, 100)
+	}
+	s.Append(s.Outbox(), events...)
+	for _, point := range []string{"after-produce-before-ack:2", "after-ack-before-watermark:5", "after-checkpoint:1"} {
+		s.StartCrashing(point).Wait()
+	}
+	s.Start().TookOver()
+	t.Log(s.Check(topics))
+	history.Check()
 }
