@@ -8,8 +8,8 @@ import (
 )
 
 // buffers is the free list that batches take their memory from, in powers of two: a batch begins in the size that its
-// partition's last one needed and moves up when it outgrows it, so a thousand partitions with a record each do not
-// hold a thousand full-size buffers. It is guarded by the sink's lock.
+// partition's last one needed, at most hintLimit, and moves up when it outgrows it, so a thousand partitions with a record
+// each do not hold a thousand full-size buffers. It is guarded by the sink's lock.
 type buffers struct {
 	free [classes][][]byte
 	low  [classes]int // fewest free ones since the last trim: what nobody needed

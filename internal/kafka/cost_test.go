@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -212,4 +213,47 @@ func cpuTime(tb testing.TB) float64 {
 		tb.Fatal(err)
 	}
 	return float64(u.Utime.Sec+u.Stime.Sec) + float64(u.Utime.Usec+u.Stime.Usec)/1e6
+}
+
+// TestAHintIsNoClaim: partitions that have once filled a whole batch get no whole batch's buffer for one record; when they
+// are busy again they are back at it in few steps.
+func TestAHintIsNoClaim(t *testing.T) {
+	t.Parallel()
+	const partitions = 1000
+	_, brokers := fake(t, kfake.NumBrokers(1))
+	u := onFake(brokers...)
+	u.noRun = true
+	r := open(t, u)
+	r.mu.Lock()
+	top := r.topicOf("a")
+	top.grow(partitions)
+	for _, p := range top.parts {
+		p.hint = 1<<20 - 1000
+	}
+	r.mu.Unlock()
+	x := rec("a", "k", "")
+	x.Value = make([]byte, 1000)
+	for p := range int32(partitions) {
+		x.Partition = p
+		r.send(t, x)
+	}
+	held := 0
+	for _, p := range top.parts {
+		held += cap(p.q[0].b.Buffer())
+	}
+	if held > partitions*hintLimit {
+		t.Errorf("%d MiB are held for a thousand records", held>>20)
+	}
+	p := top.parts[0]
+	x.Partition = 0
+	var sizes []int
+	for len(p.q) == 1 {
+		if n := cap(p.q[0].b.Buffer()); len(sizes) == 0 || n != sizes[len(sizes)-1] {
+			sizes = append(sizes, n)
+		}
+		r.send(t, x)
+	}
+	if want := []int{hintLimit, 4 * hintLimit, 1 << 20}; !slices.Equal(sizes, want) {
+		t.Errorf("the buffer grew by %v, want %v", sizes, want)
+	}
 }

@@ -17,7 +17,7 @@ type part struct {
 	q    []*pending // in order; the head is the one that is sent
 	open *pending   // the last of q while it still takes records
 	seq  int32      // sequence of the next batch that is frozen
-	hint int        // bytes of the last batch: where the next one's buffer begins
+	hint int        // bytes of the last batch: where the next one's buffer grows to
 	end  int64      // one above the last offset that was acked
 
 	sends uint64 // records ever queued
@@ -45,6 +45,7 @@ type pending struct {
 	tickets []record.Ticket
 	parts   []int32 // of a topic's waiting records only: the partition that each asks for
 	bytes   int     // what its records have reserved
+	hint    int     // what it is expected to grow to
 	flagged []int32 // records that end with a flag of ours, for which nothing was reserved; ascending
 
 	frozen bool // it was given to a lane: same bytes, same boundaries, until the answer is definite
@@ -125,6 +126,7 @@ type topic struct {
 	before int                 // partitions at the last checkpoint, if fewer than now: where the read-back finds a key
 	hits   int                 // left of the read-back in all partitions
 	sent   map[string]struct{} // N10: keys of which something was sent in this replay
+	all    bool                // N10: too many for sent; every key counts as one of them
 }
 
 func (t *topic) ready() bool { return len(t.parts) > 0 && !t.grows }
@@ -152,7 +154,7 @@ func (t *topic) forget() {
 		p.hits, p.flag = nil, false
 	}
 	if t.hits == 0 {
-		t.sent = nil
+		t.sent, t.all = nil, false
 	}
 }
 

@@ -2,6 +2,7 @@ package kafka
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -170,7 +171,7 @@ func (r *rig) forgotten(t *testing.T, topic string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	top := r.topics[topic]
-	if top.hits != 0 || top.sent != nil {
+	if top.hits != 0 || top.sent != nil || top.all {
 		t.Errorf("%d hits and %d keys are left of the replay", top.hits, len(top.sent))
 	}
 	for _, p := range top.parts {
@@ -178,4 +179,43 @@ func (r *rig) forgotten(t *testing.T, topic string) {
 			t.Errorf("partition %d: %d hits, flag %t", p.tp.Partition, p.hits.Len(), p.flag)
 		}
 	}
+}
+
+// TestN10_KeysThatWereSentAreBounded: beyond the bound nothing of any key is skipped any more, which is safe, and says so.
+func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
+	t.Parallel()
+	r, topic := successor(t, 4)
+	top := r.topics[topic]
+	r.sequence(t, topic, 0, 1) // found
+	r.mu.Lock()
+	top.sent = map[string]struct{}{}
+	for i := range maxSent - 1 {
+		top.sent[fmt.Sprint("other-", i)] = struct{}{}
+	}
+	r.mu.Unlock()
+	r.sequence(t, topic, 1, 2) // found
+	r.send(t, rec(topic, "new", "new/0"))
+	x := rec(topic, "keyless", "keyless")
+	x.Key = nil
+	r.send(t, x)
+	if top.sent != nil {
+		t.Errorf("%d keys are kept", len(top.sent))
+	}
+	r.sequence(t, topic, 2, 4) // stand in the topic, and nobody can tell any more that nothing of k was sent since
+	r.EndReplay()
+	r.sequence(t, topic, 4, 5)
+	r.run(t)
+	r.acks.resolved(7)
+	var got []string
+	for _, g := range read(t, stacktest.Brokers(t), topic)[0] {
+		v := string(g.Value)
+		if g.Headers[len(g.Headers)-1].Key == string(redelivered.Key) {
+			v += " again"
+		}
+		got = append(got, v)
+	}
+	if want := []string{"k/0", "k/1", "k/2", "k/3", "new/0 again", "keyless again", "k/2 again", "k/3 again", "k/4"}; !slices.Equal(got, want) {
+		t.Errorf("the log is %v, want %v", got, want)
+	}
+	r.forgotten(t, topic)
 }

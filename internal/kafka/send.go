@@ -135,7 +135,7 @@ func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64,
 		return p.tp, at, true
 	}
 	if rec.Key != nil {
-		if _, sent := t.sent[string(rec.Key)]; sent {
+		if _, sent := t.sent[string(rec.Key)]; sent || t.all {
 			return p.tp, 0, false
 		}
 	}
@@ -150,12 +150,24 @@ func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64,
 		return p.tp, at, true
 	}
 	if rec.Key != nil {
-		if t.sent == nil {
-			t.sent = map[string]struct{}{}
-		}
-		t.sent[string(rec.Key)] = struct{}{}
+		t.remember(rec.Key)
 	}
 	return p.tp, 0, false
+}
+
+// maxSent bounds the keys that a topic remembers during a replay.
+const maxSent = 100_000
+
+// remember notes that something of a key was sent in this replay (N10). When there are too many of them every key counts
+// as one: nothing of any is skipped until the replay ends, and what is sent is flagged, for it may be a second copy.
+func (t *topic) remember(key []byte) {
+	if t.sent == nil {
+		t.sent = map[string]struct{}{}
+	}
+	t.sent[string(key)] = struct{}{}
+	if len(t.sent) >= maxSent {
+		t.sent, t.all = nil, true
+	}
 }
 
 // hit acks a record that stands in the topic already. The lock is not held.
@@ -171,7 +183,7 @@ func isFlag(h record.Header) bool { return bytes.Equal(h.Key, redelivered.Key) }
 
 // enqueue encodes a record into the open batch of its partition; size is what was reserved for it. The lock is held.
 func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
-	if p.flag && !slices.ContainsFunc(rec.Headers, isFlag) {
+	if (p.flag || p.t.all) && !slices.ContainsFunc(rec.Headers, isFlag) {
 		s.flagged = append(append(s.flagged[:0], rec.Headers...), redelivered)
 		flagged := *rec
 		flagged.Headers = s.flagged
@@ -180,7 +192,8 @@ func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
 	need := batch.Size(rec)
 	b := p.open
 	if b == nil || b.b.Len()+need > p.t.limit {
-		b = s.newBatch(max(batch.Need(need), p.hint))
+		b = s.newBatch(max(batch.Need(need), min(p.hint, hintLimit)))
+		b.hint = p.hint
 		p.q = append(p.q, b)
 		p.open = b
 	}
@@ -194,7 +207,8 @@ func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
 func (s *Sink) put(b *pending, rec *record.Record, t record.Ticket, size int) {
 	need := batch.Size(rec)
 	if b.b.Room() < need {
-		s.free.put(b.b.Move(s.free.get(len(b.b.Buffer()) + need)))
+		n := len(b.b.Buffer())
+		s.free.put(b.b.Move(s.free.get(max(n+need, min(b.hint, hintGrowth*n)))))
 	}
 	if need != size {
 		b.flagged = append(b.flagged, b.b.Count())
@@ -208,6 +222,14 @@ func (s *Sink) put(b *pending, rec *record.Record, t record.Ticket, size int) {
 	s.count++
 	s.queued += int64(size)
 }
+
+const (
+	// hintLimit bounds the buffer that a batch begins with: what a partition has once filled is no claim on as much memory
+	// for each record that follows.
+	hintLimit = 64 << 10
+	// hintGrowth is the step towards the hint, in place of the next size: a full batch is copied by a third, not once.
+	hintGrowth = 4
+)
 
 // newBatch is an open batch in a buffer of at least that size. The lock is held.
 func (s *Sink) newBatch(size int) *pending {
