@@ -26,8 +26,8 @@ import (
 // reasonBacklog is the reason of the gap with which a first start finds what no stream could bring.
 const reasonBacklog = "backlog"
 
-// saveEvery is how often the place of a sweep is written down.
-const saveEvery = time.Second
+// saveEvery is how often the place of a sweep is written down, in intervals of the checkpoint.
+const saveEvery = 4
 
 // gap is a stretch that is to be swept.
 type gap struct {
@@ -248,7 +248,7 @@ func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 	s.disp.Position(resume.Position{ClusterTime: cursor})
 	s.disp.Flush()
 	s.state.clear("sweep")
-	if now := time.Now(); now.Sub(s.gap.saved) >= saveEvery {
+	if now := time.Now(); now.Sub(s.gap.saved) >= saveEvery*s.cfg.Checkpoint {
 		s.gap.saved = now
 		return (*term)(s).saveCursor(ctx)
 	}

@@ -198,14 +198,15 @@ func delivered(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 // An owner that is killed in the middle of a sweep leaves the gap in the watcher document, and the next one goes on.
 func TestSweepGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "1s", "lease.renew": "250ms"}})
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "1s", "lease.renew": "250ms", "checkpoint": "10ms"}})
+	history := s.Follow()
 	topics := s.Read()
 	delivered(t, s, topics)
 	from, i := s.Watcher().Lookup("clusterTime").Timestamp()
-	s.Write(kit.Load{Events: 3000, PerTx: 40}).Wait()
+	s.Write(kit.Load{Events: 15_000, PerTx: 60}).Wait()
 	setGap(t, s, bson.Timestamp{T: from, I: i})
 	live := s.Write(kit.Load{Rate: 200})
-	for _, at := range []string{"mid-sweep", "mid-sweep:1700"} {
+	for _, at := range []string{"mid-sweep", "mid-sweep:9000", "mid-sweep:2000"} {
 		p := s.StartCrashing(at)
 		if !p.Killed() {
 			t.Fatalf("it was to die at %s\n%s", at, p.Log())
@@ -218,11 +219,30 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 			t.Errorf("the position moved to %d while the gap %s is open", at, gap)
 		}
 	}
+	if at, _ := s.Watcher().Lookup("gap", "cursor").Timestamp(); at < from {
+		t.Errorf("the sweep's place is %d after 9,000 envelopes", at)
+	}
 	last := s.Start()
 	last.Says("going on with the sweep")
 	last.Says("the gap is closed")
 	live.Stop()
 	sweptClean(t, s, topics)
+	cursor := bson.Timestamp{}
+	for _, v := range history.Versions() {
+		if v.Gap == nil {
+			continue
+		}
+		if v.ClusterTime.T != from || v.ClusterTime.I != i {
+			t.Errorf("epoch %d: the position is %v while the gap behind %d.%d is open", v.Epoch, v.ClusterTime, from, i)
+		}
+		if v.Gap.Cursor.Before(cursor) {
+			t.Errorf("epoch %d: the place of the sweep went back from %v to %v", v.Epoch, cursor, v.Gap.Cursor)
+		}
+		cursor = v.Gap.Cursor
+	}
+	if twice := len(topics.All()) - s.Ledger.Committed(); twice > 2000 {
+		t.Errorf("%d records are repeated: the sweep began anew each time", twice)
+	}
 }
 
 // A token of the future is accepted by the server and never moves again. The watchdog finds out, and as nothing of such a
