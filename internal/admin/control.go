@@ -112,7 +112,7 @@ func (o Operator) Recover(ctx context.Context, from time.Time) error {
 	if !from.IsZero() {
 		since.T = uint32(from.Unix())
 	}
-	gap := lease.Gap{Reason: "operator", From: since, Since: time.Now()}
+	gap := lease.Gap{Reason: lease.GapOrdered, From: since, Since: time.Now()}
 	_, err := o.watchers().UpdateOne(ctx, bson.D{{Key: "_id", Value: o.id()}}, bson.D{
 		{Key: "$set", Value: bson.D{{Key: "gap", Value: gap}}},
 		{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: nil}, {Key: "expiresAt", Value: time.UnixMilli(0)}}},

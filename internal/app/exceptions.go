@@ -61,7 +61,25 @@ func (x *exceptions) letter(ctx context.Context, e *dispatch.Exception) (deadlet
 			return l, nil
 		}
 	}
+	if errors.Is(err, changestream.ErrNotInStream) {
+		return l, x.bare(e, &l)
+	}
 	return l, err
+}
+
+// bare is the letter of an envelope that is nowhere any more: its id is what the refused record tells of it. Without it the
+// watermark would wait for an image that cannot come.
+func (x *exceptions) bare(e *dispatch.Exception, l *deadletter.Letter) error {
+	l.NS = x.t.scope.String()
+	for _, o := range x.t.outboxes() {
+		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
+			l.NS = o.NS()
+		}
+	}
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: event.ParseID(string(e.ID))}})
+	l.Raw = raw
+	l.Reason += "; the envelope is gone, only its id is left"
+	return err
 }
 
 // find reads the envelope from its collection, for a record whose place in the stream is lost.

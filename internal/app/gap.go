@@ -111,9 +111,16 @@ func (t *term) planSweep(ctx context.Context, reason string, from, to bson.Times
 	return changestream.Start{At: &to}, nil
 }
 
-// resumeGap goes on with the sweep of an earlier owner.
-func (t *term) resumeGap(doc *lease.Document) (changestream.Start, error) {
-	if t.cfg.LostHistory == resume.HaltLostHistory {
+// resumeGap goes on with the sweep of an earlier owner, or begins the one that an operator has ordered.
+func (t *term) resumeGap(ctx context.Context, doc *lease.Document, u lease.Update, began bson.Timestamp) (changestream.Start, error) {
+	if doc.Gap.To.IsZero() {
+		if t.from.IsZero() {
+			t.from = resume.Position{ClusterTime: began}
+			u.Checkpoint.Position = t.from
+		}
+		return t.planSweep(ctx, doc.Gap.Reason, doc.Gap.From, began, u)
+	}
+	if t.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapOrdered {
 		return changestream.Start{}, &HaltError{What: "a gap of the change stream is half swept", Fix: "set lost_history: sweep until it is closed"}
 	}
 	t.gap = &gap{Gap: *doc.Gap}

@@ -263,6 +263,24 @@ func TestVanishedDocumentHalts(t *testing.T) {
 	stop = b.start()
 	b.log.wait(t, "vanished") // so the document is there again
 	waitFor(t, func() bool { return b.status().State == "halted" })
+
+	// An operator orders the sweep: what was never delivered arrives, and so does again, flagged, what was.
+	if err := (admin.Operator{State: b.state, Watcher: "default", Actor: "ann"}).Recover(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	ids, flagged := map[string]bool{}, 0
+	for _, r := range b.consume(3) {
+		ids[string(r.Headers[0].Value)] = true
+		for _, h := range r.Headers {
+			if h.Key == "outrelay-redelivered" {
+				flagged++
+			}
+		}
+	}
+	if len(ids) != 2 || flagged != 2 {
+		t.Fatalf("%d ids and %d flagged records after the recovery, want both envelopes, flagged", len(ids), flagged)
+	}
+	waitFor(t, func() bool { return b.status().State == "live" })
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}

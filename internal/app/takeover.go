@@ -209,7 +209,7 @@ func (t *term) newPump(doc *lease.Document, until bson.Timestamp) *pump {
 func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Timestamp) (changestream.Start, error) {
 	hash, identities := t.scope.PipelineHash(), t.identities()
 	if t.from = doc.Position(); doc.Gap != nil {
-		return t.resumeGap(doc)
+		return t.resumeGap(ctx, doc, lease.Update{PipelineHash: &hash, Collections: &identities}, began)
 	}
 	if !t.from.IsZero() {
 		s := changestream.Start{Position: t.from, PipelineHash: doc.PipelineHash}

@@ -92,6 +92,9 @@ type TopicPartition struct {
 	Partition int32  `bson:"p"`
 }
 
+// GapOrdered is the reason of a gap that an operator asked to be swept; its To is zero until an owner begins.
+const GapOrdered = "operator"
+
 // Gap is a stretch of the stream that can no longer be read, while it is being swept (N22).
 type Gap struct {
 	Reason      string         `bson:"reason"`
