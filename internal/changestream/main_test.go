@@ -103,6 +103,7 @@ type reader struct {
 func quick(cfg *Config) {
 	cfg.MaxAwait = 100 * time.Millisecond
 	cfg.ConfigRetry = 50 * time.Millisecond
+	cfg.Unexplained = time.Nanosecond
 	cfg.Backoff = retry.Policy{Base: 5 * time.Millisecond, Cap: 50 * time.Millisecond}
 	cfg.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
 }

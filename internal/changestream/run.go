@@ -17,7 +17,7 @@ import (
 
 const (
 	idleEvery       = 400 * time.Millisecond // between the empty batches of an idle stream
-	unknownAttempts = 5                      // without progress, then an unclassified error is a gap
+	unknownAttempts = 5                      // without progress, at least, before an unclassified error is a gap
 	maxPatience     = time.Hour
 	settled         = 2 * time.Second // a term this old is a recovery
 )
@@ -37,6 +37,7 @@ type run struct {
 
 	backoff  *retry.Backoff
 	unknown  int           // errors without a class since the last progress
+	puzzled  time.Time     // when the first of them came
 	patience time.Duration // for one reply
 	opened   bool          // the last term came as far as asking for events
 	dog      watchdog
@@ -339,9 +340,13 @@ func (r *run) timeout(ctx context.Context, err error) error {
 	return r.again(ctx, "timeout", fmt.Errorf("%w; allowing %s from now on", err, r.patience))
 }
 
-// unexplained is a fault without a class: passing at first, a gap when it does not pass.
+// unexplained is a fault without a class: passing at first, a gap when it does not pass. Attempts alone would not do: the
+// first five are over within a second, and a gap costs a sweep or a halt.
 func (r *run) unexplained(ctx context.Context, code int, reason string, err error) error {
-	if r.unknown++; r.unknown >= unknownAttempts {
+	if r.unknown++; r.unknown == 1 {
+		r.puzzled = time.Now()
+	}
+	if r.unknown >= unknownAttempts && time.Since(r.puzzled) >= r.s.cfg.Unexplained {
 		return &GapError{Code: code, Reason: GapUnexplained, Position: r.pos, Err: err}
 	}
 	return r.again(ctx, reason, err)

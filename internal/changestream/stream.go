@@ -35,6 +35,9 @@ type Config struct {
 	Watchdog time.Duration
 	// ConfigRetry is the wait between attempts while a privilege or the like is missing. Defaults to 30 s.
 	ConfigRetry time.Duration
+	// Unexplained is how long errors that are not known to pass are waited out without progress before they are a gap, after
+	// five attempts at the least. Defaults to 60 s.
+	Unexplained time.Duration
 	// Backoff is the wait between attempts after a passing fault. Defaults to retry.Reopen.
 	Backoff retry.Policy
 
@@ -73,7 +76,7 @@ func New(cfg Config) (*Stream, error) {
 	if cfg.Client == nil || cfg.Scope == nil {
 		return nil, errors.New("change stream: a client and a scope are needed")
 	}
-	if cfg.MaxAwait < 0 || cfg.BatchSize < 0 || cfg.Patience < 0 || cfg.Watchdog < 0 || cfg.ConfigRetry < 0 {
+	if cfg.MaxAwait < 0 || cfg.BatchSize < 0 || cfg.Patience < 0 || cfg.Watchdog < 0 || cfg.ConfigRetry < 0 || cfg.Unexplained < 0 {
 		return nil, errors.New("change stream: a duration or size is negative")
 	}
 	defaults(&cfg.MaxAwait, 500*time.Millisecond)
@@ -81,6 +84,7 @@ func New(cfg Config) (*Stream, error) {
 	defaults(&cfg.Patience, 3*time.Second)
 	defaults(&cfg.Watchdog, 10*time.Second)
 	defaults(&cfg.ConfigRetry, 30*time.Second)
+	defaults(&cfg.Unexplained, time.Minute)
 	if cfg.Backoff == (retry.Policy{}) {
 		cfg.Backoff = retry.Reopen
 	}

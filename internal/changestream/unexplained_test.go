@@ -1,0 +1,55 @@
+package changestream
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// TestUnexplainedErrorsAreGivenAMinute: five attempts are over within a second, which is less than a server takes for anything
+// that passes; and a minute alone may be a single attempt.
+func TestUnexplainedErrorsAreGivenAMinute(t *testing.T) {
+	t.Parallel()
+	for name, policy := range map[string]retry.Policy{
+		"quick": {Base: time.Millisecond, Cap: 100 * time.Millisecond},
+		"slow":  {Base: 10 * time.Minute, Cap: 10 * time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				attempts := 0
+				s := &Stream{cfg: Config{
+					Scope: scopeOf(t, "a.b"), Unexplained: time.Minute, Log: slog.New(slog.DiscardHandler),
+					Metrics: Metrics{Restart: func(string) { attempts++ }},
+				}}
+				r := &run{s: s, backoff: policy.Start()}
+				faults := []error{mongo.CommandError{Code: 4242}, errClosed}
+				progressed := false
+				for begin := time.Now(); ; {
+					if err := r.decide(context.Background(), faults[attempts%2]); err != nil {
+						var gap *GapError
+						if !errors.As(err, &gap) || gap.Reason != GapUnexplained {
+							t.Fatal(err)
+						}
+						if took := time.Since(begin); !progressed || took < time.Minute || attempts < unknownAttempts-1 {
+							t.Errorf("a gap after %s and %d restarts", took, attempts)
+						}
+						return
+					}
+					if !progressed && (time.Since(begin) > 50*time.Second || attempts == unknownAttempts-2 && name == "slow") {
+						progressed = true
+						r.progress(true, true)
+						begin, attempts = time.Now(), 0
+					}
+				}
+			})
+		})
+	}
+}
