@@ -4,7 +4,6 @@ package fault
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -51,8 +50,17 @@ func TestTokenOfGarbage(t *testing.T) {
 			s, topics := interrupted(t)
 			setToken(t, s, resume.TokenOf(data))
 			s.Start().TookOver()
-			s.Check(topics)
+			repeatsOneTransaction(t, s.Settled(topics))
 		})
+	}
+}
+
+// repeatsOneTransaction: by its time alone, a position cannot say which events of that very time were delivered, so the
+// transaction that it stands at may come again. Nothing else may go wrong.
+func repeatsOneTransaction(t *testing.T, v kit.Verdict) {
+	t.Helper()
+	if len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Changed) != 0 || len(v.Duplicates) > 3 {
+		t.Errorf("not as promised, but for one transaction of at most 3 events: %s", v)
 	}
 }
 
@@ -75,12 +83,9 @@ func TestTokenOfAnotherStream(t *testing.T) {
 	_ = cs.Close(t.Context())
 	s.Write(kit.Load{Events: 100}).Wait()
 	setToken(t, s, token)
-	p := s.Start()
-	// Its time lies behind what was appended before it: going on there would lose those. It must be noticed or be read anew.
-	v := s.Settled(topics)
-	if !v.Good() && !strings.Contains(s.Status().State, "halted") {
-		t.Errorf("neither delivered nor halted (%q): %s\n%s", s.Status().State, v, p.Log())
-	}
+	// Its time lies behind what was appended before it: going on there would lose those.
+	s.Start().TookOver()
+	repeatsOneTransaction(t, s.Settled(topics))
 }
 
 // future is an interrupted scene whose position the servers have not reached, as after the restore of an older backup.
