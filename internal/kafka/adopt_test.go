@@ -224,6 +224,12 @@ func TestTopicDeletedMidRunIsHeldAndComesBack(t *testing.T) {
 	if err != nil || res.Errors[topic] != nil {
 		t.Fatal(err, res)
 	}
+	until(t, "the deletion is seen", func() bool { // before that the broker may take records, and lose them
+		wake(r.renew)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.topics[topic].why.kind == kindMissing
+	})
 	for i := range 5 {
 		r.send(t, rec(topic, "k", fmt.Sprintf("k/%d", i)))
 		r.Flush()

@@ -65,8 +65,10 @@ func TestN07_AMoveOfOurOwnKeepsWhatTheTakeOverHasFound(t *testing.T) {
 	r.run(t)
 	r.acks.resolved(12)
 	inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
-	if r.topics[topic].hits != 0 {
-		t.Errorf("%d hits are left", r.topics[topic].hits)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.topics[topic].hits; n != 0 {
+		t.Errorf("%d hits are left", n)
 	}
 }
 
