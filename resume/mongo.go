@@ -64,8 +64,10 @@ func (s *mongoStore) Save(ctx context.Context, name string, c Checkpoint) error 
 	if c.IsZero() {
 		return fmt.Errorf("saving checkpoint %q: %w", name, errZero)
 	}
-	d := stored{Name: name, Order: c.order(), Token: c.Token, ClusterTime: c.ClusterTime, PipelineHash: c.PipelineHash,
-		Collections: make([]storedCollection, len(c.Collections))}
+	d := stored{
+		Name: name, Order: c.order(), Token: c.Token, ClusterTime: c.ClusterTime, PipelineHash: c.PipelineHash,
+		Collections: make([]storedCollection, len(c.Collections)),
+	}
 	for i, k := range c.Collections {
 		d.Collections[i] = storedCollection{NS: k.NS, UUID: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: k.UUID[:]}}
 	}

@@ -171,8 +171,10 @@ func TestStore(t *testing.T) {
 			if err := s.Save(ctx, "w", resume.Checkpoint{}); err == nil {
 				t.Fatal("a zero position was stored")
 			}
-			first := resume.Checkpoint{Position: at(10, 1, "29"), PipelineHash: "h",
-				Collections: []resume.Collection{{NS: "shop.outbox", UUID: [16]byte{1, 2, 3}}}}
+			first := resume.Checkpoint{
+				Position: at(10, 1, "29"), PipelineHash: "h",
+				Collections: []resume.Collection{{NS: "shop.outbox", UUID: [16]byte{1, 2, 3}}},
+			}
 			save(t, s, first)
 			save(t, s, first) // the same again
 			got, err := s.Load(ctx, "w")

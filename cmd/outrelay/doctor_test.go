@@ -13,10 +13,14 @@ import (
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	state := stacktest.Database(t, stacktest.Client(t))
-	good := []string{"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
-		"OUTRELAY_WATCH=" + state.Name() + "x.outbox", "OUTRELAY_MONGODB_STATE=" + state.Name()}
-	away := []string{"OUTRELAY_MONGODB_URI=mongodb://user:" + planted + "@127.0.0.1:1/shop", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
-		"OUTRELAY_KAFKA_SASL_MECHANISM=scram-sha-256", "OUTRELAY_KAFKA_SASL_USERNAME=u", "OUTRELAY_KAFKA_SASL_PASSWORD=" + planted}
+	good := []string{
+		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
+		"OUTRELAY_WATCH=" + state.Name() + "x.outbox", "OUTRELAY_MONGODB_STATE=" + state.Name(),
+	}
+	away := []string{
+		"OUTRELAY_MONGODB_URI=mongodb://user:" + planted + "@127.0.0.1:1/shop", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
+		"OUTRELAY_KAFKA_SASL_MECHANISM=scram-sha-256", "OUTRELAY_KAFKA_SASL_USERNAME=u", "OUTRELAY_KAFKA_SASL_PASSWORD=" + planted,
+	}
 	for _, c := range []struct {
 		env  []string
 		code int

@@ -214,8 +214,11 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)
 	t.log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped, "before_restart", g.Redelivered-res.Swept, "took", took)
 	t.announce(ctx, store.GapClosed, bson.D{
-		{Key: "reason", Value: g.Reason}, {Key: "from", Value: g.From}, {Key: "to", Value: g.To},
-		{Key: "swept", Value: g.Redelivered}, {Key: "ms", Value: took.Milliseconds()},
+		{Key: "reason", Value: g.Reason},
+		{Key: "from", Value: g.From},
+		{Key: "to", Value: g.To},
+		{Key: "swept", Value: g.Redelivered},
+		{Key: "ms", Value: took.Milliseconds()},
 	})
 	return nil
 }

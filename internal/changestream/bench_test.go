@@ -28,8 +28,14 @@ func prepare(b *testing.B, client *mongo.Client) (*mongo.Collection, bson.Timest
 	docs, payload := make([]any, 1000), make([]byte, 800)
 	for range benchEvents / len(docs) {
 		for i := range docs {
-			docs[i] = bson.D{{Key: "_id", Value: bson.NewObjectID()}, {Key: "ts", Value: bson.Timestamp{}}, {Key: "aggregatetype", Value: "order"},
-				{Key: "aggregateid", Value: "o-4711"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: payload}}
+			docs[i] = bson.D{
+				{Key: "_id", Value: bson.NewObjectID()},
+				{Key: "ts", Value: bson.Timestamp{}},
+				{Key: "aggregatetype", Value: "order"},
+				{Key: "aggregateid", Value: "o-4711"},
+				{Key: "type", Value: "OrderPlaced"},
+				{Key: "payload", Value: payload},
+			}
 		}
 		if _, err := coll.InsertMany(b.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
 			b.Fatal(err)

@@ -19,8 +19,11 @@ func (r *reader) ops() []Op {
 
 func (b *bundle) rename(from, to string, dropTarget bool) {
 	b.t.Helper()
-	err := b.admin.Database("admin").RunCommand(b.t.Context(), bson.D{{Key: "renameCollection", Value: b.db.Name() + "." + from},
-		{Key: "to", Value: b.db.Name() + "." + to}, {Key: "dropTarget", Value: dropTarget}}).Err()
+	err := b.admin.Database("admin").RunCommand(b.t.Context(), bson.D{
+		{Key: "renameCollection", Value: b.db.Name() + "." + from},
+		{Key: "to", Value: b.db.Name() + "." + to},
+		{Key: "dropTarget", Value: dropTarget},
+	}).Err()
 	if err != nil {
 		b.t.Fatal(err)
 	}

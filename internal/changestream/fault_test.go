@@ -63,13 +63,16 @@ func TestEveryPassingFaultIsWaitedOut(t *testing.T) {
 	step("cursor killed", func() func() { // really, by an operator
 		cur, err := b.admin.Database("admin").Aggregate(t.Context(), mongo.Pipeline{
 			{{Key: "$currentOp", Value: bson.D{{Key: "idleCursors", Value: true}, {Key: "allUsers", Value: true}}}},
-			{{Key: "$match", Value: bson.D{{Key: "ns", Value: b.db.Name() + ".outbox"}, {Key: "cursor.tailable", Value: true}}}}})
+			{{Key: "$match", Value: bson.D{{Key: "ns", Value: b.db.Name() + ".outbox"}, {Key: "cursor.tailable", Value: true}}}},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}
 		for cur.Next(t.Context()) {
-			err := b.db.RunCommand(t.Context(), bson.D{{Key: "killCursors", Value: "outbox"},
-				{Key: "cursors", Value: bson.A{cur.Current.Lookup("cursor", "cursorId")}}}).Err()
+			err := b.db.RunCommand(t.Context(), bson.D{
+				{Key: "killCursors", Value: "outbox"},
+				{Key: "cursors", Value: bson.A{cur.Current.Lookup("cursor", "cursorId")}},
+			}).Err()
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -47,8 +47,10 @@ func setup(t *testing.T) *bundle {
 	t.Helper()
 	app := stacktest.Name(t)
 	admin := stacktest.Client(t)
-	return &bundle{t: t, app: app, admin: admin, db: stacktest.Database(t, admin),
-		watch: stacktest.Client(t, options.Client().SetAppName(app))}
+	return &bundle{
+		t: t, app: app, admin: admin, db: stacktest.Database(t, admin),
+		watch: stacktest.Client(t, options.Client().SetAppName(app)),
+	}
 }
 
 func (b *bundle) now() bson.Timestamp {
@@ -184,8 +186,10 @@ func (r *reader) keep(b *Batch) {
 			ev.Op == DropDatabase && !scope.MatchesDatabase(ev.DB) {
 			continue // another test's
 		}
-		g := got{op: ev.Op, ns: string(ev.DB) + "." + string(ev.Coll), data: string(ev.Data), note: string(ev.Note), size: len(ev.Document),
-			pos: resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime}}
+		g := got{
+			op: ev.Op, ns: string(ev.DB) + "." + string(ev.Coll), data: string(ev.Data), note: string(ev.Note), size: len(ev.Document),
+			pos: resume.Position{Token: slices.Clone(ev.Token), ClusterTime: ev.ClusterTime},
+		}
 		if ev.Op == Insert {
 			g.id, _ = bson.RawValue{Type: bson.Type(ev.IDType), Value: slices.Clone(ev.ID)}.StringValueOK()
 			if !ev.HasUUID {

@@ -20,8 +20,12 @@ func insertEvent(tb testing.TB, extra ...bson.E) []byte {
 		{Key: "fullDocument", Value: bson.D{{Key: "_id", Value: "e1"}, {Key: "payload", Value: bson.Binary{Data: []byte("xyz")}}}},
 		{Key: "ns", Value: bson.D{{Key: "db", Value: "shop"}, {Key: "coll", Value: "outbox.v1"}}},
 		{Key: "documentKey", Value: bson.D{{Key: "shard", Value: int32(1)}, {Key: "_id", Value: "e1"}}},
-		{Key: "txnNumber", Value: int64(3)}, {Key: "re", Value: bson.Regex{Pattern: "a", Options: "i"}},
-		{Key: "d", Value: 1.5}, {Key: "n", Value: nil}, {Key: "b", Value: true}, {Key: "a", Value: bson.A{1}},
+		{Key: "txnNumber", Value: int64(3)},
+		{Key: "re", Value: bson.Regex{Pattern: "a", Options: "i"}},
+		{Key: "d", Value: 1.5},
+		{Key: "n", Value: nil},
+		{Key: "b", Value: true},
+		{Key: "a", Value: bson.A{1}},
 	}, extra...))
 	if err != nil {
 		tb.Fatal(err)
@@ -57,8 +61,13 @@ func TestParseOtherKinds(t *testing.T) {
 		name string
 		op   Op
 	}{{"drop", Drop}, {"rename", Rename}, {"dropDatabase", DropDatabase}, {"invalidate", Invalidate}, {"createIndexes", Other}} {
-		raw, err := bson.Marshal(bson.D{token, {Key: "operationType", Value: c.name}, {Key: "clusterTime", Value: bson.Timestamp{T: 5}},
-			{Key: "ns", Value: bson.D{{Key: "db", Value: "a"}}}, {Key: "to", Value: bson.D{{Key: "db", Value: "b"}, {Key: "coll", Value: "c"}}}})
+		raw, err := bson.Marshal(bson.D{
+			token,
+			{Key: "operationType", Value: c.name},
+			{Key: "clusterTime", Value: bson.Timestamp{T: 5}},
+			{Key: "ns", Value: bson.D{{Key: "db", Value: "a"}}},
+			{Key: "to", Value: bson.D{{Key: "db", Value: "b"}, {Key: "coll", Value: "c"}}},
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -59,8 +59,10 @@ var (
 
 // begin turns the start into a position, waiting out faults where that needs the server.
 func (s *Stream) begin(ctx context.Context, start Start, out chan<- *Batch) (*run, error) {
-	r := &run{s: s, out: out, pos: start.Position.Clone(), hash: start.PipelineHash, backoff: s.cfg.Backoff.Start(),
-		patience: s.cfg.Patience, dog: watchdog{limit: s.cfg.Watchdog}}
+	r := &run{
+		s: s, out: out, pos: start.Position.Clone(), hash: start.PipelineHash, backoff: s.cfg.Backoff.Start(),
+		patience: s.cfg.Patience, dog: watchdog{limit: s.cfg.Watchdog},
+	}
 	_, hasTime := start.Position.Time()
 	if !r.pos.Sound() {
 		// Not even tried: a server that took it for one of this stream would go on at another place, and what it says is

@@ -72,8 +72,10 @@ func OplogWindow(ctx context.Context, client *mongo.Client) (oldest, newest bson
 func CollectionUUID(ctx context.Context, client *mongo.Client, db, coll string) (uuid [16]byte, found bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, openTimeout)
 	defer cancel()
-	raw, err := client.Database(db).RunCommand(ctx, bson.D{{Key: "listCollections", Value: 1},
-		{Key: "filter", Value: bson.D{{Key: "name", Value: coll}}}}).Raw()
+	raw, err := client.Database(db).RunCommand(ctx, bson.D{
+		{Key: "listCollections", Value: 1},
+		{Key: "filter", Value: bson.D{{Key: "name", Value: coll}}},
+	}).Raw()
 	if code(err) == 13 {
 		return uuid, false, nil
 	}

@@ -254,12 +254,15 @@ func (b *bundle) cursors() int {
 	b.t.Helper()
 	cur, err := b.admin.Database("admin").Aggregate(b.t.Context(), mongo.Pipeline{
 		{{Key: "$currentOp", Value: bson.D{{Key: "idleCursors", Value: true}, {Key: "allUsers", Value: true}}}},
-		{{Key: "$match", Value: bson.D{{Key: "cursor", Value: bson.D{{Key: "$exists", Value: true}}}, {Key: "cursor.tailable", Value: true},
+		{{Key: "$match", Value: bson.D{
+			{Key: "cursor", Value: bson.D{{Key: "$exists", Value: true}}},
+			{Key: "cursor.tailable", Value: true},
 			{Key: "$or", Value: bson.A{
 				bson.D{{Key: "appName", Value: b.app}},
 				bson.D{{Key: "cursor.originatingCommand.comment", Value: b.app}},
 				bson.D{{Key: "ns", Value: bson.D{{Key: "$regex", Value: "^" + b.db.Name()}}}},
-			}}}}},
+			}},
+		}}},
 	})
 	if err != nil {
 		b.t.Fatal(err)

@@ -27,7 +27,9 @@ func TestSecretsPrintAsAsterisks(t *testing.T) {
 		NewSecret(planted), NewURI("mongodb://user:" + planted + "@h/db?tlsCertificateKeyFilePassword=" + planted),
 		&inner{S: NewSecret(planted), u: NewURI(planted), h: NewSecret(planted)},
 		inner{S: NewSecret(planted), u: NewURI("a://" + planted + "@h"), h: NewSecret(planted)},
-		map[string]Secret{"a": NewSecret(planted)}, []Secret{NewSecret(planted)}, fmt.Errorf("bad: %v", NewSecret(planted)),
+		map[string]Secret{"a": NewSecret(planted)},
+		[]Secret{NewSecret(planted)},
+		fmt.Errorf("bad: %v", NewSecret(planted)),
 	}
 	var out bytes.Buffer
 	for _, v := range values {

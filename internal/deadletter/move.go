@@ -170,9 +170,14 @@ func (p *prepared) upsert() mongo.WriteModel {
 // fields are the letter's without _id, which an upsert takes from its filter.
 func (d *Dead) fields() bson.D {
 	out := bson.D{
-		{Key: "size", Value: d.Size}, {Key: "class", Value: d.Class}, {Key: "reason", Value: d.Reason},
-		{Key: "source", Value: d.Source}, {Key: "attempts", Value: d.Attempts},
-		{Key: "firstFailure", Value: d.FirstFailure}, {Key: "lastFailure", Value: d.LastFailure}, {Key: "movedAt", Value: d.MovedAt},
+		{Key: "size", Value: d.Size},
+		{Key: "class", Value: d.Class},
+		{Key: "reason", Value: d.Reason},
+		{Key: "source", Value: d.Source},
+		{Key: "attempts", Value: d.Attempts},
+		{Key: "firstFailure", Value: d.FirstFailure},
+		{Key: "lastFailure", Value: d.LastFailure},
+		{Key: "movedAt", Value: d.MovedAt},
 	}
 	if d.Chunks > 0 {
 		out = append(out, bson.E{Key: "chunks", Value: d.Chunks})

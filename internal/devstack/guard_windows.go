@@ -77,6 +77,7 @@ func killProcess(p *os.Process) error { return p.Kill() }
 func pauseProcess(*os.Process) error {
 	return fmt.Errorf("pausing a process: %w", errors.ErrUnsupported)
 }
+
 func resumeProcess(*os.Process) error {
 	return fmt.Errorf("resuming a process: %w", errors.ErrUnsupported)
 }

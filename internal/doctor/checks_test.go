@@ -55,7 +55,8 @@ func TestChecks(t *testing.T) {
 	for name := range kafkaUsers {
 		users = append(users, devstack.User{Name: name, Password: planted})
 	}
-	s := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true,
+	s := stacktest.Own(t, devstack.Options{
+		Mongods: 1, Brokers: 1, Quick: true,
 		Mongo: devstack.MongoOptions{Args: []string{"--keyFile", key}},
 		Kafka: devstack.KafkaOptions{Users: users, ACLs: true},
 	})

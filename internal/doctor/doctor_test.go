@@ -244,8 +244,12 @@ func TestOutboxes(t *testing.T) {
 	}
 	expect(t, examine(t, cfg), "watcher", Fail, "vanished", "outrelay recover")
 	doc := bson.D{
-		{Key: "_id", Value: cfg.Watcher + "/0of1"}, {Key: "owner", Value: "n1 x"}, {Key: "node", Value: "n1"}, {Key: "epoch", Value: int64(4)},
-		{Key: "expiresAt", Value: time.Now().Add(time.Hour)}, {Key: "replicaSetId", Value: "ffffffffffffffffffffffff"},
+		{Key: "_id", Value: cfg.Watcher + "/0of1"},
+		{Key: "owner", Value: "n1 x"},
+		{Key: "node", Value: "n1"},
+		{Key: "epoch", Value: int64(4)},
+		{Key: "expiresAt", Value: time.Now().Add(time.Hour)},
+		{Key: "replicaSetId", Value: "ffffffffffffffffffffffff"},
 	}
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), doc); err != nil {
 		t.Fatal(err)

@@ -188,11 +188,14 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 	}
 	// N1: own fields only, never control, and no comparison of tokens: after a restore that would look like a lost lease.
 	filter := bson.D{
-		{Key: "_id", Value: l.cfg.ID}, {Key: "owner", Value: h.acq.Owner}, {Key: "epoch", Value: h.acq.Epoch},
+		{Key: "_id", Value: l.cfg.ID},
+		{Key: "owner", Value: h.acq.Owner},
+		{Key: "epoch", Value: h.acq.Epoch},
 		{Key: "seq", Value: bson.D{{Key: "$lt", Value: seq}}},
 	}
 	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(bson.D{
-		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}})
+		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1},
+	})
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
 	first := l.clock()
@@ -223,7 +226,8 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 func (h *Held) confirm(ctx context.Context, seq int64, released bool) (view, error) {
 	var v view
 	err := h.l.coll.FindOne(ctx, bson.D{{Key: "_id", Value: h.l.cfg.ID}}, options.FindOne().SetProjection(bson.D{
-		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}})).Decode(&v)
+		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1},
+	})).Decode(&v)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
 		return view{}, h.lose(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", ErrVanished, h.l.cfg.ID))

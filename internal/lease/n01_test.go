@@ -91,7 +91,8 @@ func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	off()
 	// A connection that breaks before the write is no loss either.
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
-		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "closeConnection", Value: true}})
+		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "closeConnection", Value: true},
+	})
 	if err := h.Save(t.Context(), Update{}); err != nil {
 		t.Errorf("after a broken connection: %v", err)
 	}

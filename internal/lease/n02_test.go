@@ -109,7 +109,8 @@ func TestN02_TheDeadlineCountsFromBeforeTheSendingAndSeesASuspendedMachine(t *te
 		t.Errorf("after a renewal: %v", err)
 	}
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
-		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 300}})
+		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 300},
+	})
 	start := l.clock()
 	if err := h.Save(t.Context(), Update{}); err != nil {
 		t.Fatal(err)

@@ -107,7 +107,8 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	}
 	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex"}
 	for _, d := range []bson.D{
-		{{Key: "_id", Value: "z-missing"}}, {{Key: "_id", Value: "a-missing"}},
+		{{Key: "_id", Value: "z-missing"}},
+		{{Key: "_id", Value: "a-missing"}},
 		{{Key: "_id", Value: "null"}, {Key: "ts", Value: nil}},
 		{{Key: "_id", Value: "regex"}, {Key: "ts", Value: bson.Regex{Pattern: "x"}}},
 		{{Key: "_id", Value: "date"}, {Key: "ts", Value: time.Now()}},

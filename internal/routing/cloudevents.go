@@ -67,8 +67,14 @@ func (f *Filler) structured(v *event.View, m *Meta, rec *record.Record) error {
 		name  string
 		value []byte
 	}{
-		{"id", id}, {"source", source}, {"type", v.Type}, {"subject", v.Subject}, {"time", at},
-		{"datacontenttype", dataContentType(v)}, {"schemaversion", v.SchemaVersion}, {"partitionkey", rec.Key},
+		{"id", id},
+		{"source", source},
+		{"type", v.Type},
+		{"subject", v.Subject},
+		{"time", at},
+		{"datacontenttype", dataContentType(v)},
+		{"schemaversion", v.SchemaVersion},
+		{"partitionkey", rec.Key},
 	} {
 		if a.value == nil {
 			continue

@@ -129,7 +129,8 @@ func (r *Registry) Claim(ctx context.Context, uuid [16]byte, ns, watcher string)
 	err = r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: binaryUUID(uuid)}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{
 		mine,
 		bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{
-			{Key: "ns", Value: lit(ns)}, {Key: "watcher", Value: lit(watcher)},
+			{Key: "ns", Value: lit(ns)},
+			{Key: "watcher", Value: lit(watcher)},
 			{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", "$$NOW"}}}},
 		}}}},
 		"$$ROOT",

@@ -70,7 +70,8 @@ func NewEvents(coll *mongo.Collection, watcher, node string) *Events {
 // Ensure makes the index that trims the log by age. Without it the log is bounded by count alone.
 func (e *Events) Ensure(ctx context.Context) error {
 	err := e.coll.Database().RunCommand(ctx, bson.D{{Key: "createIndexes", Value: e.coll.Name()}, {Key: "indexes", Value: bson.A{bson.D{
-		{Key: "key", Value: bson.D{{Key: "at", Value: 1}}}, {Key: "name", Value: "at_1"},
+		{Key: "key", Value: bson.D{{Key: "at", Value: 1}}},
+		{Key: "name", Value: "at_1"},
 		{Key: "expireAfterSeconds", Value: int64(EventsKeptFor / time.Second)},
 	}}}}).Err()
 	if err != nil {
@@ -86,8 +87,11 @@ func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 	}
 	// An upsert, because an insert could carry a client's time only.
 	_, err := e.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: bson.NewObjectID()}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "at", Value: "$$NOW"}, {Key: "kind", Value: lit(kind)}, {Key: "watcher", Value: lit(e.watcher)},
-		{Key: "node", Value: lit(e.node)}, {Key: "fields", Value: lit(fields)},
+		{Key: "at", Value: "$$NOW"},
+		{Key: "kind", Value: lit(kind)},
+		{Key: "watcher", Value: lit(e.watcher)},
+		{Key: "node", Value: lit(e.node)},
+		{Key: "fields", Value: lit(fields)},
 	}}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
 		return privilege(err, "logging event "+string(kind), "find, insert and update", Namespace(e.coll), "")

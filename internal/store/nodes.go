@@ -55,8 +55,12 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) error {
 		s.Watchers = []string{}
 	}
 	_, err := n.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: s.Node}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "address", Value: lit(s.Address)}, {Key: "version", Value: lit(s.Version)}, {Key: "watchers", Value: lit(s.Watchers)},
-		{Key: "kafkaReachable", Value: s.KafkaReachable}, {Key: "lastAck", Value: ack}, {Key: "seenAt", Value: "$$NOW"},
+		{Key: "address", Value: lit(s.Address)},
+		{Key: "version", Value: lit(s.Version)},
+		{Key: "watchers", Value: lit(s.Watchers)},
+		{Key: "kafkaReachable", Value: s.KafkaReachable},
+		{Key: "lastAck", Value: ack},
+		{Key: "seenAt", Value: "$$NOW"},
 		{Key: "startedAt", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$startedAt", "$$NOW"}}}},
 	}}}}, options.UpdateOne().SetUpsert(true))
 	if err != nil {
@@ -114,7 +118,8 @@ func (n *Nodes) Leave(ctx context.Context, node string) error {
 // Forget removes the nodes that gave no sign of life for longer than age, and tells how many.
 func (n *Nodes) Forget(ctx context.Context, age time.Duration) (int64, error) {
 	res, err := n.coll.DeleteMany(ctx, bson.D{{Key: "$expr", Value: bson.D{{Key: "$lt", Value: bson.A{
-		"$seenAt", bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", age.Milliseconds()}}}}}}}})
+		"$seenAt", bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", age.Milliseconds()}}},
+	}}}}})
 	if err != nil {
 		return 0, privilege(err, "removing stale nodes", "remove", Namespace(n.coll), "")
 	}

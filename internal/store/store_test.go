@@ -208,7 +208,8 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 	}
 	// b was seen last an hour ago.
 	if _, err := coll.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "b"}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "seenAt", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", int64(3_600_000)}}}}}}}}); err != nil {
+		{Key: "seenAt", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", int64(3_600_000)}}}},
+	}}}}); err != nil {
 		t.Fatal(err)
 	}
 	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok {
@@ -322,7 +323,8 @@ func TestN21_FetchingIsMajorityOnThePrimary(t *testing.T) {
 				seen[level+" "+mode]++
 				mu.Unlock()
 			}
-		}}))
+		},
+	}))
 	coll := stacktest.Database(t, c).Collection("outbox")
 	doc := bson.D{{Key: "_id", Value: "7"}, {Key: "payload", Value: "x"}}
 	if _, err := coll.InsertOne(t.Context(), doc); err != nil {

@@ -87,6 +87,7 @@ func appendName(dst []byte, t bson.Type, name string) []byte {
 }
 
 func appendInt32(dst []byte, n int32) []byte { return binary.LittleEndian.AppendUint32(dst, uint32(n)) }
+
 func appendInt64(dst []byte, n int64) []byte { return binary.LittleEndian.AppendUint64(dst, uint64(n)) }
 
 func appendString(dst []byte, name, s string) []byte {

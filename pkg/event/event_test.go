@@ -206,8 +206,10 @@ func TestValidateListsEveryProblem(t *testing.T) {
 	if !errors.As(err, &inv) {
 		t.Fatalf("got %v", err)
 	}
-	for _, want := range []string{"aggregate type is empty", "aggregate id is empty", "type is not UTF-8", "payload of type int", "id is empty",
-		"key is empty", `"a/b"`, "partition -2", "header id", "without a name", "outrelay-*", "source has 5000 bytes", "zero time", "not after dueAt"} {
+	for _, want := range []string{
+		"aggregate type is empty", "aggregate id is empty", "type is not UTF-8", "payload of type int", "id is empty",
+		"key is empty", `"a/b"`, "partition -2", "header id", "without a name", "outrelay-*", "source has 5000 bytes", "zero time", "not after dueAt",
+	} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not mentioned in: %v", want, err)
 		}

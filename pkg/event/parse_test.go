@@ -18,8 +18,13 @@ import (
 // doc is a well-formed envelope with some fields replaced, added, or (by a value of absent) left out.
 func doc(t testing.TB, changes ...bson.E) []byte {
 	t.Helper()
-	d := bson.D{{Key: "_id", Value: "1"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "o-1"},
-		{Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: []byte("p")}}
+	d := bson.D{
+		{Key: "_id", Value: "1"},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: "o-1"},
+		{Key: "type", Value: "OrderPlaced"},
+		{Key: "payload", Value: []byte("p")},
+	}
 	for _, c := range changes {
 		at := -1
 		for i := range d {
@@ -58,19 +63,48 @@ func TestMalformed(t *testing.T) {
 		value any
 		want  string
 	}{
-		{"_id", absent, "_id is missing"}, {"_id", "", "_id is missing or empty"}, {"_id", int32(7), "_id is of type 32-bit integer"},
-		{"_id", legacyUUID(), "subtype 3"}, {"_id", bson.Binary{Subtype: 4, Data: []byte{1}}, "1 bytes"}, {"_id", bson.D{}, "_id is of type embedded document"},
-		{"aggregatetype", absent, "aggregatetype is missing"}, {"aggregatetype", "", "missing or empty"}, {"aggregatetype", nil, "missing or empty"}, {"aggregatetype", 5, "a string is wanted"},
-		{"aggregateid", absent, "aggregateid is missing"}, {"aggregateid", 1.5, "ObjectId or UUID"}, {"aggregateid", legacyUUID(), "not a UUID of subtype 4"}, {"aggregateid", bson.D{}, "aggregateid is of type"},
-		{"type", absent, "type is missing"}, {"type", true, "type is of type boolean"},
-		{"payload", absent, "payload is missing"}, {"payload", int64(5), "payload is of type 64-bit integer"}, {"payload", bson.Undefined{}, "payload is of type undefined"},
-		{"key", bson.A{}, "key is of type array"}, {"topic", 1, "topic is of type"}, {"partition", "1", "an integer is wanted"}, {"partition", 1.5, "an integer is wanted"},
-		{"headers", "x", "headers is of type string"}, {"headers", bson.A{1}, "not a document {k, v}"}, {"headers", bson.A{bson.D{}}, "no k"},
-		{"headers", bson.A{pair(1, "v")}, "not one string"}, {"headers", bson.A{pair("k", 1)}, "not one binary, string or null"}, {"headers", bson.A{append(pair("k", "v"), bson.E{Key: "x", Value: 1})}, "other than k and v"},
-		{"headers", bson.D{{Key: "h", Value: 1}}, "not a binary, a string or null"}, {"headers", bson.D{{Key: "", Value: "x"}}, "without a name"},
-		{"contenttype", 1, "contenttype is"}, {"schemaversion", 1.5, "schemaversion is"}, {"source", 1, "source is"}, {"subject", 1, "subject is"},
-		{"time", "2026-01-01", "time is of type string; a date is wanted"}, {"dueAt", int64(5), "dueAt is"}, {"expiresAt", bson.Timestamp{}, "expiresAt is"},
-		{"state", "done", "state is not one of"}, {"state", 1, "state is not one of"}, {"delivery", -1, "delivery is not a count"}, {"delivery", "1", "delivery is not a count"},
+		{"_id", absent, "_id is missing"},
+		{"_id", "", "_id is missing or empty"},
+		{"_id", int32(7), "_id is of type 32-bit integer"},
+		{"_id", legacyUUID(), "subtype 3"},
+		{"_id", bson.Binary{Subtype: 4, Data: []byte{1}}, "1 bytes"},
+		{"_id", bson.D{}, "_id is of type embedded document"},
+		{"aggregatetype", absent, "aggregatetype is missing"},
+		{"aggregatetype", "", "missing or empty"},
+		{"aggregatetype", nil, "missing or empty"},
+		{"aggregatetype", 5, "a string is wanted"},
+		{"aggregateid", absent, "aggregateid is missing"},
+		{"aggregateid", 1.5, "ObjectId or UUID"},
+		{"aggregateid", legacyUUID(), "not a UUID of subtype 4"},
+		{"aggregateid", bson.D{}, "aggregateid is of type"},
+		{"type", absent, "type is missing"},
+		{"type", true, "type is of type boolean"},
+		{"payload", absent, "payload is missing"},
+		{"payload", int64(5), "payload is of type 64-bit integer"},
+		{"payload", bson.Undefined{}, "payload is of type undefined"},
+		{"key", bson.A{}, "key is of type array"},
+		{"topic", 1, "topic is of type"},
+		{"partition", "1", "an integer is wanted"},
+		{"partition", 1.5, "an integer is wanted"},
+		{"headers", "x", "headers is of type string"},
+		{"headers", bson.A{1}, "not a document {k, v}"},
+		{"headers", bson.A{bson.D{}}, "no k"},
+		{"headers", bson.A{pair(1, "v")}, "not one string"},
+		{"headers", bson.A{pair("k", 1)}, "not one binary, string or null"},
+		{"headers", bson.A{append(pair("k", "v"), bson.E{Key: "x", Value: 1})}, "other than k and v"},
+		{"headers", bson.D{{Key: "h", Value: 1}}, "not a binary, a string or null"},
+		{"headers", bson.D{{Key: "", Value: "x"}}, "without a name"},
+		{"contenttype", 1, "contenttype is"},
+		{"schemaversion", 1.5, "schemaversion is"},
+		{"source", 1, "source is"},
+		{"subject", 1, "subject is"},
+		{"time", "2026-01-01", "time is of type string; a date is wanted"},
+		{"dueAt", int64(5), "dueAt is"},
+		{"expiresAt", bson.Timestamp{}, "expiresAt is"},
+		{"state", "done", "state is not one of"},
+		{"state", 1, "state is not one of"},
+		{"delivery", -1, "delivery is not a count"},
+		{"delivery", "1", "delivery is not a count"},
 	} {
 		refusal(t, doc(t, bson.E{Key: c.field, Value: c.value}), record.Malformed, c.want)
 	}
@@ -147,8 +181,13 @@ func TestDebeziumDocuments(t *testing.T) {
 	for _, c := range []struct {
 		id   any
 		text string
-	}{{oid, "5f0102030405060708090a0b"}, {uuid, "00010203-0405-0607-0809-0a0b0c0d0e0f"}, {"o-7", "o-7"},
-		{int32(-7), "-7"}, {int64(math.MinInt64), "-9223372036854775808"}} {
+	}{
+		{oid, "5f0102030405060708090a0b"},
+		{uuid, "00010203-0405-0607-0809-0a0b0c0d0e0f"},
+		{"o-7", "o-7"},
+		{int32(-7), "-7"},
+		{int64(math.MinInt64), "-9223372036854775808"},
+	} {
 		raw := doc(t, bson.E{Key: "_id", Value: oid}, bson.E{Key: "aggregateid", Value: c.id}, bson.E{Key: "key", Value: c.id},
 			bson.E{Key: "payload", Value: bson.D{{Key: "total", Value: 12.5}, {Key: "at", Value: bson.DateTime(0)}, {Key: "lines", Value: bson.A{int64(1), oid}}}},
 			bson.E{Key: "createdAt", Value: bson.DateTime(5)}, bson.E{Key: "tenant", Value: bson.D{{Key: "id", Value: 5}}}, bson.E{Key: "eventVersion", Value: int32(3)})
@@ -201,9 +240,12 @@ func TestHeaderForms(t *testing.T) {
 		headers any
 		want    []event.Header
 	}{
-		{bson.A{}, nil}, {bson.D{}, nil},
-		{bson.A{pair("a", []byte{0, 255}), pair("a", "text"), pair("b", nil), bson.D{{Key: "v", Value: []byte{}}, {Key: "k", Value: "order"}}, bson.D{{Key: "k", Value: "only"}}},
-			[]event.Header{{"a", []byte{0, 255}}, {"a", []byte("text")}, {"b", nil}, {"order", []byte{}}, {"only", nil}}},
+		{bson.A{}, nil},
+		{bson.D{}, nil},
+		{
+			bson.A{pair("a", []byte{0, 255}), pair("a", "text"), pair("b", nil), bson.D{{Key: "v", Value: []byte{}}, {Key: "k", Value: "order"}}, bson.D{{Key: "k", Value: "only"}}},
+			[]event.Header{{"a", []byte{0, 255}}, {"a", []byte("text")}, {"b", nil}, {"order", []byte{}}, {"only", nil}},
+		},
 		{bson.D{{Key: "z", Value: "1"}, {Key: "a", Value: []byte{2}}, {Key: "n", Value: nil}}, []event.Header{{"z", []byte("1")}, {"a", []byte{2}}, {"n", nil}}},
 	} {
 		if err := event.Parse(doc(t, bson.E{Key: "headers", Value: c.headers}), &v); err != nil {

@@ -313,9 +313,15 @@ func TestDebeziumWritersDocuments(t *testing.T) {
 	}
 	defer cs.Close(ctx)
 	oid, agg := bson.NewObjectID(), bson.NewObjectID()
-	if _, err := b.coll.InsertOne(ctx, bson.D{{Key: "_id", Value: oid}, {Key: "aggregateid", Value: agg}, {Key: "aggregatetype", Value: "Order"}, {Key: "type", Value: "OrderCreated"},
+	if _, err := b.coll.InsertOne(ctx, bson.D{
+		{Key: "_id", Value: oid},
+		{Key: "aggregateid", Value: agg},
+		{Key: "aggregatetype", Value: "Order"},
+		{Key: "type", Value: "OrderCreated"},
 		{Key: "payload", Value: bson.D{{Key: "id", Value: int64(1)}, {Key: "orderDate", Value: bson.NewDateTimeFromTime(time.UnixMilli(1_700_000_000_000))}, {Key: "lineItems", Value: bson.A{bson.D{{Key: "item", Value: "A"}, {Key: "total", Value: 59.98}}}}}},
-		{Key: "eventTimestamp", Value: bson.NewDateTimeFromTime(time.Now())}, {Key: "tenant", Value: bson.A{"x"}}}); err != nil {
+		{Key: "eventTimestamp", Value: bson.NewDateTimeFromTime(time.Now())},
+		{Key: "tenant", Value: bson.A{"x"}},
+	}); err != nil {
 		t.Fatal(err)
 	}
 	if !cs.Next(ctx) {

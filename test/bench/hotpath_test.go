@@ -111,7 +111,9 @@ func variants() []struct {
 	kb := bytes.Repeat([]byte("0123456789abcdef"), 64)
 	key := func(i int) string { return fmt.Sprintf("o-%d", i%1000) }
 	document := bson.D{
-		{Key: "order", Value: "o-17"}, {Key: "total", Value: 1299}, {Key: "paid", Value: true},
+		{Key: "order", Value: "o-17"},
+		{Key: "total", Value: 1299},
+		{Key: "paid", Value: true},
 		{Key: "lines", Value: bson.A{bson.D{{Key: "sku", Value: "A-1"}, {Key: "count", Value: 2}}, bson.D{{Key: "sku", Value: "B-7"}, {Key: "count", Value: 1}}}},
 	}
 	fanOut := []routing.Rule{{AggregateType: "order", To: []string{"orders", "audit"}}}

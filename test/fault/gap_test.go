@@ -154,8 +154,10 @@ func (o *open) commit() {
 			o.t.Fatal(err)
 		}
 		_, payload := bson.Raw(raw).Lookup("payload").Binary()
-		o.s.Ledger.Add(kit.Entry{NS: o.s.DB.Name() + ".outbox", ID: e.ID().String(), Key: e.Key(), Topics: []string{o.s.Topic("order")},
-			Payload: payload, Headers: e.Headers()})
+		o.s.Ledger.Add(kit.Entry{
+			NS: o.s.DB.Name() + ".outbox", ID: e.ID().String(), Key: e.Key(), Topics: []string{o.s.Topic("order")},
+			Payload: payload, Headers: e.Headers(),
+		})
 	}
 }
 

@@ -26,7 +26,8 @@ func must(t *testing.T, err error) {
 func threeBrokers(t *testing.T) *devstack.Stack {
 	t.Helper()
 	return stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{
-		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"}}})
+		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"},
+	}})
 }
 
 // The primary of three members dies under load, and comes back: the relay follows the new one, and every commit that was
@@ -98,8 +99,10 @@ func TestLeaderlessPartitionsAndAZombie(t *testing.T) {
 // Partitions under min ISR: three replicas, all of them needed, and one broker dead.
 func TestPartitionsUnderMinISRAndAZombie(t *testing.T) {
 	stack := threeBrokers(t)
-	s := kit.New(t, kit.Options{Stack: stack, Replicas: 3, Partitions: 3, Types: []string{"order"},
-		Topic: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: "3"}}})
+	s := kit.New(t, kit.Options{
+		Stack: stack, Replicas: 3, Partitions: 3, Types: []string{"order"},
+		Topic: []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: "3"}},
+	})
 	sick(t, stack, s, func() *devstack.Member {
 		leader, err := stack.Leader(t.Context(), s.Topic("order"), 0)
 		must(t, err)

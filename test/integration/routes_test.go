@@ -125,8 +125,14 @@ func TestDeadAtOnce(t *testing.T) {
 		doc   bson.D
 	}{
 		{class: record.Malformed, doc: bson.D{{Key: "_id", Value: "no-type"}, {Key: "aggregateid", Value: "k"}, {Key: "payload", Value: "x"}}},
-		{class: record.Malformed, doc: bson.D{{Key: "_id", Value: "bad-header"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "k"}, {Key: "type", Value: "x"},
-			{Key: "payload", Value: "x"}, {Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "id"}, {Key: "v", Value: bson.Binary{Data: []byte("mine")}}}}}}},
+		{class: record.Malformed, doc: bson.D{
+			{Key: "_id", Value: "bad-header"},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "k"},
+			{Key: "type", Value: "x"},
+			{Key: "payload", Value: "x"},
+			{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "id"}, {Key: "v", Value: bson.Binary{Data: []byte("mine")}}}}},
+		}},
 		{class: record.NotAllowed, ev: event.New("order", "k", "x", "p", event.WithID("not-allowed"), event.WithTopic("somewhere-else"))},
 		{class: record.PartitionOutOfRange, ev: event.New("order", "k", "x", "p", event.WithID("partition"), event.WithPartition(99))},
 		{class: record.Expired, ev: event.New("order", "k", "x", "p", event.WithID("expired"), event.WithExpiresAt(time.Now().Add(-time.Hour)))},

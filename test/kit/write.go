@@ -187,8 +187,10 @@ func (s *Scene) entries(ns string, fate Fate, events []event.Event) []Entry {
 	out := make([]Entry, len(events))
 	for i, e := range events {
 		v := parse(e)
-		out[i] = Entry{NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: s.Route(e.AggregateType()),
-			Payload: v.payload, Null: v.null, Headers: e.Headers(), Fate: fate, At: time.Now()}
+		out[i] = Entry{
+			NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: s.Route(e.AggregateType()),
+			Payload: v.payload, Null: v.null, Headers: e.Headers(), Fate: fate, At: time.Now(),
+		}
 	}
 	return out
 }
