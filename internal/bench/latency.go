@@ -16,6 +16,8 @@ import (
 const (
 	inserters = 16
 	warmUp    = 50
+	warmRun   = 6000 // more, at warmRate a second
+	warmRate  = 1000
 	// arriveWithin bounds the wait for the last events of a stretch.
 	arriveWithin = 20 * time.Second
 )
@@ -240,7 +242,8 @@ func (t *tailing) stop() error {
 	return t.relay.stop()
 }
 
-// warm inserts until events arrive, and a few more.
+// warm inserts until events arrive, one by one, and then as many as a broker needs to have its paths for small requests
+// compiled: a young JVM takes three times as long for each.
 func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) error {
 	began, seen := time.Now(), 0
 	for seen < warmUp {
@@ -266,7 +269,15 @@ func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) er
 			return fmt.Errorf("nothing arrives from the relay for %s; its last words: %s", stall, t.relay.words)
 		}
 	}
-	return nil
+	s, err := newShots(b.numbers(warmRun), warmRun, b.Payload)
+	if err != nil {
+		return err
+	}
+	t.shots.Store(s)
+	if err := s.fire(ctx, coll, warmRate); err != nil {
+		return err
+	}
+	return s.await(ctx, func() error { return errors.Join(t.relay.ended(), t.consumer.failed()) })
 }
 
 // relayLatency paces inserts while the relay delivers them to a consumer.

@@ -125,11 +125,13 @@ func (s *Stack) brokerLaunch(n node, nodes []node, p kafkaProgram, o Options) (f
 // javaArgs is the command line of a JVM that runs one of Kafka's programs.
 func javaArgs(p kafkaProgram, quick bool, heapMB int, class string, args ...string) []string {
 	jvm := []string{
-		"-Xms64m", fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+ExitOnOutOfMemoryError", "-Xlog:cds=off", "-Xlog:cds+dynamic=off",
+		fmt.Sprintf("-Xmx%dm", heapMB), "-XX:+ExitOnOutOfMemoryError", "-Xlog:cds=off", "-Xlog:cds+dynamic=off",
 		"-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true",
 	}
 	if quick {
-		jvm = append(jvm, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+		jvm = append(jvm, "-Xms64m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+	} else { // as in production: a heap that does not grow, short pauses
+		jvm = append(jvm, fmt.Sprintf("-Xms%dm", heapMB), "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
 	}
 	if p.prep != "" {
 		jvm = append(jvm, "-Xshare:auto", "-XX:SharedArchiveFile="+filepath.Join(p.prep, archiveFile))

@@ -236,7 +236,7 @@ type outcome struct {
 
 // forward is Send for a record that has waited. The lock is held, so what is to be told is returned; finish tells it.
 func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket, size int, told []outcome) []outcome {
-	p, why := s.target(t, rec)
+	p, why := s.target(t, rec, batch.Size(rec))
 	if why != nil {
 		why.ID, why.NS = identity(rec)
 		s.telling.Add(1)
@@ -249,7 +249,7 @@ func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket, size int, 
 		}
 	}
 	s.resolved(1, size) // enqueue counts it again
-	s.enqueue(p, rec, k, size)
+	s.enqueue(p, rec, k, size, batch.Size(rec))
 	return told
 }
 

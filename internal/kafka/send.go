@@ -35,7 +35,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 		s.mu.Unlock()
 		return nil
 	}
-	p, why := s.target(top, rec)
+	p, why := s.target(top, rec, size)
 	if why != nil {
 		s.mu.Unlock()
 		return why
@@ -49,7 +49,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 			return nil
 		}
 	}
-	s.enqueue(p, rec, t, size)
+	s.enqueue(p, rec, t, size, size)
 	s.mu.Unlock()
 	return nil
 }
@@ -74,7 +74,7 @@ func (s *Sink) await(t *topic, rec *record.Record, k record.Ticket, size int) {
 		b = s.newBatch(batch.Need(size))
 		t.waiting = append(t.waiting, b)
 	}
-	s.put(b, rec, k, size)
+	s.put(b, rec, k, size, size)
 	b.parts = append(b.parts, rec.Partition)
 	if t.why.none() {
 		t.hold(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
@@ -84,7 +84,7 @@ func (s *Sink) await(t *topic, rec *record.Record, k record.Ticket, size int) {
 
 // target is the partition of a record: the one it asks for, or Java's choice by key. A record without a key goes by its
 // first header, the event's id, so that a read-back finds it where it was sent. The lock is held.
-func (s *Sink) target(t *topic, rec *record.Record) (*part, *record.Refusal) {
+func (s *Sink) target(t *topic, rec *record.Record, size int) (*part, *record.Refusal) {
 	n := int32(len(t.parts))
 	id := rec.Partition
 	if id == record.AnyPartition {
@@ -93,7 +93,7 @@ func (s *Sink) target(t *topic, rec *record.Record) (*part, *record.Refusal) {
 	if id < 0 || id >= n {
 		return nil, &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("partition %d was asked for; topic %q has %d, numbered from 0", id, t.name, n)}
 	}
-	if t.max > 0 && s.codec.IsNone() {
+	if t.max > 0 && s.codec.IsNone() && size+batch.Overhead > t.max { // size is an upper bound and known already
 		if alone := batch.Alone(rec); alone > t.max {
 			return nil, tooLarge(t, alone)
 		}
@@ -181,15 +181,15 @@ var redelivered = record.Header{Key: []byte("outrelay-redelivered"), Value: []by
 
 func isFlag(h record.Header) bool { return bytes.Equal(h.Key, redelivered.Key) }
 
-// enqueue encodes a record into the open batch of its partition; size is what was reserved for it. The lock is held.
-func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
+// enqueue encodes a record into the open batch of its partition; size is what was reserved for it, need what it takes (one
+// that was encoded before may carry our flag). The lock is held.
+func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size, need int) {
 	if (p.flag || p.t.all) && !slices.ContainsFunc(rec.Headers, isFlag) {
 		s.flagged = append(append(s.flagged[:0], rec.Headers...), redelivered)
 		flagged := *rec
 		flagged.Headers = s.flagged
-		rec = &flagged
+		rec, need = &flagged, batch.Size(&flagged)
 	}
-	need := batch.Size(rec)
 	b := p.open
 	if b == nil || b.b.Len()+need > p.t.limit {
 		b = s.newBatch(max(batch.Need(need), min(p.hint, hintLimit)))
@@ -197,15 +197,14 @@ func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size int) {
 		p.q = append(p.q, b)
 		p.open = b
 	}
-	s.put(b, rec, t, size)
+	s.put(b, rec, t, size, need)
 	p.sends++
 	s.list(p)
 }
 
 // put appends one record to a batch, in a larger buffer if need be. A record that is not of the size that was reserved has
-// got our flag. The lock is held.
-func (s *Sink) put(b *pending, rec *record.Record, t record.Ticket, size int) {
-	need := batch.Size(rec)
+// got our flag. need is what it takes now. The lock is held.
+func (s *Sink) put(b *pending, rec *record.Record, t record.Ticket, size, need int) {
 	if b.b.Room() < need {
 		n := len(b.b.Buffer())
 		s.free.put(b.b.Move(s.free.get(max(n+need, min(b.hint, hintGrowth*n)))))

@@ -221,7 +221,7 @@ func (s *Sink) divide(p *part, b *pending, n int, plain bool, told []tell, f fun
 			into[to] = s.newBatch(batch.Need(size))
 			into[to].plain = plain
 		}
-		s.put(into[to], rec, b.tickets[i], size)
+		s.put(into[to], rec, b.tickets[i], size, batch.Size(rec))
 		s.resolved(1, size) // counted once already
 	})
 	if err != nil {
