@@ -181,13 +181,12 @@ func TestNoOutputShowsASecret(t *testing.T) {
 	p := &program{errOut: &logged, env: env, configFile: good}
 	p.execute(t.Context(), []string{"validate", "--config", good})
 	for _, format := range []string{"text", "json"} {
-		cfg, log, err := p.loadAndLog()
+		cfg, _, err := p.loadAndLog()
 		if err != nil {
 			t.Fatal(err)
 		}
 		cfg.Log.Format = format
-		log = p.logger(cfg.Log)
-		log.Error("connecting", "config", cfg, "uri", cfg.MongoDB.URI, "sasl", cfg.Kafka.SASL, "err", fmt.Errorf("dialing %s: %v", cfg.MongoDB.URI.Reveal(), cfg.Kafka.SASL.Password))
+		p.logger(cfg.Log).Error("connecting", "config", cfg, "uri", cfg.MongoDB.URI, "sasl", cfg.Kafka.SASL, "err", fmt.Errorf("dialing %s: %v", cfg.MongoDB.URI.Reveal(), cfg.Kafka.SASL.Password))
 	}
 	all.WriteString(logged.String())
 	if i := strings.Index(all.String(), planted); i >= 0 {

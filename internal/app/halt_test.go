@@ -116,6 +116,7 @@ func TestAStopDoesNotWaitForAMissingTopic(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	stop := b.start()
+	b.log.wait(t, "took over")
 	b.append(1, event.WithTopic("missing-"+b.topic))
 	waitFor(t, func() bool {
 		w := b.status()

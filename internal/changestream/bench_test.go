@@ -2,7 +2,6 @@ package changestream
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"runtime"
 	"testing"
@@ -93,7 +92,7 @@ func BenchmarkDrain(b *testing.B) {
 		})
 	})
 	b.Run("stream", func(b *testing.B) {
-		s, err := New(Config{Client: client, Scope: scope, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+		s, err := New(Config{Client: client, Scope: scope, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			b.Fatal(err)
 		}

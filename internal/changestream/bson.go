@@ -31,12 +31,15 @@ func body(doc []byte) ([]byte, error) {
 
 // element splits the first element off b, which is not empty.
 func element(b []byte) (typ byte, name, val, rest []byte, err error) {
-	end := bytes.IndexByte(b[1:], 0)
-	if end < 0 {
+	end := 1 // names are short: a loop beats a call
+	for end < len(b) && b[end] != 0 {
+		end++
+	}
+	if end >= len(b) {
 		return 0, nil, nil, nil, errTruncated
 	}
-	typ, name = b[0], b[1:1+end]
-	v := b[2+end:]
+	typ, name = b[0], b[1:end]
+	v := b[end+1:]
 	n, ok := size(typ, v)
 	if !ok || n < 0 || n > len(v) {
 		return 0, nil, nil, nil, errTruncated

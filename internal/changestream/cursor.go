@@ -36,7 +36,6 @@ type cursor struct {
 	timedOut atomic.Bool
 	id       atomic.Int64 // for the kill, which comes from another goroutine
 	drop     string       // N23: events at or before this token's data were handed on; "" once one behind it was seen
-	from     resume.Token // what to drop by when the driver has resumed by itself
 	wait     time.Duration
 }
 

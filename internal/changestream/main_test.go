@@ -3,7 +3,6 @@ package changestream
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -107,7 +106,7 @@ func quick(cfg *Config) {
 	cfg.ConfigRetry = 50 * time.Millisecond
 	cfg.Unexplained = time.Nanosecond
 	cfg.Backoff = retry.Policy{Base: 5 * time.Millisecond, Cap: 50 * time.Millisecond}
-	cfg.Log = slog.New(slog.NewTextHandler(io.Discard, nil))
+	cfg.Log = slog.New(slog.DiscardHandler)
 }
 
 func scopeOf(t testing.TB, patterns ...string) *Scope {

@@ -32,7 +32,7 @@ func TestPartitionIsJavasChoice(t *testing.T) {
 		}
 	})
 	a := record.Record{Headers: []record.Header{{Key: []byte("id"), Value: []byte("one")}}}
-	if choose(&a, 1000) != choose(&a, 1000) {
+	if first := choose(&a, 1000); first != choose(&a, 1000) {
 		t.Error("a record without a key has no place of its own")
 	}
 }

@@ -51,7 +51,7 @@ func ParseLevel(s string) (slog.Level, error) {
 func New(w io.Writer, level slog.Leveler, format Format) slog.Handler {
 	terminal := IsTerminal(w)
 	if format == Text || format != JSON && terminal {
-		return tint.NewHandler(w, &tint.Options{
+		return tint.NewTextHandler(w, &tint.Options{
 			Level:       level,
 			TimeFormat:  "15:04:05.000",
 			NoColor:     !terminal || os.Getenv("NO_COLOR") != "",

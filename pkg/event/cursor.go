@@ -31,13 +31,16 @@ func (c *cursor) next() bool {
 		return false
 	}
 	c.typ = bson.Type(c.rest[0])
-	end := bytes.IndexByte(c.rest[1:], 0)
-	if end < 0 {
+	end := 1 // names are short: a loop beats a call
+	for end < len(c.rest) && c.rest[end] != 0 {
+		end++
+	}
+	if end >= len(c.rest) {
 		c.bad = true
 		return false
 	}
-	c.name = c.rest[1 : 1+end]
-	body := c.rest[end+2:]
+	c.name = c.rest[1:end]
+	body := c.rest[end+1:]
 	n := valueLen(c.typ, body)
 	if n < 0 || n > len(body) {
 		c.bad = true

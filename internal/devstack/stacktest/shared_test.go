@@ -126,6 +126,11 @@ func TestKeeperKilled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	dead := flock.New(filepath.Join(dir, "keeper.lock"))
+	if err := dead.Lock(); err != nil { // free as soon as the kill has come through
+		t.Fatal(err)
+	}
+	_ = dead.Close()
 	b := startChild(t, dir)
 	second := b.address(t)
 	if second.PID == first.PID {

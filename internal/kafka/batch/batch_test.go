@@ -260,6 +260,7 @@ func FuzzOpen(f *testing.F) {
 		var rec record.Record
 		for ok := err == nil; ok; {
 			ok, err = r.Next(&rec)
+			ok = ok && err == nil
 		}
 	})
 }

@@ -2,6 +2,7 @@ package fence
 
 import (
 	"context"
+	"errors"
 
 	"github.com/segmentio/kafka-go"
 
@@ -91,11 +92,10 @@ func (c *Client) add(ctx context.Context, txid string, p Producer, parts []recor
 	for topic, list := range r.Topics {
 		for _, x := range list {
 			answered++
-			switch x.Error {
-			case nil:
-			case kafka.UnknownTopicOrPartition, kafka.TopicAuthorizationFailed, kafka.InvalidTopic:
+			switch {
+			case x.Error == nil, errors.Is(x.Error, notAttempted):
+			case errors.Is(x.Error, kafka.UnknownTopicOrPartition), errors.Is(x.Error, kafka.TopicAuthorizationFailed), errors.Is(x.Error, kafka.InvalidTopic):
 				refused[record.TopicPartition{Topic: topic, Partition: int32(x.Partition)}] = x.Error
-			case notAttempted:
 			default:
 				err = x.Error
 			}
