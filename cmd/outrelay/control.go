@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os/user"
 	"time"
@@ -30,6 +31,9 @@ func (p *program) operate(ctx context.Context, done string, action func(context.
 		actor = u.Username
 	}
 	if err := action(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: actor}); err != nil {
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = unanswered(err)
+		}
 		return temporary(err)
 	}
 	fmt.Fprintf(p.errOut, "watcher %s: %s\n", cfg.Watcher, done)

@@ -38,7 +38,7 @@ documents, so it works from any machine that reaches MongoDB and needs no way to
 			defer closeClient()
 			s, err := admin.ReadStatus(ctx, state)
 			if err != nil {
-				return temporary(err)
+				return temporary(unanswered(err))
 			}
 			if asJSON {
 				return printJSON(p.out, s)
@@ -48,6 +48,11 @@ documents, so it works from any machine that reaches MongoDB and needs no way to
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
 	return c
+}
+
+// unanswered says where to look when the state database cannot be asked: doctor tells a wrong address from a wrong password.
+func unanswered(err error) error {
+	return fmt.Errorf("the state database cannot be asked; run outrelay doctor, which says why and what mends it (%w)", err)
 }
 
 func printStatus(w io.Writer, s admin.Status) error {
