@@ -32,7 +32,7 @@ const (
 
 // kafkaPom lists what a broker needs, and a logger, without which a broker that cannot start says
 // nothing.
-const kafkaPom = `<project xmlns="http://maven.apache.org/POM/4.0.0">
+const kafkaPom = `<project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>outrelay</groupId><artifactId>devstack</artifactId><version>1</version>
   <dependencies>
