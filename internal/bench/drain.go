@@ -57,6 +57,7 @@ type watcher struct {
 
 	n      int // records in the topic
 	at     time.Time
+	empty  time.Time // the last look that found none
 	firstN int
 	first  time.Time
 
@@ -110,6 +111,7 @@ func (w *watcher) follow(ctx context.Context, events int) error {
 // look notes what is due at this count.
 func (w *watcher) look(ctx context.Context) (err error) {
 	if w.n == 0 {
+		w.empty = w.at
 		return nil
 	}
 	if w.meter == nil {
@@ -140,8 +142,10 @@ func (w *watcher) left(events int) time.Duration {
 
 func (w *watcher) result(ctx context.Context) (drained, error) {
 	d := drained{peak: w.after.hwm, early: w.early, end: w.most, foreign: w.foreign, known: w.known}
-	if took := w.at.Sub(w.first).Seconds(); took > 0 {
-		d.eps = float64(w.n-w.firstN) / took
+	if w.n > w.firstN {
+		d.eps = float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
+	} else { // so few events that all were there at the first look: at least this
+		d.eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
 	end, err := w.relay.counters(ctx)
 	if err != nil {
