@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
@@ -16,6 +15,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/store"
 )
 
 // clients are the connections to MongoDB: a stalled stream must not hold up the lease, so each has its own.
@@ -80,14 +80,11 @@ func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.sk
 // sync asks the server for its time; half of the round trip is taken as the way back.
 func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
 	sent := time.Now()
-	var hello struct {
-		LocalTime time.Time `bson:"localTime"`
-	}
-	err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "hello", Value: 1}}).Decode(&hello)
+	now, err := store.ServerTime(ctx, client)
 	if err != nil {
-		return fmt.Errorf("asking the server for its time: %w", err)
+		return err
 	}
-	c.skew.Store(int64(hello.LocalTime.Sub(sent.Add(time.Since(sent) / 2))))
+	c.skew.Store(int64(now.Sub(sent.Add(time.Since(sent) / 2))))
 	return nil
 }
 

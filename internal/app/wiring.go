@@ -61,10 +61,7 @@ func (r *Relay) gauges() {
 	m.Lag.From(with(func(t *term) float64 { return t.disp.Lag(t.clock.now()).Seconds() }))
 	m.TokenAge.From(with(func(t *term) float64 { return t.tokenAge().Seconds() }))
 	m.TicketWindow.From(with(func(t *term) float64 { n, _ := t.disp.Unresolved(); return float64(n) }))
-	m.InflightRecords.From(with(func(t *term) float64 { n, _ := t.disp.Unresolved(); return float64(n) }))
-	used := with(func(t *term) float64 { _, b := t.disp.Unresolved(); return float64(b) })
-	m.BudgetUsed.From(used)
-	m.InflightBytes.From(used)
+	m.BudgetUsed.From(with(func(t *term) float64 { _, b := t.disp.Unresolved(); return float64(b) }))
 }
 
 // tokenAge is the server's time minus that of the watermark.

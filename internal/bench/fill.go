@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -74,7 +75,7 @@ func (b *bench) fill(ctx context.Context) (bson.Timestamp, error) {
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	start, err := clusterTime(ctx, b.client)
+	start, err := changestream.OperationTime(ctx, b.client)
 	if err != nil {
 		return start, err
 	}

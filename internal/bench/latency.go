@@ -11,6 +11,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/changestream"
 )
 
 const (
@@ -150,7 +152,7 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	at, err := clusterTime(ctx, b.client)
+	at, err := changestream.OperationTime(ctx, b.client)
 	if err != nil {
 		return l, err
 	}

@@ -2,7 +2,6 @@ package bench
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -99,17 +98,4 @@ func insertPayload(change bson.Raw) ([]byte, bool) {
 	}
 	_, payload, ok := doc.Lookup("payload").BinaryOK()
 	return payload, ok
-}
-
-// clusterTime is the present of the cluster.
-func clusterTime(ctx context.Context, client *mongo.Client) (bson.Timestamp, error) {
-	raw, err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
-	if err != nil {
-		return bson.Timestamp{}, fmt.Errorf("asking for the cluster's time: %w", err)
-	}
-	t, i, ok := raw.Lookup("operationTime").TimestampOK()
-	if !ok {
-		return bson.Timestamp{}, errors.New("MongoDB tells no cluster time: change streams need a replica set or a sharded cluster")
-	}
-	return bson.Timestamp{T: t, I: i}, nil
 }

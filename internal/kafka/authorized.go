@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strconv"
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
-	"github.com/segmentio/kafka-go/protocol/createtopics"
 	"github.com/segmentio/kafka-go/protocol/findcoordinator"
 	"github.com/segmentio/kafka-go/protocol/initproducerid"
 	"github.com/segmentio/kafka-go/protocol/metadata"
@@ -88,26 +86,8 @@ func IsForbidden(err error) bool { return errors.Is(err, kafkago.TopicAuthorizat
 
 // ValidateTopic asks whether a topic could be created, by this user and in this way; none is.
 func (c *Client) ValidateTopic(ctx context.Context, name string, how TopicCreate) error {
-	t := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
-	if how.Partitions > 0 {
-		t.NumPartitions = int32(how.Partitions)
-	}
-	if how.Replication > 0 {
-		t.ReplicationFactor = int16(how.Replication)
-	}
-	for _, k := range slices.Sorted(maps.Keys(how.Configs)) {
-		t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
-	}
-	m, err := c.any(ctx, adminTimeout, func() protocol.Message {
-		return &createtopics.Request{Topics: []createtopics.RequestTopic{t}, TimeoutMs: int32(adminTimeout.Milliseconds()), ValidateOnly: true}
-	})
-	if err != nil {
+	if err := c.createTopic(ctx, name, how, true); err != nil {
 		return fmt.Errorf("validating topic %s: %w", name, err)
-	}
-	for _, r := range m.(*createtopics.Response).Topics {
-		if code := kafkago.Error(r.ErrorCode); code != 0 && code != kafkago.TopicAlreadyExists {
-			return fmt.Errorf("validating topic %s: %w", name, code)
-		}
 	}
 	return nil
 }

@@ -75,6 +75,14 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 
 // CreateTopic creates a topic. One that exists already is no error.
 func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) error {
+	if err := c.createTopic(ctx, name, how, false); err != nil {
+		return fmt.Errorf("creating topic %s: %w", name, err)
+	}
+	return nil
+}
+
+// createTopic asks for a topic, or only whether it could be created.
+func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, validateOnly bool) error {
 	t := createtopics.RequestTopic{Name: name, NumPartitions: -1, ReplicationFactor: -1}
 	if how.Partitions > 0 {
 		t.NumPartitions = int32(how.Partitions)
@@ -86,17 +94,17 @@ func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) 
 		t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
 	}
 	m, err := c.any(ctx, adminTimeout, func() protocol.Message {
-		return &createtopics.Request{Topics: []createtopics.RequestTopic{t}, TimeoutMs: int32(adminTimeout.Milliseconds())}
+		return &createtopics.Request{Topics: []createtopics.RequestTopic{t}, TimeoutMs: int32(adminTimeout.Milliseconds()), ValidateOnly: validateOnly}
 	})
 	if err != nil {
-		return fmt.Errorf("creating topic %s: %w", name, err)
+		return err
 	}
 	for _, r := range m.(*createtopics.Response).Topics {
 		if code := kafkago.Error(r.ErrorCode); code != 0 && code != kafkago.TopicAlreadyExists {
 			if r.ErrorMessage != "" {
-				return fmt.Errorf("creating topic %s: %w (%s)", name, code, r.ErrorMessage)
+				return fmt.Errorf("%w (%s)", code, r.ErrorMessage)
 			}
-			return fmt.Errorf("creating topic %s: %w", name, code)
+			return code
 		}
 	}
 	return nil
