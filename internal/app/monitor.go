@@ -126,13 +126,13 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 		if b.Count == 0 {
 			continue
 		}
-		blocked = append(blocked, Blocked{Topic: b.Topic, Reason: b.Reason, Since: b.Since, Count: b.Count})
+		blocked = append(blocked, Blocked{Topic: b.Topic, Reason: b.Reason, Since: b.Since, Count: b.Count, Kind: b.Kind})
 		t.unreachable = t.unreachable || b.Away()
 	}
 	for _, s := range disp.Stuck() {
-		blocked = append(blocked, Blocked{Topic: s.Topic, Reason: s.Reason, Since: s.Since, Count: s.Count})
-		t.metrics.BlockedTargets.WithLabelValues(s.Topic, "refused").Set(float64(s.Count))
+		blocked = append(blocked, Blocked{Topic: s.Topic, Reason: s.Reason, Since: s.Since, Count: s.Count, Kind: "refused"})
 	}
+	t.gaugeBlocked(blocked)
 	text := ""
 	if len(blocked) > 0 {
 		text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", blocked[0].Topic, blocked[0].Reason, blocked[0].Count)
@@ -141,4 +141,13 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 		t.log.Warn("a target cannot be written; the watermark waits for it", "topic", blocked[0].Topic, "reason", blocked[0].Reason, "waiting", blocked[0].Count)
 	}
 	t.stats.observe(now, t, disp, stream, blocked)
+}
+
+// gaugeBlocked sets the gauges of what waits: by the sink for a target, or by the dispatcher for a refused record.
+func (r *Relay) gaugeBlocked(list []Blocked) {
+	g := r.metrics.BlockedTargets
+	g.Reset()
+	for _, b := range list {
+		g.WithLabelValues(b.Topic, b.Kind).Add(float64(b.Count))
+	}
 }

@@ -17,6 +17,7 @@ type Blocked struct {
 	Reason string    `bson:"reason"`
 	Since  time.Time `bson:"since"`
 	Count  int       `bson:"count"`
+	Kind   string    `bson:"-"` // label of the metric
 }
 
 // Stats is what the owner writes with each renewal, so that status needs no way to the process itself.

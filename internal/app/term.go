@@ -95,6 +95,7 @@ func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
 	}
 	t.readers.Wait()
 	r.state.clear(termParts...)
+	r.gaugeBlocked(nil)
 	r.metrics.LeaseOwner.Set(0)
 	return err
 }

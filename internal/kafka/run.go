@@ -77,7 +77,6 @@ func (s *Sink) house(ctx context.Context) error {
 			s.mu.Lock()
 			s.free.trim()
 			s.mu.Unlock()
-			s.report()
 		case <-idle.C:
 			s.idleOffsets(ctx)
 		}
@@ -191,17 +190,4 @@ func (s *Sink) meter() {
 		return float64(s.queued)
 	})
 	m.Quarantined.From(func() float64 { return float64(len(s.session.Quarantined())) })
-}
-
-// report sets the gauges of what waits.
-func (s *Sink) report() {
-	g := s.c.cfg.Metrics.BlockedTargets
-	counts := map[[2]string]int{}
-	for _, b := range s.State() {
-		counts[[2]string{b.Topic, b.Kind}] += b.Count
-	}
-	g.Reset()
-	for k, n := range counts {
-		g.WithLabelValues(k[0], k[1]).Set(float64(n))
-	}
 }

@@ -1,0 +1,112 @@
+package app
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/metrics"
+)
+
+func TestN05_FencedThreeTimesHalts(t *testing.T) {
+	t.Parallel()
+	r := &Relay{}
+	err := fmt.Errorf("producing: %w", kafka.ErrFenced)
+	at := time.Unix(1000, 0)
+	for i, step := range []struct {
+		after time.Duration
+		halts bool
+	}{
+		{0, false},
+		{10 * time.Second, false},
+		{71 * time.Second, false}, // the first two are forgotten by now
+		{75 * time.Second, false},
+		{100 * time.Second, true},
+	} {
+		halt := r.fencedAgain(at.Add(step.after), err)
+		if (halt != nil) != step.halts {
+			t.Fatalf("step %d: halt %v, want %v", i, halt, step.halts)
+		}
+		if halt != nil && !errors.Is(halt, kafka.ErrFenced) {
+			t.Fatalf("%v does not say why", halt)
+		}
+	}
+}
+
+func TestReadiness(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	s := newState(30*time.Second, func() time.Time { return now })
+	if ok, _, _ := s.Ready(); ok {
+		t.Fatal("ready before it is owner or standby")
+	}
+	s.setRole(RoleStandby)
+	if ok, role, _ := s.Ready(); !ok || role != "standby" {
+		t.Fatalf("a standby is ready, got %v %q", ok, role)
+	}
+	const text = "no answer from mongodb://u:p@h/"
+	if !s.set("kafka", text, false) || s.set("kafka", text, false) {
+		t.Fatal("a problem is news once")
+	}
+	ok, _, reasons := s.Ready()
+	if !ok || len(reasons) != 1 || reasons[0] != "kafka: no answer from mongodb://***@h/ (for 0s)" {
+		t.Fatalf("%v %q: a young problem makes nobody unready, and its login is masked", ok, reasons)
+	}
+	now = now.Add(31 * time.Second)
+	if ok, _, _ := s.Ready(); ok {
+		t.Fatal("a problem older than the readiness time leaves the process ready")
+	}
+	s.clear("kafka")
+	s.set("halted", "x", true)
+	if ok, _, _ := s.Ready(); ok {
+		t.Fatal("what needs a person is not ready at once")
+	}
+	if s.Live() != nil {
+		t.Fatal("not live without a stage that hangs")
+	}
+	s.hung()
+	if s.Live() == nil {
+		t.Fatal("live with a stage that hangs")
+	}
+	s.moves()
+	if s.Live() != nil {
+		t.Fatal("a new term does not take the hang back")
+	}
+}
+
+func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
+	t.Parallel()
+	r := &Relay{metrics: metrics.New("test")}
+	read := func() (series int, sum float64) {
+		t.Helper()
+		all, err := r.metrics.Registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range all {
+			if f.GetName() != "outrelay_blocked_targets" {
+				continue
+			}
+			for _, m := range f.GetMetric() {
+				series++
+				sum += m.GetGauge().GetValue()
+			}
+		}
+		return series, sum
+	}
+	r.gaugeBlocked([]Blocked{
+		{Topic: "a", Kind: "missing", Count: 2},
+		{Topic: "b", Kind: "no_leader", Count: 1},
+		{Topic: "b", Kind: "no_leader", Count: 3},
+		{Topic: "b", Kind: "refused", Count: 5},
+	})
+	if n, sum := read(); n != 3 || sum != 11 {
+		t.Fatalf("%d series with a sum of %v, want one for each topic and reason, and each record once", n, sum)
+	}
+	r.gaugeBlocked(nil)
+	if n, _ := read(); n != 0 {
+		t.Fatalf("%d series are left when nothing waits", n)
+	}
+}
