@@ -41,7 +41,7 @@ func (s *Sink) adopter(ctx context.Context) error {
 	}
 }
 
-// wanted lists the topics that have records and no partitions, and those that have grown and are drained.
+// wanted lists the topics that have records, or had some, and no partitions, and those that have grown and are drained.
 func (s *Sink) wanted() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -51,7 +51,7 @@ func (s *Sink) wanted() []string {
 		if now.Before(t.next) {
 			continue
 		}
-		if len(t.parts) == 0 && len(t.waiting) > 0 || t.grows && t.idle() {
+		if len(t.parts) == 0 && (len(t.waiting) > 0 || t.parked) || t.grows && t.idle() {
 			names = append(names, name)
 		}
 	}
@@ -198,6 +198,7 @@ func (s *Sink) admit(name string, tl TopicLayout, cfg TopicConfig, ends map[reco
 	}
 	s.log.Info("topic adopted", "topic", name, "partitions", len(t.parts))
 	told := s.distribute(t)
+	s.liftTopic(t)
 	s.mu.Unlock()
 	s.finish(told)
 }
@@ -249,7 +250,7 @@ func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket, size int, 
 		}
 	}
 	s.resolved(1, size) // enqueue counts it again
-	s.enqueue(p, rec, k, size, batch.Size(rec))
+	s.enqueue(p, rec, k, size, batch.Size(rec), true)
 	return told
 }
 
@@ -266,6 +267,7 @@ func (s *Sink) finish(told []outcome) {
 			continue
 		}
 		s.hit(o.tp, o.at, o.ticket, o.size)
+		s.toldHit(o.tp)
 	}
 	s.telling.Add(-int32(len(told)))
 	s.mu.Lock()

@@ -24,6 +24,8 @@ const (
 	DefaultMaxRequestBytes = 4 << 20
 	DefaultRequestTimeout  = 10 * time.Second
 	DefaultClientID        = "outrelay"
+	DefaultParkAfter       = 5 * time.Second
+	DefaultParkBytes       = 32 << 20
 )
 
 // Config is what a Client needs to know of the cluster.
@@ -45,6 +47,12 @@ type Config struct {
 	Lanes int
 	// Create says how a missing topic is created. nil: it is not; its records wait.
 	Create *TopicCreate
+	// ParkAfter is how long a target may be impossible to write before its records are given back (N11). Where there is no
+	// Holder nothing is ever given back. Defaults to 5 s.
+	ParkAfter time.Duration
+	// ParkBytes is the memory that all records share. A target that cannot be written and holds more than a quarter of it
+	// is parked at once. Defaults to 32 MiB.
+	ParkBytes int64
 
 	Log     *slog.Logger // Defaults to slog.Default
 	Metrics *metrics.Set // Defaults to one that nobody reads
@@ -88,7 +96,7 @@ func (c Config) withDefaults() (Config, error) {
 			errs = append(errs, errors.New("SASL needs a password"))
 		}
 	}
-	if c.MaxBatchBytes < 0 || c.MaxRequestBytes < 0 || c.Lanes < 0 || c.RequestTimeout < 0 {
+	if c.MaxBatchBytes < 0 || c.MaxRequestBytes < 0 || c.Lanes < 0 || c.RequestTimeout < 0 || c.ParkAfter < 0 || c.ParkBytes < 0 {
 		errs = append(errs, errors.New("sizes, lanes and time-outs must not be negative"))
 	}
 	def(&c.ClientID, DefaultClientID)
@@ -96,6 +104,8 @@ func (c Config) withDefaults() (Config, error) {
 	def(&c.MaxBatchBytes, DefaultMaxBatchBytes)
 	def(&c.MaxRequestBytes, DefaultMaxRequestBytes)
 	def(&c.Lanes, 1)
+	def(&c.ParkAfter, DefaultParkAfter)
+	def(&c.ParkBytes, DefaultParkBytes)
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}

@@ -121,7 +121,8 @@ func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*
 // let opens a partition: of what has waited, the records that were found in it are acked, the others are sent. The lock
 // is held.
 func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
-	s.learn(p, tail)
+	ghost, found := len(p.q) > 0 && p.q[0].ghost, p.mine
+	own := s.learn(p, tail)
 	p.quarantine, p.undrained = false, false
 	p.moves()
 	p.end, p.used, p.seq = max(p.end, tail.Next), time.Now(), 0
@@ -129,6 +130,10 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 	p.q, p.open = nil, nil
 	var told []outcome
 	for _, b := range held {
+		if b.ghost {
+			s.discard(b)
+			continue
+		}
 		err := each(b, func(i int, rec *record.Record) {
 			rec.Topic, rec.Partition = p.tp.Topic, p.tp.Partition
 			told = s.forward(p.t, rec, b.tickets[i], b.reserved(i, rec), told)
@@ -139,25 +144,28 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 		s.tickets.put(b.tickets)
 		s.discard(b)
 	}
-	p.mine = nil
+	s.owe(p, tail, found, own, ghost)
 	if !s.replay { // what follows cannot have been sent before
 		p.t.forget()
 	}
 	s.list(p)
+	s.lift(p)
 	return told
 }
 
 // learn takes over what was found in a partition. After a move of our own that is, from the end of what was acked on, what
 // this term has sent without an answer, and all of it is in the queue; what the take-over had found, below, still counts.
-// A log that does not reach that far any more, or was read from its start, has lost or contains that. The lock is held.
-func (s *Sink) learn(p *part, tail *fence.Tail) {
+// A log that does not reach that far any more, or was read from its start, has lost or contains that. It reports whether it was what
+// this term has sent. The lock is held.
+func (s *Sink) learn(p *part, tail *fence.Tail) (own bool) {
 	flag := tail.OutOfRange || tail.Truncated
 	if p.undrained && tail.From >= p.end {
 		p.mine, p.flag = tail.Hits, p.flag || flag
-		return
+		return true
 	}
 	p.t.hits += tail.Hits.Len() - p.hits.Len()
 	p.hits, p.flag = tail.Hits, flag
+	return false
 }
 
 // keepAlive touches what Kafka would forget (H1, H2).
@@ -300,6 +308,10 @@ func (s *Sink) rename(producer batch.Producer, undrained map[record.TopicPartiti
 		for _, p := range t.parts {
 			p.seq, p.used = 0, time.Now()
 			if _, ok := undrained[p.tp]; ok || len(p.q) == 0 || !p.q[0].frozen || p.quarantine {
+				continue
+			}
+			if p.q[0].ghost { // certainly not appended; it is sent again from where it is held
+				s.dropGhost(p)
 				continue
 			}
 			s.divide(p, p.q[0], 1, p.q[0].plain, nil, func(int, *record.Record) (int, *record.Refusal) { return 0, nil })

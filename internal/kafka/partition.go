@@ -36,7 +36,20 @@ type part struct {
 	mine       *fence.Known // what this term has sent itself, found after a move of its own; while what waited is looked up
 	why        obstacle     // what holds it, for State
 	since      time.Time
+	bad        time.Time // since when why is one that parks
 	tries      int
+
+	parking
+	kept    bool                        // hits and flag outlast the replay, for deliveries outside of the stream's order
+	owed    map[fence.Identity]struct{} // turned away before the partition was read: they may stand in it (N8)
+	held    bool                        // the stored offset is held for mine or owed
+	hitting int                         // hits that were taken and not told yet
+}
+
+// parking is what a topic and a partition remember while they are parked (N11).
+type parking struct {
+	parked bool
+	turned int // records of the stream that were given back, or not taken, since then
 }
 
 // pending is one batch, open or frozen.
@@ -54,6 +67,7 @@ type pending struct {
 	unsure bool   // it may have been appended
 	seq    int32
 	first  time.Time // when it was first sent
+	ghost  bool      // its tickets were given back; it is sent until its fate is known
 	plain  bool      // without compression: the broker could not read it compressed
 	bad    int       // how often the broker found it corrupt
 }
@@ -73,6 +87,9 @@ func (p *part) hold(o obstacle, now time.Time) {
 	if p.why.none() {
 		p.since = now
 	}
+	if o.parks() && !p.why.parks() {
+		p.bad = now
+	}
 	p.why = o
 }
 
@@ -88,7 +105,7 @@ func (p *part) waiting() int {
 }
 
 // stranded reports whether records wait for a leader.
-func (p *part) stranded() bool { return p.lane == nil && len(p.q) > 0 && !p.quarantine }
+func (p *part) stranded() bool { return p.lane == nil && (len(p.q) > 0 || p.parked) && !p.quarantine }
 
 // pop removes the head.
 func (p *part) pop() {
@@ -118,6 +135,7 @@ type topic struct {
 	waiting []*pending // records for a topic that is not adopted, in order
 	why     obstacle
 	since   time.Time
+	bad     time.Time // since when why is one that parks
 	next    time.Time // not looked at for adoption before
 	max     int       // max.message.bytes; 0: unknown
 	limit   int       // where batches are cut
@@ -127,6 +145,9 @@ type topic struct {
 	hits   int                 // left of the read-back in all partitions
 	sent   map[string]struct{} // N10: keys of which something was sent in this replay
 	all    bool                // N10: too many for sent; every key counts as one of them
+
+	parking
+	kept bool // one of the partitions is
 }
 
 func (t *topic) ready() bool { return len(t.parts) > 0 && !t.grows }
@@ -135,19 +156,23 @@ func (t *topic) hold(o obstacle, now time.Time) (changed bool) {
 	if t.why.none() {
 		t.since = now
 	}
+	if o.parksTopic() && !t.why.parksTopic() {
+		t.bad = now
+	}
 	changed = t.why != o
 	t.why = o
 	return changed
 }
 
-// forget drops what was read back, after the replay; what waits for the topic or in quarantine has still to be looked up.
+// forget drops what was read back, after the replay; what waits for the topic or in quarantine, or was turned away there,
+// has still to be looked up.
 func (t *topic) forget() {
 	if len(t.waiting) > 0 {
 		return
 	}
 	t.hits = 0
 	for _, p := range t.parts {
-		if p.quarantine && len(p.q) > 0 {
+		if p.kept || p.quarantine && len(p.q) > 0 {
 			t.hits += p.hits.Len()
 			continue
 		}

@@ -145,18 +145,18 @@ func (s *Sink) lead(p *part, now []PartitionLayout, at time.Time) {
 		p.moves()
 	}
 	p.leader = leader
-	if p.lane == to {
-		return
+	if p.lane != to {
+		s.unlist(p)
+		if p.busy && p.lane != nil {
+			p.lane.interrupt()
+		}
+		p.lane = to
+		s.list(p)
+		if p.listed {
+			wake(to.wake)
+		}
 	}
-	s.unlist(p)
-	if p.busy && p.lane != nil {
-		p.lane.interrupt()
-	}
-	p.lane = to
-	s.list(p)
-	if p.listed {
-		wake(to.wake)
-	}
+	s.lift(p)
 }
 
 func (s *Sink) unlist(p *part) {

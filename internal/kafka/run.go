@@ -34,7 +34,7 @@ func (s *Sink) Run(ctx context.Context) error {
 	}
 	s.mu.Unlock()
 	s.meter()
-	for _, f := range []func(context.Context) error{s.refresh, s.adopter, s.keeper, s.house} {
+	for _, f := range []func(context.Context) error{s.refresh, s.adopter, s.keeper, s.house, s.parker} {
 		wg.Go(func() {
 			if err := f(ctx); err != nil {
 				s.fail(err)
@@ -144,7 +144,8 @@ type Blocked struct {
 	Kind      string
 	Reason    string // for people: what happened, to what, and what to do
 	Since     time.Time
-	Count     int // records that wait
+	Count     int // records that wait, and those of the stream that were given back or not taken since it was parked
+	Parked    bool
 }
 
 // State lists what waits and why, by topic and partition. A target that nothing waits for is not listed, whatever is wrong
@@ -155,16 +156,16 @@ func (s *Sink) State() []Blocked {
 	now := time.Now()
 	var list []Blocked
 	for _, t := range s.topics {
-		if n := t.count(); n > 0 && !t.why.none() {
-			list = append(list, Blocked{t.name, -1, t.why.kind, t.why.text, t.since, n})
+		if n := t.count() + t.turned; n > 0 && !t.why.none() {
+			list = append(list, Blocked{t.name, -1, t.why.kind, t.why.text, t.since, n, t.parked})
 		}
 		for _, p := range t.parts {
-			n := p.waiting()
+			n := p.waiting() + p.turned
 			passing := p.why.kind == kindUnreachable || p.why.kind == kindRefused
-			if n == 0 || p.why.none() || !p.quarantine && passing && now.Sub(p.since) < sayAfter {
+			if n == 0 || p.why.none() || !p.quarantine && !p.parked && passing && now.Sub(p.since) < sayAfter {
 				continue
 			}
-			list = append(list, Blocked{t.name, p.tp.Partition, p.why.kind, p.why.text, p.since, n})
+			list = append(list, Blocked{t.name, p.tp.Partition, p.why.kind, p.why.text, p.since, n, p.parked})
 		}
 	}
 	slices.SortFunc(list, func(a, b Blocked) int {

@@ -19,6 +19,10 @@ func (s *Sink) Size(rec *record.Record) int { return batch.Size(rec) }
 // *record.Refusal when the record itself is at fault, or the error that ended the sink. Whatever else stands in the way
 // (topic or leader missing, quarantine) the record is kept and sent later, in order. A record that a read-back has found
 // is not sent: its ticket is acked, from within this call, at the offset where it stands.
+//
+// With a Holder, a record that has to be held is not queued: Send returns record.ErrBlocked for what the Holder closes, and
+// record.ErrParked for a target that is parked, and for a delivery outside of the stream's order (t.IsSide) also where it
+// is not known yet what stands in the partition. Such deliveries are looked up in what was read back whenever there is any.
 func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	s.mu.Lock()
 	if s.ended != nil {
@@ -28,6 +32,12 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	top := s.last
 	if top == nil || top.name != rec.Topic {
 		top = s.topicOf(rec.Topic)
+	}
+	if s.holder != nil {
+		if err := s.closed(top, rec, t); err != nil {
+			s.mu.Unlock()
+			return err
+		}
 	}
 	size := batch.Size(rec)
 	if !top.ready() {
@@ -40,16 +50,27 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 		s.mu.Unlock()
 		return why
 	}
-	if s.replay && !p.quarantine {
+	side := s.holder != nil && t.IsSide()
+	if side && (p.parked || p.quarantine) { // a ghost at the head is a parked partition's
+		s.mu.Unlock()
+		return record.ErrParked
+	}
+	if (s.replay || side) && !p.quarantine {
 		if tp, at, ok := s.known(p, rec); ok {
 			s.telling.Add(1)
 			s.mu.Unlock()
 			s.hit(tp, at, t, size)
+			s.toldHit(tp)
 			s.telling.Add(-1)
 			return nil
 		}
 	}
-	s.enqueue(p, rec, t, size, size)
+	if p.parked {
+		s.turnAway(p, rec)
+		s.mu.Unlock()
+		return record.ErrParked
+	}
+	s.enqueue(p, rec, t, size, size, s.replay || side || !top.kept)
 	s.mu.Unlock()
 	return nil
 }
@@ -79,6 +100,9 @@ func (s *Sink) await(t *topic, rec *record.Record, k record.Ticket, size int) {
 	if t.why.none() {
 		t.hold(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
 		wake(s.adopt)
+	}
+	if s.holder != nil && t.why.parksTopic() && load(t.waiting) > s.share() {
+		wake(s.park)
 	}
 }
 
@@ -131,8 +155,13 @@ func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64,
 	if !ok {
 		return p.tp, 0, false
 	}
+	delete(p.owed, id)
 	if at, ok := p.mine.Take(id); ok {
+		p.hitting++
 		return p.tp, at, true
+	}
+	if t.hits == 0 {
+		return p.tp, 0, false
 	}
 	if rec.Key != nil {
 		if _, sent := t.sent[string(rec.Key)]; sent || t.all {
@@ -147,6 +176,7 @@ func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64,
 	}
 	if ok {
 		t.hits--
+		p.hitting++
 		return p.tp, at, true
 	}
 	if rec.Key != nil {
@@ -182,9 +212,10 @@ var redelivered = record.Header{Key: []byte("outrelay-redelivered"), Value: []by
 func isFlag(h record.Header) bool { return bytes.Equal(h.Key, redelivered.Key) }
 
 // enqueue encodes a record into the open batch of its partition; size is what was reserved for it, need what it takes (one
-// that was encoded before may carry our flag). The lock is held.
-func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size, need int) {
-	if (p.flag || p.t.all) && !slices.ContainsFunc(rec.Headers, isFlag) {
+// that was encoded before may carry our flag), second whether it may be a second copy where something was not read back.
+// The lock is held.
+func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size, need int, second bool) {
+	if (p.flag || p.t.all) && second && !slices.ContainsFunc(rec.Headers, isFlag) {
 		s.flagged = append(append(s.flagged[:0], rec.Headers...), redelivered)
 		flagged := *rec
 		flagged.Headers = s.flagged
@@ -200,6 +231,9 @@ func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size, need 
 	s.put(b, rec, t, size, need)
 	p.sends++
 	s.list(p)
+	if s.holder != nil && !p.why.none() && load(p.q) > s.share() {
+		wake(s.park)
+	}
 }
 
 // put appends one record to a batch, in a larger buffer if need be. A record that is not of the size that was reserved has

@@ -27,7 +27,7 @@ const (
 type tell struct {
 	p       *part
 	base    int64
-	tickets []record.Ticket // acked, if not nil
+	tickets []record.Ticket // acked; nil if they were given back before
 	restore bool            // base begins anew: the topic is another one than before
 	why     *record.Refusal
 	ticket  record.Ticket
@@ -92,7 +92,9 @@ func (s *Sink) tellAll(list []tell) (bytes, count int) {
 		if x.restore {
 			s.acks.Restore(x.p.tp, x.base)
 		}
-		s.acks.Acked(x.p.tp, x.base, x.tickets, x.bytes)
+		if x.tickets != nil {
+			s.acks.Acked(x.p.tp, x.base, x.tickets, x.bytes)
+		}
 	}
 	return bytes, count
 }
@@ -103,19 +105,24 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 	if r.code != 0 {
 		s.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.code.Title()).Inc()
 	}
-	switch classify(r.code) {
+	switch verdict := classify(r.code); verdict {
 	case acked:
 		return append(told, s.appended(p, b, r, now))
 	case again:
 		b.unsure = b.unsure || ambiguous(r.code)
 		wake(s.renew)
 		s.again(p, obstacle{kindRefused, fmt.Sprintf("partition %d of topic %q: Kafka answers %v", p.tp.Partition, p.tp.Topic, r.code)}, now, 0)
-	case split:
+	case split, records:
+		if b.ghost {
+			s.dropGhost(p)
+			return told
+		}
+		if verdict == records {
+			return s.refuse(p, b, r, told)
+		}
 		p.t.stale = true
 		wake(s.renew)
 		return s.split(p, b, told)
-	case records:
-		return s.refuse(p, b, r, told)
 	case corrupt:
 		s.garbled(p, b, now)
 	case refused:
@@ -155,6 +162,10 @@ func (s *Sink) appended(p *part, b *pending, r *result, now time.Time) tell {
 		x.restore = true // offsets begin anew: the topic was deleted and created again
 		s.log.Warn("the offsets of a partition went back: its topic was created anew", "topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.end, "to", r.base)
 		p.end = 0
+		s.anew(p)
+	}
+	if b.ghost {
+		s.appeared(p, b, x.base)
 	}
 	p.end = max(p.end, x.base+int64(n))
 	p.seq = batch.Next(p.seq, n)
@@ -162,6 +173,7 @@ func (s *Sink) appended(p *part, b *pending, r *result, now time.Time) tell {
 	p.pop()
 	p.moves()
 	s.discard(b)
+	s.lift(p)
 	return x
 }
 
@@ -269,16 +281,21 @@ func (s *Sink) refuse(p *part, b *pending, r *result, told []tell) []tell {
 		return s.split(p, b, told)
 	}
 	p.moves()
-	return s.divide(p, b, 1, b.plain, told, func(i int, _ *record.Record) (int, *record.Refusal) {
+	bad := func(i int) *record.Refusal {
 		if n > 1 && !slices.Contains(r.bad, i) {
-			return 0, nil
+			return nil
 		}
 		reason := fmt.Sprintf("Kafka refuses the record for partition %d of topic %q: %v", p.tp.Partition, p.tp.Topic, r.code)
 		if r.message != "" {
 			reason += " (" + r.message + ")"
 		}
-		return 0, &record.Refusal{Class: record.RecordRefused, Reason: reason}
-	})
+		return &record.Refusal{Class: record.RecordRefused, Reason: reason}
+	}
+	if s.holder != nil {
+		s.pull(p, bad)
+		return told
+	}
+	return s.divide(p, b, 1, b.plain, told, func(i int, _ *record.Record) (int, *record.Refusal) { return 0, bad(i) })
 }
 
 // garbled handles a checksum that did not fit: the same bytes some times, then encoded anew without compression, then
@@ -286,6 +303,14 @@ func (s *Sink) refuse(p *part, b *pending, r *result, told []tell) []tell {
 func (s *Sink) garbled(p *part, b *pending, now time.Time) {
 	b.bad++
 	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
+	if b.ghost {
+		if b.bad >= corruptTries && !b.unsure {
+			s.dropGhost(p)
+			return
+		}
+		s.again(p, why, now, heldEvery)
+		return
+	}
 	if b.bad%corruptTries != 0 {
 		s.again(p, why, now, 0)
 		return

@@ -33,6 +33,9 @@ type TakeOver struct {
 	Bounds fence.Bounds
 	// Alive is the latest time at which the earlier owner may have kept its transactional id alive; zero: unknown (N5).
 	Alive time.Time
+	// Holder decides what is held, and takes what cannot be brought on (N11, N15). nil: nothing is held, and what cannot be
+	// written waits in the sink.
+	Holder record.Holder
 	// Event hears what an operator may want to know; it must not block. nil: it is only logged.
 	Event func(fence.Event)
 }
@@ -42,6 +45,7 @@ type TakeOver struct {
 type Sink struct {
 	c       *Client
 	acks    record.Acks
+	holder  record.Holder // nil: nothing is parked
 	claims  Claims
 	gate    func() bool
 	log     *slog.Logger
@@ -55,6 +59,7 @@ type Sink struct {
 	tickets ticketLists
 	adopt   chan struct{} // one token: a topic waits for adoption
 	renew   chan struct{} // one token: fresh metadata are wanted
+	park    chan struct{} // one token: a target holds too much
 	stop    func(error)   // ends Run; set by Run
 
 	mu       sync.Mutex
@@ -93,8 +98,8 @@ func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks recor
 		to.Gate = func() bool { return true }
 	}
 	s := &Sink{
-		c: c, acks: acks, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true, drainLimit: answersLimit,
-		adopt: make(chan struct{}, 1), renew: make(chan struct{}, 1),
+		c: c, acks: acks, holder: to.Holder, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true, drainLimit: answersLimit,
+		adopt: make(chan struct{}, 1), renew: make(chan struct{}, 1), park: make(chan struct{}, 1),
 		topics: map[string]*topic{}, lanes: map[laneID]*lane{},
 	}
 	out, err := c.fence.Take(ctx, fence.In{
@@ -222,12 +227,14 @@ func (s *Sink) names() []string {
 }
 
 // EndReplay says that the stream has passed the time of the take-over: nothing that follows can have been sent before. What
-// was read back is dropped, but for records that wait and are looked up later.
+// was read back is dropped, but for records that wait and are looked up later, and, with a Holder, for partitions that were
+// not read yet or have turned records away: deliveries outside of the stream's order are looked up there to the end.
 func (s *Sink) EndReplay() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replay = false
 	for _, t := range s.topics {
+		s.keepUnread(t)
 		t.forget()
 	}
 }
@@ -249,7 +256,7 @@ func (s *Sink) fail(err error) {
 	}
 }
 
-// Drain blocks until everything sent so far is acked or refused, or ctx ends, or the sink does.
+// Drain blocks until everything sent so far is acked, refused or given back, or ctx ends, or the sink does.
 func (s *Sink) Drain(ctx context.Context) error {
 	s.Flush()
 	for {

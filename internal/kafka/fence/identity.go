@@ -3,6 +3,7 @@ package fence
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"math"
 
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -97,8 +98,42 @@ func (k *Known) Take(id Identity) (offset int64, ok bool) {
 	return offset, true
 }
 
-// add records a delivery; offsets come in ascending order.
-func (k *Known) add(id Identity, offset int64) {
+// Has reports whether a record of the delivery is in it.
+func (k *Known) Has(id Identity) bool {
+	if k.Len() == 0 {
+		return false
+	}
+	_, ok := k.first[id]
+	return ok
+}
+
+// Lowest is the lowest offset in it, or −1 if it is empty. It looks at all of them.
+func (k *Known) Lowest() int64 {
+	if k.Len() == 0 {
+		return -1
+	}
+	lowest := int64(math.MaxInt64)
+	for _, offset := range k.first {
+		lowest = min(lowest, offset)
+	}
+	return lowest
+}
+
+// Merge adds what is in other, whose offsets lie above.
+func (k *Known) Merge(other *Known) {
+	if other.Len() == 0 {
+		return
+	}
+	for id, offset := range other.first {
+		k.Add(id, offset)
+		for _, offset := range other.more[id] {
+			k.Add(id, offset)
+		}
+	}
+}
+
+// Add records a delivery; the offsets of a delivery come in ascending order.
+func (k *Known) Add(id Identity, offset int64) {
 	k.n++
 	if _, dup := k.first[id]; dup {
 		if k.more == nil {

@@ -39,7 +39,7 @@ func TestN07_KnownIsAMultiset(t *testing.T) {
 	a, b := ident(t, header("id", "a")), ident(t, header("id", "b"))
 	var k Known
 	for i, id := range []Identity{a, b, a, a} {
-		k.add(id, int64(10+i))
+		k.Add(id, int64(10+i))
 	}
 	if k.Len() != 4 {
 		t.Errorf("Len() = %d, want 4", k.Len())
@@ -64,7 +64,7 @@ func TestN07_LookupDoesNotAllocate(t *testing.T) {
 	var k Known
 	hs := []record.Header{header("id", "01890a5d-ac96-774b-bcce-b302099a8057"), header("outrelay-ns", "12345678"), header("type", "OrderPlaced")}
 	for i := range 2000 {
-		k.add(ident(t, hs...), int64(i))
+		k.Add(ident(t, hs...), int64(i))
 	}
 	if n := testing.AllocsPerRun(1000, func() {
 		id, ok := IdentityOf(hs)

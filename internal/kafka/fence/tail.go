@@ -136,7 +136,7 @@ func (t *Tail) records(b []byte, base int64, attributes uint16, scratch *bytes.B
 			return errors.New("a record ends too early")
 		}
 		if id, ok := x.sum(); ok && offset >= t.Next {
-			t.Hits.add(id, offset)
+			t.Hits.Add(id, offset)
 		}
 	}
 	return nil
