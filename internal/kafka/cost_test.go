@@ -100,7 +100,7 @@ func (c *counter) wait(most int64) {
 // flood opens a sink with a counter and returns a function that sends n records of 1 KB under a budget, as the dispatcher
 // does.
 func flood(tb testing.TB, cfg Config, topic string, budget int64) func(n int) {
-	r := open(tb, setUp{cfg: cfg})
+	r := open(tb, setUp{cfg: cfg, holder: new(openDoors)})
 	r.send(tb, rec(topic, "k", "adopt"))
 	r.acks.resolved(1)
 	c := &counter{sink: r.Sink, freed: sync.NewCond(&sync.Mutex{})}

@@ -201,6 +201,7 @@ type setUp struct {
 	claims *claims
 	gate   func() bool
 	noRun  bool
+	holder record.Holder
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
@@ -234,7 +235,7 @@ func open(tb testing.TB, u setUp) *rig {
 	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
 	defer cancel()
 	var err error
-	r.Sink, err = Open(ctx, r.client, TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate}, r.claims, r.acks)
+	r.Sink, err = Open(ctx, r.client, TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate, Holder: u.holder}, r.claims, r.acks)
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -219,16 +219,28 @@ func (s *Sink) hand(list []record.Withdrawn) {
 
 // closed says why a record may not be queued, before its partition is known. The lock is held.
 func (s *Sink) closed(t *topic, rec *record.Record, k record.Ticket) error {
-	if err := s.holder.Closed(rec, k.IsSide()); err != nil { // N15
-		return err
+	err := s.holder.Closed(rec, k.IsSide()) // N15
+	if err == nil && t.parked {
+		err = record.ErrParked
 	}
-	if !t.parked {
-		return nil
+	if err != nil && !k.IsSide() {
+		s.countTurned(t, rec)
 	}
-	if !k.IsSide() {
+	return err
+}
+
+// countTurned counts a record of the stream that is not taken, where its target is parked. The lock is held.
+func (s *Sink) countTurned(t *topic, rec *record.Record) {
+	if t.parked {
 		t.turned++
+		return
 	}
-	return record.ErrParked
+	if !t.ready() {
+		return
+	}
+	if p, why := s.target(t, rec, 0); why == nil && p.parked {
+		p.turned++
+	}
 }
 
 // turnAway counts a record that a parked partition does not take. The lock is held.

@@ -1,0 +1,262 @@
+package kafka
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// openDoors is a Holder that holds nothing, for a sink in which nothing goes wrong.
+type openDoors struct{ asked int }
+
+func (d *openDoors) Closed(*record.Record, bool) error    { d.asked++; return nil }
+func (*openDoors) Withdrawn(list []record.Withdrawn)      { panic(list) }
+func (*openDoors) Hold(tp record.TopicPartition, _ int64) { panic(tp) }
+func (*openDoors) Unhold(tp record.TopicPartition)        { panic(tp) }
+func (*openDoors) Ready(topic string)                     { panic(topic) }
+
+// exception is a record that is held, under the ticket that its event has in the stream.
+type exception struct {
+	ticket record.Ticket
+	rec    record.Record
+}
+
+// desk is the Holder of a test and the reconciler behind it: what is given back or turned away is held, later records of
+// its keys with it, until release sends all of it again in the order of the stream.
+type desk struct {
+	tb testing.TB
+	r  *rig
+
+	mu      sync.Mutex
+	sent    map[record.Ticket]record.Record
+	held    []exception
+	gates   map[string]int // by key
+	calls   [][]record.Withdrawn
+	holds   map[record.TopicPartition]int64
+	let     int // calls of Unhold
+	ready   []string
+	changed chan struct{}
+}
+
+func newDesk(tb testing.TB) *desk {
+	return &desk{
+		tb: tb, sent: map[record.Ticket]record.Record{}, gates: map[string]int{}, holds: map[record.TopicPartition]int64{},
+		changed: make(chan struct{}),
+	}
+}
+
+// sit opens a sink with a desk.
+func sit(tb testing.TB, u setUp) *desk {
+	tb.Helper()
+	d := newDesk(tb)
+	u.holder = d
+	if u.cfg.ParkAfter == 0 {
+		u.cfg.ParkAfter = 100 * time.Millisecond
+	}
+	d.r = open(tb, u)
+	return d
+}
+
+func gateOf(rec *record.Record) string { return rec.Topic + "/" + string(rec.Key) }
+
+func (d *desk) Closed(rec *record.Record, side bool) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !side && d.gates[gateOf(rec)] > 0 {
+		return record.ErrBlocked
+	}
+	return nil
+}
+
+// hold is what the dispatcher does when it decides that an envelope becomes an exception. The lock is held.
+func (d *desk) hold(t record.Ticket) {
+	x := exception{t &^ record.Side, d.sent[t]}
+	d.held = append(d.held, x)
+	d.gates[gateOf(&x.rec)]++
+	d.change()
+}
+
+func (d *desk) change() {
+	close(d.changed)
+	d.changed = make(chan struct{})
+}
+
+func (d *desk) Withdrawn(list []record.Withdrawn) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	bytes := 0
+	for i := range list {
+		w := &list[i]
+		rec, ok := d.sent[w.Ticket]
+		if !ok {
+			d.tb.Errorf("ticket %d was given back and never queued", w.Ticket)
+			continue
+		}
+		if string(w.ID) != string(rec.Headers[0].Value) || w.Topic != rec.Topic || string(w.Key) != string(rec.Key) || (w.Key == nil) != (rec.Key == nil) {
+			d.tb.Errorf("ticket %d was given back as %+v", w.Ticket, w)
+		}
+		if (w.Why == nil) == (w.Held == nil) {
+			d.tb.Errorf("ticket %d: %v and %v", w.Ticket, w.Why, w.Held)
+		}
+		bytes += w.Bytes
+		d.hold(w.Ticket)
+		delete(d.sent, w.Ticket)
+	}
+	d.calls = append(d.calls, list)
+	d.r.acks.mu.Lock()
+	d.r.acks.bytes -= bytes
+	d.r.acks.mu.Unlock()
+}
+
+func (d *desk) Hold(tp record.TopicPartition, offset int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if at, twice := d.holds[tp]; twice {
+		d.tb.Errorf("%v is held at %d already", tp, at)
+	}
+	d.holds[tp] = offset
+	d.change()
+}
+
+func (d *desk) Unhold(tp record.TopicPartition) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, ok := d.holds[tp]; !ok {
+		d.tb.Errorf("%v is not held", tp)
+	}
+	delete(d.holds, tp)
+	d.let++
+	d.change()
+}
+
+func (d *desk) Ready(topic string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.ready = append(d.ready, topic)
+	d.change()
+}
+
+// until waits for a condition of the desk, which is locked while ok looks at it.
+func (d *desk) until(what string, ok func() bool) {
+	d.tb.Helper()
+	deadline := time.NewTimer(20 * time.Second)
+	defer deadline.Stop()
+	for {
+		d.mu.Lock()
+		done, changed, held := ok(), d.changed, len(d.held)
+		d.mu.Unlock()
+		if done {
+			return
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			d.tb.Fatalf("%s: not in time (%d held, %+v)", what, held, d.r.State())
+		}
+	}
+}
+
+// offer gives a record to the sink, as the dispatcher or the reconciler does, and keeps the books.
+func (d *desk) offer(rec record.Record, t record.Ticket) error {
+	size := d.r.Size(&rec)
+	d.mu.Lock()
+	d.sent[t] = rec
+	d.mu.Unlock()
+	d.r.acks.mu.Lock()
+	d.r.acks.bytes += size
+	d.r.acks.mu.Unlock()
+	err := d.r.Send(&rec, t)
+	if err != nil {
+		d.mu.Lock()
+		delete(d.sent, t)
+		d.mu.Unlock()
+		d.r.acks.mu.Lock()
+		d.r.acks.bytes -= size
+		d.r.acks.mu.Unlock()
+	}
+	return err
+}
+
+// send is an event of the stream: queued, or held.
+func (d *desk) send(rec record.Record) (t record.Ticket, err error) {
+	d.tb.Helper()
+	t = d.r.next
+	d.r.next++
+	err = d.offer(rec, t)
+	switch {
+	case err == nil:
+	case errors.Is(err, record.ErrParked), errors.Is(err, record.ErrBlocked):
+		d.mu.Lock()
+		d.sent[t] = rec
+		d.hold(t)
+		d.mu.Unlock()
+	default:
+		d.tb.Fatal(err)
+	}
+	return t, err
+}
+
+// take hands out what is held, in the order of the stream.
+func (d *desk) take() []exception {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	list := d.held
+	d.held = nil
+	slices.SortFunc(list, func(a, b exception) int { return cmp.Compare(a.ticket, b.ticket) })
+	return list
+}
+
+// release sends what is held again, in the order of the stream, each of a key after the one before was answered, and opens
+// the gates. It fails if a target is still parked.
+func (d *desk) release() {
+	d.tb.Helper()
+	for _, x := range d.take() {
+		if err := d.offer(x.rec, x.ticket|record.Side); err != nil {
+			d.tb.Fatalf("event %d: %v", x.ticket, err)
+		}
+		d.mu.Lock()
+		d.gates[gateOf(&x.rec)]--
+		d.mu.Unlock()
+	}
+	d.r.Flush()
+}
+
+// answered waits until n events are acked or refused, on whichever way.
+func (d *desk) answered(n int) {
+	d.tb.Helper()
+	d.r.acks.resolved(n)
+}
+
+// held is how many records are held.
+func (d *desk) count() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.held)
+}
+
+// given lists the tickets of all calls of Withdrawn, in their order.
+func (d *desk) given() (tickets []record.Ticket) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, list := range d.calls {
+		for _, w := range list {
+			tickets = append(tickets, w.Ticket)
+		}
+	}
+	return tickets
+}
+
+// parked reports whether the sink says that a target is parked, and how much waits for it.
+func (d *desk) parked(topic string, partition int32) (n int, ok bool) {
+	for _, b := range d.r.State() {
+		if b.Topic == topic && b.Partition == partition {
+			return b.Count, b.Parked
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,106 @@
+package kafka
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// placed creates a topic of one partition with one replica, on that broker.
+func placed(t *testing.T, s *devstack.Stack, broker int) string {
+	t.Helper()
+	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
+	t.Cleanup(tr.CloseIdleConnections)
+	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
+	name := stacktest.Name(t) + fmt.Sprint("-", broker)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
+		Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{broker}}},
+	}}})
+	if err == nil {
+		err = res.Errors[name]
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// TestN11_ALeaderlessPartitionIsParked on three real brokers: one of them stops answering under load, in the middle of a
+// request, and comes back. Its partition is parked meanwhile, the others flow, and nothing is lost, doubled or out of order.
+func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
+	t.Parallel()
+	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: map[string]string{"broker.session.timeout.ms": "3000"}}})
+	sick, well := placed(t, s, 3), placed(t, s, 1)
+	d := sit(t, setUp{cfg: Config{Brokers: s.Brokers(), ParkAfter: 500 * time.Millisecond}})
+	n := 0
+	both := func(times int) {
+		for range times {
+			if _, err := d.send(rec(well, "k", fmt.Sprintf("k/%d", n))); err != nil {
+				t.Fatalf("the healthy topic: %v", err)
+			}
+			_, _ = d.send(rec(sick, fmt.Sprint("k", n%5), fmt.Sprintf("k%d/%d", n%5, n/5)))
+			n++
+		}
+		d.r.Flush()
+	}
+	both(50)
+	d.answered(100)
+	broker := s.Kafkas()[2]
+	if err := broker.Pause(); err != nil {
+		t.Fatal(err)
+	}
+	resumed := false
+	resume := func() {
+		if resumed {
+			return
+		}
+		resumed = true
+		if err := broker.Resume(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(resume)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	parked := func() bool { _, ok := d.parked(sick, 0); return ok }
+	deadline := time.Now().Add(40 * time.Second)
+	for !parked() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not parked: %+v", d.r.State())
+		}
+		both(5)
+		<-tick.C
+	}
+	state := d.r.State()
+	if i := slices.IndexFunc(state, func(b Blocked) bool { return b.Topic == sick }); state[i].Kind != kindNoLeader && state[i].Kind != kindUnreachable {
+		t.Errorf("parked as %+v", state[i])
+	}
+	both(50)
+	if err := d.r.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	d.r.mu.Lock()
+	ghost := len(d.r.topics[sick].parts[0].q) == 1
+	d.r.mu.Unlock()
+	if !ghost {
+		t.Error("the request that hangs has left no ghost")
+	}
+	resume()
+	d.until("the partition is ready", func() bool { return slices.Contains(d.ready, sick) })
+	d.release()
+	both(50)
+	d.answered(2 * n)
+	d.until("nothing is held", func() bool { return len(d.holds) == 0 })
+	for topic, keys := range map[string]int{well: 1, sick: 5} {
+		inOrder(t, read(t, s.Brokers(), topic), keys, n/keys)
+	}
+}
