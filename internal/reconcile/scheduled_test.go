@@ -279,7 +279,10 @@ func TestN19_NeverBeforeItIsDue(t *testing.T) {
 func TestN19_TheStreamsHintIsOnlyAHint(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
-	x := p.take(func(_ *Finishing, c *ScheduledConfig) { c.Poll = time.Hour; c.Collections = func() []store.Outbox { return nil } })
+	x := p.take(func(_ *Finishing, c *ScheduledConfig) {
+		c.Poll = time.Hour
+		c.Collections = func() []store.Outbox { return nil }
+	})
 	soon, later, cancelled := p.schedule(1, 200*time.Millisecond), p.schedule(1, time.Hour), p.schedule(1, 200*time.Millisecond)
 	if err := p.box.Cancel(t.Context(), cancelled[0]); err != nil {
 		t.Fatal(err)
