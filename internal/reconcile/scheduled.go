@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	defaultCache = 100_000
-	defaultPoll  = 500 * time.Millisecond
+	scheduleCache = 100_000
+	schedulePoll  = 500 * time.Millisecond
 
 	// lookahead is how far before its time an envelope is taken from the index; more than the time between two looks.
 	lookahead = time.Second
@@ -112,10 +112,10 @@ const known = 5 * time.Minute
 // NewScheduled makes it ready for Saw; Run does the work.
 func NewScheduled(cfg ScheduledConfig) *Scheduled {
 	if cfg.Poll <= 0 {
-		cfg.Poll = defaultPoll
+		cfg.Poll = schedulePoll
 	}
 	if cfg.Cache <= 0 {
-		cfg.Cache = defaultCache
+		cfg.Cache = scheduleCache
 	}
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
