@@ -234,7 +234,8 @@ func nthStamp(ctx context.Context, coll *mongo.Collection, after, before bson.Ti
 }
 
 // PurgeUnstamped removes up to n envelopes without a stamp (0,0, missing, or no timestamp) that were marked as sent before
-// then. One that was not marked is never removed: nothing says that it was sent.
+// then. One that was not marked is never removed: nothing says that it was sent. [RecordSent] gives what it marks a stamp,
+// so there are few of them, from elsewhere; all there are are read.
 func PurgeUnstamped(ctx context.Context, coll *mongo.Collection, sentBefore time.Time, n int) (Purged, error) {
 	filter := unstampedSent(sentBefore)
 	cur, err := coll.Find(ctx, filter, options.Find().SetLimit(int64(max(n, 1))).SetProjection(bson.D{{Key: "_id", Value: 1}}))
@@ -261,7 +262,7 @@ func PurgeUnstamped(ctx context.Context, coll *mongo.Collection, sentBefore time
 	return Purged{Deleted: res.DeletedCount, More: len(found) == n && res.DeletedCount > 0}, nil
 }
 
-// unstampedSent finds those on both sides of all stamps in the order of BSON; with the index on sentAt by that.
+// unstampedSent finds those on both sides of all stamps in the order of BSON, by the index on ts.
 func unstampedSent(before time.Time) bson.D {
 	side := func(op string, t bson.Timestamp) bson.D {
 		return bson.D{{Key: "$expr", Value: bson.D{{Key: op, Value: bson.A{"$ts", t}}}}}

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"time"
 
@@ -18,31 +19,32 @@ import (
 // History is what a marked envelope tells of its delivery, and an envelope that is asked for by id of its state. It has
 // no payload.
 type History struct {
-	NS            string        `bson:"-"`
-	ID            bson.RawValue `bson:"_id"`
-	AggregateType string        `bson:"aggregatetype"`
-	AggregateID   bson.RawValue `bson:"aggregateid"`
-	Key           bson.RawValue `bson:"key"`
-	Type          string        `bson:"type"`
-	TS            bson.RawValue `bson:"ts"`
-	SentAt        *time.Time    `bson:"sentAt"` // nil: not marked
-	Sent          []Position    `bson:"sent"`
-	State         string        `bson:"state"`
-	DueAt         *time.Time    `bson:"dueAt"`
-	ScheduledFor  *time.Time    `bson:"scheduledFor"`
-	Delivery      int32         `bson:"delivery"`
+	NS            string         `bson:"-"`
+	ID            bson.RawValue  `bson:"_id"`
+	AggregateType string         `bson:"aggregatetype"`
+	AggregateID   bson.RawValue  `bson:"aggregateid"`
+	Key           bson.RawValue  `bson:"key"`
+	Type          string         `bson:"type"`
+	TS            bson.Timestamp `bson:"-"`      // zero: no stamp
+	SentAt        *time.Time     `bson:"sentAt"` // nil: not marked
+	Sent          []Position     `bson:"sent"`
+	State         string         `bson:"state"`
+	DueAt         *time.Time     `bson:"dueAt"`
+	ScheduledFor  *time.Time     `bson:"scheduledFor"`
+	Delivery      int32          `bson:"delivery"`
 }
 
-// HistoryQuery asks for envelopes by id, or by time of delivery and, if Key is not empty, ordering key.
+// HistoryQuery asks for envelopes by id, or for marked ones by the time at which they were written and, if Key is not empty,
+// by ordering key. That time is the stamp, by which there is an index; what was never stamped has that of its delivery.
 type HistoryQuery struct {
 	IDs      []event.ID // whatever their state; the rest of the query is not looked at then
 	Key      string     // canonical text of the ordering key
-	From, To time.Time  // of the delivery: From ≤ sentAt < To; zero is no bound
+	From, To time.Time  // of the stamp, in whole seconds: From ≤ ts < To; zero is no bound
 	After    string     // HistoryPage.Next of the page before
 	Limit    int        // at most this many; 100 if 0 or less, 10,000 at most
 }
 
-// HistoryPage is one page, the oldest delivery first. Next is where the following page begins, "" after the last.
+// HistoryPage is one page, the oldest first. Next is where the following page begins, "" after the last.
 type HistoryPage struct {
 	Envelopes []History
 	Next      string
@@ -56,10 +58,10 @@ const (
 	historyMost  = 10_000
 )
 
-// place is where a page ended: everything up to this id of this millisecond was shown.
+// place is where a page ended: everything up to this id of this stamp was shown.
 type place struct {
-	At time.Time     `bson:"t"`
-	ID bson.RawValue `bson:"i"`
+	At bson.Timestamp `bson:"t"`
+	ID bson.RawValue  `bson:"i"`
 }
 
 func (p place) String() string {
@@ -81,9 +83,9 @@ func parsePlace(s string) (p place, err error) {
 	return p, nil
 }
 
-// SentHistory reads the history of coll. A page of a time window costs what it holds, by the index on the time of delivery
-// ([SentIndex]); a key is looked for within the window. The pages are stable: what is delivered meanwhile comes later, and
-// what is purged is missing.
+// SentHistory reads the history of coll. A page costs what is read of the index on ts until it is full: a key, or an outbox
+// that is not marked, is looked for within the whole window. The pages are stable: what is delivered meanwhile comes later,
+// and what is purged is missing.
 func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (HistoryPage, error) {
 	limit := min(q.Limit, historyMost)
 	if limit <= 0 {
@@ -95,21 +97,23 @@ func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (H
 		return HistoryPage{Envelopes: found}, err
 	}
 	var page HistoryPage
-	from := q.From
-	var last place
+	after := bson.Timestamp{} // of which nothing is shown
+	if s := q.From.Unix(); !q.From.IsZero() && s > 0 {
+		after = bson.Timestamp{T: uint32(min(s, math.MaxUint32)) - 1, I: math.MaxUint32}
+	}
 	if q.After != "" {
-		var err error
-		if last, err = parsePlace(q.After); err != nil {
+		last, err := parsePlace(q.After)
+		if err != nil {
 			return page, err
 		}
-		// The rest of the millisecond in which the page before ended, in the order of ids.
+		// The rest of the stamp at which the page before ended, in the order of ids.
 		if page.Envelopes, err = h.at(ctx, last, limit); err != nil {
 			return page, err
 		}
-		from = last.At.Add(time.Millisecond)
+		after = last.At
 	}
 	if room := limit - len(page.Envelopes); room > 0 {
-		more, err := h.window(ctx, from, q.To, room)
+		more, err := h.window(ctx, after, q.To, room)
 		if err != nil {
 			return page, err
 		}
@@ -117,7 +121,7 @@ func SentHistory(ctx context.Context, coll *mongo.Collection, q HistoryQuery) (H
 	}
 	if n := len(page.Envelopes); n >= limit {
 		end := page.Envelopes[n-1]
-		page.Next = place{At: *end.SentAt, ID: end.ID}.String()
+		page.Next = place{At: end.TS, ID: end.ID}.String()
 	}
 	return page, nil
 }
@@ -136,21 +140,29 @@ func (h historian) find(ctx context.Context, filter bson.D, sort string, limit i
 	if err != nil {
 		return nil, privilege(err, "reading the history of "+Namespace(h.coll), "find", Namespace(h.coll), "")
 	}
-	found := []History{}
-	if err := cur.All(ctx, &found); err != nil {
+	var docs []struct {
+		History `bson:",inline"`
+		Stamp   bson.RawValue `bson:"ts"` // of any type
+	}
+	if err := cur.All(ctx, &docs); err != nil {
 		return nil, fmt.Errorf("reading the history of %s: %w", Namespace(h.coll), err)
 	}
-	for i := range found {
+	found := make([]History, len(docs))
+	for i, d := range docs {
+		found[i] = d.History
 		found[i].NS = Namespace(h.coll)
+		found[i].TS.T, found[i].TS.I, _ = d.Stamp.TimestampOK()
 	}
 	return found, nil
 }
 
-func (h historian) sent(at bson.D, and ...bson.E) bson.D {
-	return append(healthy(append(and, bson.E{Key: "sentAt", Value: at})...), h.key...)
+// sent is the filter for marked envelopes whose stamp is in a range; a list of stamps is none.
+func (h historian) sent(stamp bson.D, and ...bson.E) bson.D {
+	f := healthy(append(and, bson.E{Key: "ts", Value: append(stamp, noArray)}, bson.E{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}})...)
+	return append(f, h.key...)
 }
 
-// at are the envelopes of one millisecond behind an id.
+// at are the envelopes of one stamp behind an id.
 func (h historian) at(ctx context.Context, p place, limit int) ([]History, error) {
 	var and []bson.E
 	if !p.ID.IsZero() {
@@ -159,23 +171,23 @@ func (h historian) at(ctx context.Context, p place, limit int) ([]History, error
 	return h.find(ctx, h.sent(bson.D{{Key: "$eq", Value: p.At}}, and...), "_id", limit)
 }
 
-// window are the first of a window by time. Many share a millisecond, and the index gives those in no order that a next
-// page could go on in: so the last millisecond of a full page is read once more, by id.
-func (h historian) window(ctx context.Context, from, to time.Time, limit int) ([]History, error) {
-	at := bson.D{{Key: "$gte", Value: from}}
-	if from.IsZero() {
-		at = bson.D{{Key: "$gt", Value: time.UnixMilli(-1 << 53)}}
+// window are the first of a window by time. Copied envelopes may share a stamp, and the index gives those in no order that
+// a next page could go on in: so the last stamp of a full page is read once more, by id.
+func (h historian) window(ctx context.Context, after bson.Timestamp, to time.Time, limit int) ([]History, error) {
+	stamp := bson.D{{Key: "$gt", Value: after}}
+	if s := to.Unix(); !to.IsZero() {
+		if to.Nanosecond() > 0 {
+			s++
+		}
+		stamp = append(stamp, bson.E{Key: "$lt", Value: bson.Timestamp{T: uint32(min(max(s, 0), math.MaxUint32))}})
 	}
-	if !to.IsZero() {
-		at = append(at, bson.E{Key: "$lt", Value: to})
-	}
-	found, err := h.find(ctx, h.sent(at), "sentAt", limit)
+	found, err := h.find(ctx, h.sent(stamp), "ts", limit)
 	if err != nil || len(found) < limit {
 		return found, err
 	}
-	end := *found[len(found)-1].SentAt
+	end := found[len(found)-1].TS
 	whole := len(found)
-	for whole > 0 && found[whole-1].SentAt.Equal(end) {
+	for whole > 0 && found[whole-1].TS == end {
 		whole--
 	}
 	rest, err := h.at(ctx, place{At: end}, limit-whole)
