@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -14,8 +15,9 @@ import (
 
 func newDevCommand(p *program) *cobra.Command {
 	var (
-		o      demo.Options
-		asJSON bool
+		o        demo.Options
+		scenario string
+		asJSON   bool
 	)
 	c := &cobra.Command{
 		Use:   "dev",
@@ -26,11 +28,18 @@ twice, order kept per key. Kill the relay and see the standby go on.
 
 Keys: k kills the owner with -9, s stops it gracefully, b appends a burst, p pauses and resumes, q quits.
 
-With --events it ends when all have arrived, and exits with 0 only if nothing was lost, twice or out of order.`,
+With --events it ends when all have arrived, and exits with 0 only if nothing was lost, twice or out of order.
+
+With --scenario it shows one promise under one fault, each within a minute or two, and exits with 0 only if the promise
+held; --events and --rate then change how much of it there is:
+` + scenarioList(),
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := checkDev(o); err != nil {
 				return err
+			}
+			if c.Flags().Changed("scenario") {
+				return p.scenario(c, scenario, o, asJSON)
 			}
 			return p.dev(c, o, asJSON)
 		},
@@ -40,6 +49,7 @@ With --events it ends when all have arrived, and exits with 0 only if nothing wa
 	f.IntVar(&o.Rate, "rate", demo.DefaultRate, "events per second of the sample service")
 	f.DurationVar(&o.KillEvery, "kill-every", 0, "kill the owner with -9 in this rhythm, for example 4s")
 	f.BoolVar(&o.Keep, "keep", false, "leave relays and servers up at the end, until Ctrl-C")
+	f.StringVar(&scenario, "scenario", "", "show one promise under one fault: `NAME` is one of "+strings.Join(scenarioNames(), ", "))
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output at the end")
 	return c
 }
@@ -58,13 +68,82 @@ func checkDev(o demo.Options) error {
 	return errors.Join(errs...)
 }
 
-func (p *program) dev(c *cobra.Command, o demo.Options, asJSON bool) error {
+func scenarioNames() []string {
+	var names []string
+	for _, s := range demo.Scenarios() {
+		names = append(names, s.Name)
+	}
+	return names
+}
+
+// scenarioList is one line for each scenario.
+func scenarioList() string {
+	var b strings.Builder
+	for _, s := range demo.Scenarios() {
+		fmt.Fprintf(&b, "  %-14s %s\n", s.Name, s.Promise)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
+}
+
+// scenario runs one: its account, or with asJSON one object, goes to standard output, what happens on the way to standard
+// error.
+func (p *program) scenario(c *cobra.Command, name string, o demo.Options, asJSON bool) error {
+	s, err := demo.FindScenario(name)
+	if err != nil {
+		return fmt.Errorf("--scenario: %w", err)
+	}
+	for _, flag := range []string{"keep", "kill-every"} {
+		if c.Flags().Changed(flag) {
+			return fmt.Errorf("--%s does not go with --scenario: a scenario ends by itself and breaks what it has to break", flag)
+		}
+	}
+	if !c.Flags().Changed("rate") {
+		o.Rate = 0 // the scenario's own
+	}
+	if err := p.here(&o); err != nil {
+		return err
+	}
+	f, err := demo.RunScenario(c.Context(), s, o)
+	if err != nil {
+		return devError(err)
+	}
+	if asJSON {
+		err = printJSON(p.out, f)
+	} else {
+		_, err = fmt.Fprintln(p.out, demo.Account(s, f))
+	}
+	if err == nil && f.Err() != nil {
+		fmt.Fprintf(p.errOut, "outrelay: %v\n", f.Err())
+		err = silent(exitConfig)
+	}
+	return err
+}
+
+// here fills in what a run needs of this process.
+func (p *program) here(o *demo.Options) error {
 	binary, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding this program, which is to be the relay: %w", err)
 	}
 	o.Binary, o.Env, o.Out, o.Stopper = binary, p.env, p.errOut, p.onHardStop
 	o.Terminal = demo.OpenTerminal(p.in, p.errOut)
+	return nil
+}
+
+// devError is an error of the surroundings: servers that this machine cannot have are the user's to provide, others may go
+// away.
+func devError(err error) error {
+	var none *devstack.UnavailableError
+	if errors.As(err, &none) {
+		return err
+	}
+	return temporary(fmt.Errorf("dev: %w", err))
+}
+
+func (p *program) dev(c *cobra.Command, o demo.Options, asJSON bool) error {
+	if err := p.here(&o); err != nil {
+		return err
+	}
 	var printed error
 	o.Result = func(r demo.Result) {
 		if asJSON {
@@ -72,12 +151,9 @@ func (p *program) dev(c *cobra.Command, o demo.Options, asJSON bool) error {
 		}
 	}
 	r, err := demo.Run(c.Context(), o)
-	var none *devstack.UnavailableError
 	switch {
-	case errors.As(err, &none):
-		return err
 	case err != nil:
-		return temporary(fmt.Errorf("dev: %w", err))
+		return devError(err)
 	case printed != nil:
 		return printed
 	case r.Err() != nil:

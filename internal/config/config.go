@@ -40,13 +40,16 @@ type Config struct {
 	Topics Topics `yaml:"topics"`
 	Record Record `yaml:"record"`
 	// Recording is how a delivery is remembered: watermark writes nothing per event; delete removes each envelope once it is
-	// acknowledged; mark writes time, topic, partition and offset on it, which can be queried and costs a write per event.
-	// Defaults to watermark.
+	// acknowledged, so that nothing is left to replay; mark writes time, topic, partition and offset on it, which outrelay
+	// history shows and which costs a write per event, in bulk. Defaults to watermark.
 	Recording string `yaml:"recording" enum:"watermark,delete,mark"`
 	// Retention is how long delivered envelopes stay in the outbox before they are purged. Longer keeps more to replay and
-	// to sweep after lost history; 0 keeps them for ever. Defaults to 24h.
-	Retention time.Duration `yaml:"retention"`
-	Lease     Lease         `yaml:"lease"`
+	// to sweep after lost history; 0 keeps them for ever. It counts from the time of writing to the watcher's position, so
+	// that nothing is removed while the watcher is behind or away. Defaults to 24h.
+	Retention   time.Duration `yaml:"retention"`
+	Purge       Purge         `yaml:"purge"`
+	DeadLetters DeadLetters   `yaml:"dead_letters"`
+	Lease       Lease         `yaml:"lease"`
 	// Checkpoint is how often the position is written while it moves. Shorter bounds what is read again after a crash;
 	// longer spares MongoDB writes. Defaults to 250ms.
 	Checkpoint time.Duration `yaml:"checkpoint"`
@@ -211,6 +214,29 @@ type Lease struct {
 	Renew time.Duration `yaml:"renew"`
 }
 
+// Purge is how delivered envelopes are removed once retention has passed. Retention 0 turns it off.
+type Purge struct {
+	// Rate is the most envelopes removed in a second, over all collections. Removal costs the latency of what is published
+	// meanwhile: the purge goes no faster than it must to keep up, and at most this fast. 0 is no limit. Below the rate at
+	// which envelopes are written the outbox grows. Defaults to 5000.
+	Rate int `yaml:"rate"`
+	// Batch is the most envelopes that one statement removes. Smaller ones disturb others less; larger ones cost less in
+	// all. Between 10 and 5000. Defaults to 500.
+	Batch int `yaml:"batch"`
+	// Interval is how often the collections are looked at; those with nothing to remove, less often. Defaults to 10s.
+	Interval time.Duration `yaml:"interval"`
+	// TTL has MongoDB itself remove envelopes that long after their delivery, by an index; for recording mark only. It works
+	// while no watcher runs and counts from the delivery, but has no limit of its rate, does not wait while lost history is
+	// swept, and the index makes a mark cost four times as much. 0 is none, and removes the index. Defaults to 0.
+	TTL time.Duration `yaml:"ttl"`
+}
+
+// DeadLetters is what becomes of the envelopes that could not be delivered.
+type DeadLetters struct {
+	// Expire removes dead letters that long after their last failure. 0 keeps them until somebody decides. Defaults to 0.
+	Expire time.Duration `yaml:"expire"`
+}
+
 // Retry is how often an envelope that fails for its own reason is tried. An outage spends no attempts.
 type Retry struct {
 	// MaxAttempts before an envelope goes to the dead letters. Defaults to 10.
@@ -278,6 +304,7 @@ func Default() Config {
 		Record:      Record{Preset: "debezium"},
 		Recording:   "watermark",
 		Retention:   24 * time.Hour,
+		Purge:       Purge{Rate: 5000, Batch: 500, Interval: 10 * time.Second},
 		Lease:       Lease{TTL: 5 * time.Second, Renew: time.Second},
 		Checkpoint:  250 * time.Millisecond,
 		Drain:       10 * time.Second,

@@ -127,7 +127,7 @@ lease: { ttl: 2s, renew: 1s }
 limits: { memory: 1k }
 brokers: [x]
 retention: 5
-recording: mark
+recording: mrk
 start: yesterday
 topics:
   template: "a.{agregatetype}"
@@ -154,7 +154,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`mongodb.uri: required and not set; give the connection string, such as mongodb://host:27017/?replicaSet=rs0 (or OUTRELAY_MONGODB_URI)`,
 		`record.headers.id: found "id"; the names id and outrelay-* belong to outrelay`,
 		`record.structured: found "true"; only the cloudevents preset has a structured mode`,
-		`recording: found mark; only watermark is available in this version`,
+		`recording: found "mrk"; expected one of watermark, delete, mark (did you mean mark?)`,
 		`retention: found "5"; expected a duration such as 250ms, 5s, 24h or 7d`,
 		`start: found "yesterday"; expected backlog, now or a time such as 2026-11-20T08:00:00Z`,
 		`topics.create: found a text; expected a section with keys`,

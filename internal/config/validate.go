@@ -69,7 +69,7 @@ func (c *Config) validate(p *Problems) {
 	c.validateTimes(v)
 	c.validateLimits(v)
 	c.validateHTTP(v)
-	v.check("recording", c.Recording == "watermark", c.Recording, "only watermark is available in this version")
+	c.validatePurge(v)
 }
 
 type validator struct{ *Problems }
@@ -200,13 +200,31 @@ func (c *Config) validateTimes(v validator) {
 	}
 	v.between("checkpoint", c.Checkpoint, 10*time.Millisecond, time.Minute)
 	v.between("drain", c.Drain, 0, 10*time.Minute)
-	v.check("retention", c.Retention == 0 || c.Retention >= time.Minute, c.Retention.String(), "expected at least 1m, or 0 to keep envelopes for ever")
 	v.number("retry.max_attempts", c.Retry.MaxAttempts, 1, 1_000_000)
 	v.between("retry.base", c.Retry.Base, time.Millisecond, time.Hour)
 	v.between("retry.cap", c.Retry.Cap, time.Millisecond, 7*24*time.Hour)
 	if !v.has("retry") {
 		v.check("retry.cap", c.Retry.Cap >= c.Retry.Base, c.Retry.Cap.String(), "expected at least retry.base, "+c.Retry.Base.String())
 	}
+}
+
+// leastKept is the least that an envelope is kept once it was delivered, where that is by the clock.
+const leastKept = time.Minute
+
+func (c *Config) validatePurge(v validator) {
+	v.kept("retention", c.Retention, "to keep envelopes for ever")
+	v.kept("dead_letters.expire", c.DeadLetters.Expire, "to keep dead letters for ever")
+	v.kept("purge.ttl", c.Purge.TTL, "for none")
+	if !v.has("recording") {
+		v.check("purge.ttl", c.Purge.TTL <= 0 || c.Recording == "mark", c.Purge.TTL.String(), "only recording mark writes the time that it counts from; set recording: mark, or 0 and retention")
+	}
+	v.number("purge.rate", c.Purge.Rate, 0, 10_000_000)
+	v.number("purge.batch", c.Purge.Batch, 10, 5000)
+	v.between("purge.interval", c.Purge.Interval, 100*time.Millisecond, 24*time.Hour)
+}
+
+func (v validator) kept(path string, d time.Duration, zero string) {
+	v.check(path, d == 0 || d >= leastKept, d.String(), "expected at least "+leastKept.String()+", or 0 "+zero)
 }
 
 func (c *Config) validateLimits(v validator) {

@@ -52,11 +52,17 @@ func (p *prepared) writeChunks(tx context.Context, client *mongo.Client, from, t
 		data := p.raw[n*ChunkSize : min((n+1)*ChunkSize, len(p.raw))]
 		models = append(models, mongo.NewUpdateOneModel().SetUpsert(true).
 			SetFilter(bson.D{{Key: "_id", Value: chunkID{p.id, n}}}).
-			SetUpdate(bson.D{{Key: "$set", Value: bson.D{{Key: "data", Value: data}}}}))
+			SetUpdate(bson.D{
+				{Key: "$set", Value: bson.D{{Key: "data", Value: data}}},
+				{Key: "$currentDate", Value: bson.D{{Key: "chunkedAt", Value: true}}},
+			}))
 	}
 	_, err := client.Database(p.db).Collection(Collection(p.coll)).BulkWrite(tx, models)
 	return err
 }
+
+// errIncomplete says that chunks of a letter are missing.
+var errIncomplete = errors.New("a dead letter is not whole")
 
 // Open reads a letter, with its whole envelope. [store.ErrNotFound] if it is gone.
 func Open(ctx context.Context, db *mongo.Database, id ID) (Dead, error) {
@@ -93,7 +99,7 @@ func assemble(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, er
 		raw = append(raw, c.Data...)
 	}
 	if len(parts) != d.Chunks || len(raw) != d.Size {
-		return nil, fmt.Errorf("a dead letter of %s has %d of %d chunks, %d of %d bytes", d.ID.NS, len(parts), d.Chunks, len(raw), d.Size)
+		return nil, fmt.Errorf("%w: %s has %d of %d chunks, %d of %d bytes", errIncomplete, d.ID, len(parts), d.Chunks, len(raw), d.Size)
 	}
 	return raw, nil
 }

@@ -1,6 +1,7 @@
 package deadletter
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -66,10 +67,11 @@ type ID struct {
 
 // Dead is a letter as stored. Envelope is whole, also if it was stored in chunks, when it comes from [Open].
 type Dead struct {
-	ID           ID           `bson:"_id"`
-	Envelope     bson.Raw     `bson:"envelope,omitempty"`
-	Chunks       int          `bson:"chunks,omitempty"` // number of documents that hold the envelope instead
-	Size         int          `bson:"size"`             // bytes of the envelope
+	ID           ID       `bson:"_id"`
+	Envelope     bson.Raw `bson:"envelope,omitempty"`
+	Chunks       int      `bson:"chunks,omitempty"` // number of documents that hold the envelope instead
+	Facts        `bson:",inline"`
+	Size         int          `bson:"size"` // bytes of the envelope
 	Class        record.Class `bson:"class"`
 	Reason       string       `bson:"reason"`
 	Topic        string       `bson:"topic,omitempty"`
@@ -81,6 +83,18 @@ type Dead struct {
 	LastFailure  time.Time    `bson:"lastFailure"`
 	MovedAt      time.Time    `bson:"movedAt"` // of the server
 	ReplayOf     string       `bson:"replayOf,omitempty"`
+	// Version counts what operators did to the letter; an edit names the one it was made from.
+	Version  int32     `bson:"version,omitempty"`
+	Replayed *Replayed `bson:"replayed,omitempty"` // nil: nobody requeued it
+}
+
+// Replayed says that a letter was requeued.
+type Replayed struct {
+	At       time.Time `bson:"at"` // of the server
+	Actor    string    `bson:"actor"`
+	Delivery int32     `bson:"delivery"`         // the one that it was requeued as
+	Run      string    `bson:"run"`              // the action that did it, as the events log names it
+	Edited   []string  `bson:"edited,omitempty"` // fields of the envelope that were changed on the way
 }
 
 // Collection is the name of the dead letters of the outbox collection coll.
@@ -90,6 +104,14 @@ func Collection(coll string) string { return coll + "_dead" }
 func Letters() bson.D {
 	return bson.D{{Key: "_id.chunk", Value: bson.D{{Key: "$exists", Value: false}}}}
 }
+
+// String is the letter's id as text: what `replayOf` of a requeued envelope says.
+func (id ID) String() string {
+	return fmt.Sprintf("dead:%s/%s/%d", id.NS, canonical(id.ID), id.Delivery)
+}
+
+// Text is the canonical text of the envelope's id, as in the header `id` of its records.
+func (id ID) Text() string { return canonical(id.ID) }
 
 // prepared is a letter ready to be written, but for the times that are the server's.
 type prepared struct {
@@ -123,8 +145,8 @@ func prepare(l Letter) (prepared, error) {
 	}
 	p := prepared{db: db, coll: coll, raw: l.Raw, id: ID{NS: l.NS, ID: id, Delivery: delivery(l.Raw)}, own: len(l.Attempts) == 0, first: l.FirstFailure}
 	p.dead = Dead{
-		ID: p.id, Size: len(l.Raw), Class: l.Class, Reason: clip(l.Reason, maxReason), Topic: clip(l.Topic, 1024), Pos: l.Pos,
-		Source: l.Source, Attempts: history(l), ReplayOf: l.ReplayOf,
+		ID: p.id, Size: len(l.Raw), Facts: factsOf(l.Raw), Class: l.Class, Reason: clip(l.Reason, maxReason), Topic: clip(l.Topic, 1024), Pos: l.Pos,
+		Source: l.Source, Attempts: history(l), ReplayOf: cmp.Or(l.ReplayOf, stringOf(l.Raw, "replayOf")),
 	}
 	if l.Partition >= 0 && l.Topic != "" {
 		p.dead.Partition = &l.Partition

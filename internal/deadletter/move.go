@@ -187,7 +187,9 @@ func (d *Dead) fields() bson.D {
 	if d.Partition != nil {
 		out = append(out, bson.E{Key: "partition", Value: *d.Partition})
 	}
-	for _, f := range []struct{ name, value string }{{"topic", d.Topic}, {"pos", d.Pos}, {"replayOf", d.ReplayOf}} {
+	for _, f := range []struct{ name, value string }{
+		{"topic", d.Topic}, {"pos", d.Pos}, {"replayOf", d.ReplayOf}, {"type", d.Type}, {"aggregatetype", d.AggregateType}, {"key", d.Key},
+	} {
 		if f.value != "" {
 			out = append(out, bson.E{Key: f.name, Value: f.value})
 		}

@@ -64,6 +64,9 @@ type demo struct {
 	kills    int
 	twoKills chan struct{} // closed at the second
 
+	set     map[string]any // sections of the relays' configuration
+	flagged bool           // records that say that they repeat an earlier one are no duplicates
+
 	delivered int // at the last drawing
 	drawnAt   time.Time
 	rate      float64
@@ -75,24 +78,14 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	if o.Rate == 0 {
 		o.Rate = DefaultRate
 	}
-	d := &demo{o: o, v: newView(o.Out, o.Terminal), latency: check.NewLatency(), twoKills: make(chan struct{})}
-	d.check = check.New(check.Options{Forget: remember, Latency: d.latency})
+	d := newDemo(o)
 	defer o.Terminal.Restore()
 	defer d.v.done()
 	d.v.line("outrelay dev · real MongoDB and Kafka on this machine, nothing to install")
-	stack, err := devstack.Start(ctx, devstack.Options{Mongods: 1, Brokers: 1, Progress: d.progress})
-	if err != nil && ctx.Err() != nil {
-		return Result{}, fmt.Errorf("starting the servers: %w", context.Cause(ctx))
-	}
-	if err != nil {
+	if err := d.boot(ctx, devstack.Options{Mongods: 1, Brokers: 1}); err != nil {
 		return Result{}, err
 	}
-	defer stack.Stop()
-	if o.Stopper != nil {
-		o.Stopper(func() { d.dying.Store(true); o.Terminal.Restore(); stack.Stop() })
-	}
-	d.stack = stack
-	d.servers()
+	defer d.stack.Stop()
 	if err := d.connect(ctx); err != nil {
 		return Result{}, err
 	}
@@ -101,6 +94,30 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	return d.run(ctx)
+}
+
+func newDemo(o Options) *demo {
+	d := &demo{o: o, v: newView(o.Out, o.Terminal), latency: check.NewLatency(), twoKills: make(chan struct{})}
+	d.check = check.New(check.Options{Forget: remember, Latency: d.latency})
+	return d
+}
+
+// boot starts the servers.
+func (d *demo) boot(ctx context.Context, o devstack.Options) error {
+	o.Progress = d.progress
+	stack, err := devstack.Start(ctx, o)
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("starting the servers: %w", context.Cause(ctx))
+	}
+	if err != nil {
+		return err
+	}
+	if d.o.Stopper != nil {
+		d.o.Stopper(func() { d.dying.Store(true); d.o.Terminal.Restore(); stack.Stop() })
+	}
+	d.stack = stack
+	d.servers()
+	return nil
 }
 
 // progress shows how the servers come up.
@@ -129,7 +146,7 @@ func (d *demo) connect(ctx context.Context) error {
 	}
 	d.client = client
 	d.follow = &follower{coll: client.Database("outrelay").Collection("watchers"), acquired: d.acquired}
-	if d.relays, err = newRelays(d.stack, d.o.Binary, d.o.Env); err != nil {
+	if d.relays, err = newRelays(d.stack, d.o.Binary, d.o.Env, d.set); err != nil {
 		return err
 	}
 	rate := rateFor(d.o.Rate, d.o.Events, d.o.KillEvery)
@@ -194,7 +211,8 @@ func (d *demo) run(ctx context.Context) (Result, error) {
 // consume is the consumer.
 func (d *demo) consume(m devstack.Message) {
 	d.check.Delivered(check.Delivery{
-		ID: m.Header("id"), Key: string(m.Key), Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Value: m.Value, Seen: m.Seen,
+		ID: m.Header("id"), Key: string(m.Key), Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, Value: m.Value,
+		Flagged: d.flagged && m.Header("outrelay-redelivered") == "true", Seen: m.Seen,
 	})
 }
 

@@ -13,6 +13,7 @@ const (
 // pace says when each event is due: at an even rate with a burst now and then, at the asked rate on the whole.
 type pace struct {
 	rate  int
+	even  bool // without bursts
 	start time.Time
 	n     int // events given out since start
 }
@@ -41,7 +42,11 @@ func (p *pace) wait(ctx context.Context, more <-chan int, extra *int) bool {
 		*extra--
 		return ctx.Err() == nil
 	}
-	left := time.Until(p.start.Add(due(p.n, p.rate)))
+	at := due(p.n, p.rate)
+	if p.even {
+		at = time.Duration(p.n) * time.Second / time.Duration(max(p.rate, 1))
+	}
+	left := time.Until(p.start.Add(at))
 	if left < -burstEvery { // held up for long: go on at the rate, rather than make up for it
 		p.start, p.n, left = time.Now(), 0, 0
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -69,21 +70,24 @@ type relays struct {
 	live []*relay
 }
 
-// newRelays writes the configuration of the relays into the stack's directory.
-func newRelays(stack *devstack.Stack, binary string, env []string) (*relays, error) {
+// newRelays writes the configuration of the relays into the stack's directory; set are sections of it that replace those
+// of the demo.
+func newRelays(stack *devstack.Stack, binary string, env []string, set map[string]any) (*relays, error) {
 	r := &relays{
 		stack: stack, binary: binary, env: withoutOwn(env), config: filepath.Join(stack.Dir(), "outrelay.yaml"),
 		client: &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
 		ended:  make(chan *relay), closed: make(chan struct{}),
 	}
-	text, err := yaml.Marshal(map[string]any{
+	config := map[string]any{
 		"watcher": watcher,
 		"mongodb": map[string]any{"uri": stack.MongoURI()},
 		"watch":   []string{database + ".outbox"},
 		"kafka":   map[string]any{"brokers": stack.Brokers()},
 		"lease":   map[string]any{"ttl": leaseTTL.String(), "renew": renew.String()},
 		"log":     map[string]any{"level": "info", "format": "text"},
-	})
+	}
+	maps.Copy(config, set)
+	text, err := yaml.Marshal(config)
 	if err != nil {
 		return nil, fmt.Errorf("writing the relays' configuration: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -20,7 +21,8 @@ import (
 const (
 	database  = "shop"
 	aggregate = "order"
-	topic     = "outbox.event." + aggregate
+	topic     = topicOf + aggregate
+	topicOf   = "outbox.event."
 
 	workers    = 8
 	customers  = 8  // of each worker: the keys
@@ -44,6 +46,12 @@ type service struct {
 	limit  int                   // events in all; 0 is no end
 	hold   func(context.Context) // called once before the last tenth of a limited run
 
+	aggregate string       // type of what is told of; its topic is named after it
+	who       string       // beginning of the keys: two services that run at the same time need two
+	together  int          // events at most in one transaction
+	even      bool         // without bursts
+	done      atomic.Int64 // events committed
+
 	more chan int // extra events, now
 }
 
@@ -53,7 +61,10 @@ func newService(client *mongo.Client, c *check.Checker, rate, limit int) (*servi
 	if err != nil {
 		return nil, err
 	}
-	return &service{client: client, orders: db.Collection("orders"), box: box, check: c, rate: rate, limit: limit, more: make(chan int, 1)}, nil
+	return &service{
+		client: client, orders: db.Collection("orders"), box: box, check: c, rate: rate, limit: limit, more: make(chan int, 1),
+		aggregate: aggregate, who: "customer", together: together,
+	}, nil
 }
 
 // prepare makes the collections, which a transaction under load should not have to.
@@ -76,7 +87,7 @@ func (s *service) burst(n int) {
 
 // Run appends until the limit is reached or ctx ends. What is in flight then is finished.
 func (s *service) Run(ctx context.Context) error {
-	slots := make(chan struct{})
+	slots := make(chan struct{}, max(s.together-together, 0)) // what waits there goes into one transaction
 	g, ctx := errgroup.WithContext(ctx)
 	for i := range workers {
 		g.Go(func() error {
@@ -93,7 +104,7 @@ func (s *service) Run(ctx context.Context) error {
 
 // feed gives out one slot for each event.
 func (s *service) feed(ctx context.Context, slots chan<- struct{}) {
-	p, extra := &pace{rate: s.rate}, 0
+	p, extra := &pace{rate: s.rate, even: s.even}, 0
 	for n := 0; s.limit == 0 || n < s.limit; n++ {
 		if s.hold != nil && s.limit > 0 && n == s.limit-s.limit/10-1 {
 			s.hold(ctx)
@@ -115,7 +126,7 @@ func (s *service) work(ctx context.Context, worker int, slots <-chan struct{}) e
 	for range slots {
 		seq++
 		n := 1
-		for range rand.IntN(together) {
+		for range rand.IntN(s.together) {
 			select {
 			case _, ok := <-slots:
 				if ok {
@@ -158,13 +169,13 @@ func (s *service) place(ctx context.Context, worker, n int, instead error) (bool
 	orders := make([]any, n)
 	for i := range n {
 		id, order := uuid.Must(uuid.NewV7()), bson.NewObjectID()
-		customer := fmt.Sprintf("customer-%d%02d", worker+1, rand.IntN(customers))
+		customer := fmt.Sprintf("%s-%d%02d", s.who, worker+1, rand.IntN(customers))
 		total := 1 + rand.IntN(20_000)
 		payload := fmt.Appendf(nil, `{"order":%q,"customer":%q,"total":%d.%02d}`, order.Hex(), customer, total/100, total%100)
 		ids[i] = id.String()
-		events[i] = event.New(aggregate, order.Hex(), "OrderPlaced", payload, event.WithID(id), event.WithKey(customer), event.WithContentType("application/json"))
+		events[i] = event.New(s.aggregate, order.Hex(), "OrderPlaced", payload, event.WithID(id), event.WithKey(customer), event.WithContentType("application/json"))
 		orders[i] = bson.D{{Key: "_id", Value: order}, {Key: "customer", Value: customer}, {Key: "cents", Value: total}}
-		s.check.Begin(check.Event{ID: ids[i], Key: customer, Topics: []string{topic}, Value: payload})
+		s.check.Begin(check.Event{ID: ids[i], Key: customer, Topics: []string{topicOf + s.aggregate}, Value: payload})
 	}
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
 		if _, err := s.orders.InsertMany(ctx, orders); err != nil {
@@ -178,6 +189,7 @@ func (s *service) place(ctx context.Context, worker, n int, instead error) (bool
 	switch now := time.Now(); {
 	case err == nil:
 		s.check.Committed(now, ids...)
+		s.done.Add(int64(n))
 		return true, nil
 	case uncertain(err):
 		s.check.Unknown(ids...)

@@ -129,3 +129,52 @@ func (s *Stack) broker(id int) *Member {
 	}
 	return nil
 }
+
+// SetTopic changes one setting of a topic, by Kafka's name for it; an empty value takes the brokers' default again. It
+// returns when a broker says that it has the change.
+func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) error {
+	cl, done := s.client()
+	defer done()
+	op := kafka.ConfigOperationSet
+	if value == "" {
+		op = kafka.ConfigOperationDelete
+	}
+	res, err := cl.IncrementalAlterConfigs(ctx, &kafka.IncrementalAlterConfigsRequest{Resources: []kafka.IncrementalAlterConfigsRequestResource{{
+		ResourceType: kafka.ResourceTypeTopic, ResourceName: topic,
+		Configs: []kafka.IncrementalAlterConfigsRequestConfig{{Name: setting, Value: value, ConfigOperation: op}},
+	}}})
+	for i := 0; err == nil && i < len(res.Resources); i++ {
+		err = res.Resources[i].Error
+	}
+	for err == nil && value != "" {
+		var now string
+		if now, err = topicSetting(ctx, cl, topic, setting); err == nil && now == value {
+			return nil
+		}
+		if err == nil && !waited(ctx, tailRetry) {
+			err = context.Cause(ctx)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("setting %s of topic %s: %w", setting, topic, err)
+	}
+	return nil
+}
+
+func topicSetting(ctx context.Context, cl *kafka.Client, topic, setting string) (string, error) {
+	res, err := cl.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{Resources: []kafka.DescribeConfigRequestResource{{
+		ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{setting},
+	}}})
+	if err != nil {
+		return "", err
+	}
+	for _, r := range res.Resources {
+		if r.Error != nil {
+			return "", r.Error
+		}
+		for _, c := range r.ConfigEntries {
+			return c.ConfigValue, nil
+		}
+	}
+	return "", fmt.Errorf("topic %s has no setting %s", topic, setting)
+}

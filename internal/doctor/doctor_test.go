@@ -217,7 +217,7 @@ func TestOutboxes(t *testing.T) {
 
 	appendTo(t, db, "x y")
 	r = examine(t, cfg)
-	expect(t, r, "outbox.indexes", Warn, "lacks 4 of 4; `outrelay run` makes them", `getCollection("outbox").createIndex({"ts":1})`)
+	expect(t, r, "outbox.indexes", Warn, "lacks 5 of 5; `outrelay run` makes them", `getCollection("outbox").createIndex({"ts":1})`)
 	expect(t, r, "topics", Warn, "would be refused")
 	r = examine(t, load(t, stacktest.MongoURI(t), stacktest.Brokers(t), append(set, "mongodb.indexes=false")...))
 	if c := find(t, r, "outbox.indexes"); c.Status != Warn || strings.Contains(c.Detail, "makes them") {

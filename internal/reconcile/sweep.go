@@ -28,9 +28,10 @@ const (
 // Envelope is an undelivered document of an outbox, as it was inserted or as an update left it. Its slices are valid
 // during the call that they are given to.
 type Envelope struct {
-	DB, Coll []byte
-	TS       bson.Timestamp // the server's stamp; zero if there is none
-	Raw      bson.Raw
+	DB, Coll    []byte
+	TS          bson.Timestamp // the server's stamp; zero if there is none
+	Raw         bson.Raw
+	Redelivered bool // it is sent a second time on purpose, and its records say so
 }
 
 // Publisher takes what a sweep finds.

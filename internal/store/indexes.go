@@ -1,53 +1,101 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// Index is one index of an outbox collection.
+const (
+	originReplay      = "replay" // of an exception that a replay made
+	codeIndexNotFound = 27
+)
+
+// Index is one index that the relay declares.
 type Index struct {
 	Name    string
 	Keys    bson.D
 	Partial bson.D // nil indexes every document
+	Unique  bool
+	TTL     *int32 // seconds after the date in the key at which the server removes a document; nil keeps it
 }
 
-// Indexes are those of every outbox collection: ts for purge and sweep; the others only hold exceptions, so a healthy
-// envelope pays for one entry.
+// Indexes are those of every outbox collection: ts for purge, sweep and replay; the others only hold exceptions, so a
+// healthy envelope pays for one entry.
 func Indexes() []Index {
 	present := func(field string) bson.D {
 		return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
 	}
 	return []Index{
-		{"ts_1", bson.D{{Key: "ts", Value: int32(1)}}, nil},
-		{"dueAt_1", bson.D{{Key: "dueAt", Value: int32(1)}}, present("dueAt")},
-		{"nextAt_1", bson.D{{Key: "nextAt", Value: int32(1)}}, present("nextAt")},
-		{"state_1_key_1_pos_1", bson.D{{Key: "state", Value: int32(1)}, {Key: "key", Value: int32(1)}, {Key: "pos", Value: int32(1)}}, present("state")},
+		{Name: "ts_1", Keys: ascending("ts")},
+		{Name: "dueAt_1", Keys: ascending("dueAt"), Partial: present("dueAt")},
+		{Name: "nextAt_1", Keys: ascending("nextAt"), Partial: present("nextAt")},
+		{Name: "state_1_key_1_pos_1", Keys: ascending("state", "key", "pos"), Partial: present("state")},
+		// What a replay has queued and the relay has not sent yet: a replay waits while it is much.
+		{Name: "origin_1_replayOf_1", Keys: ascending("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: originReplay}}},
 	}
 }
 
-func (i Index) spec() bson.D {
+// StateIndexes are those of the collections in the state database, by the name of the collection.
+func StateIndexes() map[string][]Index {
+	kept := int32(EventsKeptFor / time.Second)
+	return map[string][]Index{
+		"events": {{Name: "at_1", Keys: ascending("at"), TTL: &kept}},
+	}
+}
+
+func ascending(fields ...string) bson.D {
+	keys := make(bson.D, len(fields))
+	for i, f := range fields {
+		keys[i] = bson.E{Key: f, Value: int32(1)}
+	}
+	return keys
+}
+
+// Spec is the index as createIndexes takes it. It is also what a migration's checksum is made of.
+func (i Index) Spec() bson.D {
 	d := bson.D{{Key: "key", Value: i.Keys}, {Key: "name", Value: i.Name}}
+	return append(d, i.options()...)
+}
+
+func (i Index) options() bson.D {
+	var d bson.D
 	if i.Partial != nil {
 		d = append(d, bson.E{Key: "partialFilterExpression", Value: i.Partial})
+	}
+	if i.Unique {
+		d = append(d, bson.E{Key: "unique", Value: true})
+	}
+	if i.TTL != nil {
+		d = append(d, bson.E{Key: "expireAfterSeconds", Value: *i.TTL})
 	}
 	return d
 }
 
 // Statement is what an administrator types into mongosh to make the index.
 func (i Index) Statement(db, coll string) string {
-	keys, _ := bson.MarshalExtJSON(i.Keys, false, false) // made of names and ones
+	keys, _ := bson.MarshalExtJSON(i.Keys, false, false) // made of names and numbers
 	s := fmt.Sprintf("db.getSiblingDB(%q).getCollection(%q).createIndex(%s", db, coll, keys)
-	if i.Partial != nil {
-		p, _ := bson.MarshalExtJSON(i.Partial, false, false)
-		s += fmt.Sprintf(", {partialFilterExpression: %s}", p)
+	opts := i.options()
+	if len(opts) == 0 {
+		return s + ")"
 	}
-	return s + ")"
+	list := make([]string, len(opts))
+	for n, o := range opts {
+		value, _ := bson.MarshalExtJSON(bson.D{{Key: "v", Value: o.Value}}, false, false)
+		list[n] = o.Key + ": " + string(value[len(`{"v":`):len(value)-1])
+	}
+	return s + ", {" + strings.Join(list, ", ") + "})"
+}
+
+// DropStatement is what an administrator types into mongosh to remove the index.
+func (i Index) DropStatement(db, coll string) string {
+	return fmt.Sprintf("db.getSiblingDB(%q).getCollection(%q).dropIndex(%q)", db, coll, i.Name)
 }
 
 // IndexStatements are the statements for all indexes of an outbox collection, for people without the relay's privileges.
@@ -59,30 +107,40 @@ func IndexStatements(db, coll string) []string {
 	return out
 }
 
-// EnsureIndexes makes the indexes that are missing, and the collection with them. It needs createIndex only if one is;
-// without that privilege the error is a [*PrivilegeError] with the statements to run instead. An index of the same keys
-// that was made in another way is an error that names it, and is left alone.
+// EnsureIndexes is [EnsureIndexSet] with the indexes of an outbox collection.
 func EnsureIndexes(ctx context.Context, coll *mongo.Collection) error {
-	missing, err := MissingIndexes(ctx, coll)
+	return EnsureIndexSet(ctx, coll, Indexes())
+}
+
+// EnsureIndexSet makes the indexes of want that are missing, and the collection with them, and waits until they are
+// built. It needs createIndex only if one is missing; without that privilege the error is a [*PrivilegeError] with the
+// statements to run instead. An index of the same keys or name that was made in another way is an [ErrIndexConflict]
+// that names the collection, and is left alone.
+func EnsureIndexSet(ctx context.Context, coll *mongo.Collection, want []Index) error {
+	missing, err := missingOf(ctx, coll, want)
 	switch {
 	case hasCode(err, codeUnauthorized):
-		missing = Indexes() // may not look, but perhaps may create, which does nothing to those that are there
+		missing = want // may not look, but perhaps may create, which does nothing to those that are there
 	case err != nil:
 		return err
 	}
 	if len(missing) == 0 {
 		return nil
 	}
-	specs := make(bson.A, len(missing))
-	statements := make([]string, len(missing))
-	for i, m := range missing {
-		specs[i] = m.spec()
-		statements[i] = m.Statement(coll.Database().Name(), coll.Name())
+	return createIndexes(ctx, coll, missing)
+}
+
+func createIndexes(ctx context.Context, coll *mongo.Collection, list []Index) error {
+	specs := make(bson.A, len(list))
+	statements := make([]string, len(list))
+	for i, x := range list {
+		specs[i] = x.Spec()
+		statements[i] = x.Statement(coll.Database().Name(), coll.Name())
 	}
-	err = coll.Database().RunCommand(ctx, bson.D{{Key: "createIndexes", Value: coll.Name()}, {Key: "indexes", Value: specs}}).Err()
+	err := coll.Database().RunCommand(ctx, bson.D{{Key: "createIndexes", Value: coll.Name()}, {Key: "indexes", Value: specs}}).Err()
 	if hasCode(err, codeIndexOptionsConflict, codeIndexKeySpecsConflict) {
-		return fmt.Errorf("creating indexes on %s: one of the same keys or name exists with other options; drop it or rename it, then run: %s: %w",
-			Namespace(coll), strings.Join(statements, "; "), err)
+		return fmt.Errorf("creating indexes on %s: %w: drop it or rename it, then run: %s (%w)",
+			Namespace(coll), ErrIndexConflict, strings.Join(statements, "; "), err)
 	}
 	if err != nil {
 		return privilege(err, "creating indexes on "+Namespace(coll), "createIndex", Namespace(coll),
@@ -91,53 +149,47 @@ func EnsureIndexes(ctx context.Context, coll *mongo.Collection) error {
 	return nil
 }
 
+// DropIndex removes the index of that name and those keys. One that is not there, or has the name over other keys, is
+// left alone; removed reports whether it was there.
+func DropIndex(ctx context.Context, coll *mongo.Collection, index Index) (removed bool, err error) {
+	have, err := listIndexes(ctx, coll)
+	if err != nil {
+		return false, err
+	}
+	if !slices.ContainsFunc(have, func(h existing) bool { return h.Name == index.Name && h.sameKeys(index.Keys) }) {
+		return false, nil
+	}
+	return dropIndex(ctx, coll, index.Name)
+}
+
+func dropIndex(ctx context.Context, coll *mongo.Collection, name string) (removed bool, err error) {
+	err = coll.Indexes().DropOne(ctx, name)
+	if hasCode(err, codeNamespaceNotFound, codeIndexNotFound) {
+		return false, nil // somebody was faster
+	}
+	if err != nil {
+		return false, privilege(err, "dropping index "+name+" of "+Namespace(coll), "dropIndex", Namespace(coll),
+			"have somebody else run: "+Index{Name: name}.DropStatement(coll.Database().Name(), coll.Name()))
+	}
+	return true, nil
+}
+
 // MissingIndexes are those of [Indexes] that coll does not have, whatever the names of those it has. A collection that
 // does not exist misses all.
 func MissingIndexes(ctx context.Context, coll *mongo.Collection) ([]Index, error) {
-	cur, err := coll.Indexes().List(ctx)
-	if hasCode(err, codeNamespaceNotFound) {
-		return Indexes(), nil
-	}
+	return missingOf(ctx, coll, Indexes())
+}
+
+func missingOf(ctx context.Context, coll *mongo.Collection, want []Index) ([]Index, error) {
+	have, err := listIndexes(ctx, coll)
 	if err != nil {
-		return nil, privilege(err, "listing indexes of "+Namespace(coll), "listIndexes", Namespace(coll), "")
-	}
-	var have []struct {
-		Key     bson.Raw `bson:"key"`
-		Partial bson.Raw `bson:"partialFilterExpression"`
-	}
-	if err := cur.All(ctx, &have); err != nil {
-		return nil, fmt.Errorf("listing indexes of %s: %w", Namespace(coll), err)
+		return nil, err
 	}
 	var missing []Index
-	for _, want := range Indexes() {
-		found := false
-		for _, h := range have {
-			// An index over everything serves as well as the partial one, it only costs more.
-			found = found || sameKeys(h.Key, want.Keys) && (h.Partial == nil || want.Partial != nil && sameDocument(h.Partial, want.Partial))
-		}
-		if !found {
-			missing = append(missing, want)
+	for _, w := range want {
+		if !slices.ContainsFunc(have, func(h existing) bool { return h.serves(w) }) {
+			missing = append(missing, w)
 		}
 	}
 	return missing, nil
-}
-
-// sameKeys compares numerically: 1 may be stored as an int32, an int64 or a double.
-func sameKeys(have bson.Raw, want bson.D) bool {
-	elems, err := have.Elements()
-	if err != nil || len(elems) != len(want) {
-		return false
-	}
-	for i, e := range elems {
-		n, ok := e.Value().AsInt64OK()
-		if !ok || n != 1 || e.Key() != want[i].Key {
-			return false
-		}
-	}
-	return true
-}
-
-func sameDocument(have bson.Raw, want bson.D) bool {
-	w, err := bson.Marshal(want)
-	return err == nil && bytes.Equal(have, w)
 }

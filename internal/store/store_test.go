@@ -26,54 +26,6 @@ func database(t *testing.T) *mongo.Database {
 	return stacktest.Database(t, stacktest.Client(t))
 }
 
-func TestEnsureIndexes(t *testing.T) {
-	t.Parallel()
-	coll := database(t).Collection("outbox")
-	if missing, err := MissingIndexes(t.Context(), coll); err != nil || len(missing) != 4 {
-		t.Fatalf("a collection that is not there misses %d, %v", len(missing), err)
-	}
-	// One of them was made by hand under a name of its own, with another number type.
-	if _, err := coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "ts", Value: 1.0}}, Options: options.Index().SetName("mine")}); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 { // the second time there is nothing to do
-		if err := EnsureIndexes(t.Context(), coll); err != nil {
-			t.Fatal(err)
-		}
-		if missing, err := MissingIndexes(t.Context(), coll); err != nil || len(missing) != 0 {
-			t.Fatalf("%v are missing, %v", missing, err)
-		}
-	}
-	// A healthy envelope is in one of them only.
-	if _, err := coll.InsertMany(t.Context(), []any{bson.D{{Key: "ts", Value: bson.Timestamp{}}}, bson.D{{Key: "state", Value: "retry"}, {Key: "nextAt", Value: time.Now()}}}); err != nil {
-		t.Fatal(err)
-	}
-	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, options.Count().SetHint("state_1_key_1_pos_1"))
-	if err != nil || n != 1 {
-		t.Errorf("%d documents by the partial index, %v", n, err)
-	}
-}
-
-func TestEnsureIndexesNamesADriftedOne(t *testing.T) {
-	t.Parallel()
-	coll := database(t).Collection("outbox")
-	if _, err := coll.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "ts", Value: -1}}, Options: options.Index().SetName("ts_1")}); err != nil {
-		t.Fatal(err)
-	}
-	if err := EnsureIndexes(t.Context(), coll); err == nil {
-		t.Error("an index of our name over something else went unnoticed")
-	}
-}
-
-func TestIndexStatementsCanBeTyped(t *testing.T) {
-	t.Parallel()
-	got := IndexStatements("shop", "outbox")
-	want := `db.getSiblingDB("shop").getCollection("outbox").createIndex({"dueAt":1}, {partialFilterExpression: {"dueAt":{"$exists":true}}})`
-	if len(got) != 4 || got[1] != want {
-		t.Errorf("got %q", got)
-	}
-}
-
 func TestN25_ACollectionBelongsToOneWatcher(t *testing.T) {
 	t.Parallel()
 	r := NewRegistry(database(t).Collection("collections"))

@@ -3,12 +3,13 @@ package watermark
 import "github.com/outrelay/outrelay/internal/record"
 
 // N8: the stored offset of a partition is that of the first record of any target of an event above the watermark, acked or
-// not. The watermark is the position that is stored beside the offsets, not the first unresolved ticket: a successor reads
+// not, or of a delivery outside of the stream's order whose consequence is not written down. The watermark is the position that is stored beside the offsets, not the first unresolved ticket: a successor reads
 // all that lies behind that position again, and has to find in the topic what of it was acked. Records go to a partition in
 // order, so an unacked one stands at or above `next`, and the acked ones are the runs.
 type offsets struct {
 	next int64 // nothing of ours that is not acked yet can stand below
 	runs []run // acked, at least one ticket may still be above the watermark
+	hold int64 // the stored offset stays at or below it; −1: nothing holds it
 }
 
 // run is one acked batch: tickets[i] stands at offset base+i.
@@ -23,15 +24,18 @@ func (o *offsets) acked(base int64, tickets []record.Ticket) {
 }
 
 // prune forgets what the watermark has passed and returns the stored offset.
-func (o *offsets) prune(below record.Ticket, recycle func([]record.Ticket)) int64 {
+func (t *Tracker[P]) prune(o *offsets) int64 {
 	first, kept := o.next, o.runs[:0]
+	if o.hold >= 0 {
+		first = min(first, o.hold)
+	}
 	for _, r := range o.runs {
 		i := 0
-		for i < len(r.tickets) && r.tickets[i] < below {
+		for i < len(r.tickets) && t.passed(r.tickets[i]) {
 			i++
 		}
 		if i == len(r.tickets) {
-			recycle(r.tickets)
+			t.recycle(r.tickets)
 			continue
 		}
 		// A read-back hit may stand below an earlier run: the lowest decides, not the first.
@@ -43,10 +47,56 @@ func (o *offsets) prune(below record.Ticket, recycle func([]record.Ticket)) int6
 	return first
 }
 
+// passed reports whether a successor need not find the record of k: the watermark covers it, or its delivery was settled.
+func (t *Tracker[P]) passed(k record.Ticket) bool {
+	if k.IsSide() {
+		_, open := t.open[k]
+		return !open
+	}
+	return k < t.below
+}
+
+// Side gives a delivery outside of the stream's order its ticket: it never holds the watermark, but its records hold the
+// stored offsets of their partitions until it is settled.
+func (t *Tracker[P]) Side() record.Ticket {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	k := record.Side | t.side
+	t.side++
+	t.open[k] = struct{}{}
+	return k
+}
+
+// Settle says that what became of these deliveries outside of the stream's order is written down.
+func (t *Tracker[P]) Settle(tickets []record.Ticket) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, k := range tickets {
+		delete(t.open, k)
+	}
+}
+
+// Hold keeps the stored offset of tp at or below offset until Unhold.
+func (t *Tracker[P]) Hold(tp record.TopicPartition, offset int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	o := t.partition(tp)
+	if o.hold < 0 || offset < o.hold {
+		o.hold = offset
+	}
+}
+
+// Unhold ends a Hold.
+func (t *Tracker[P]) Unhold(tp record.TopicPartition) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.partition(tp).hold = -1
+}
+
 func (t *Tracker[P]) partition(tp record.TopicPartition) *offsets {
 	o := t.parts[tp]
 	if o == nil {
-		o = &offsets{}
+		o = &offsets{hold: -1}
 		t.parts[tp] = o
 	}
 	return o
@@ -76,7 +126,7 @@ func (t *Tracker[P]) offsets() map[string][]int64 {
 		for len(list) <= int(tp.Partition) {
 			list = append(list, -1)
 		}
-		list[tp.Partition] = o.prune(t.below, t.recycle)
+		list[tp.Partition] = t.prune(o)
 		all[tp.Topic] = list
 	}
 	return all

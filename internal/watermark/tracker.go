@@ -39,6 +39,8 @@ type Tracker[P any] struct {
 	below     record.Ticket // every ticket below stands at or before reached; those from there to low are resolved, but above it
 	has       bool
 	parts     map[record.TopicPartition]*offsets
+	side      record.Ticket              // next of the deliveries outside of the stream's order
+	open      map[record.Ticket]struct{} // those that are not settled
 }
 
 // New makes an empty tracker. recycle, if not nil, gets the ticket slices back that Acked took over.
@@ -51,6 +53,7 @@ func New[P any](recycle func([]record.Ticket)) *Tracker[P] {
 		left:    make([]uint16, firstRing),
 		commit:  make([]int64, firstRing),
 		parts:   map[record.TopicPartition]*offsets{},
+		open:    map[record.Ticket]struct{}{},
 	}
 }
 
@@ -106,17 +109,20 @@ func (t *Tracker[P]) Resolve(k record.Ticket) {
 	t.advance()
 }
 
-// Acked takes one target off each ticket: tickets[i] stands at offset base+i of tp. The slice belongs to the tracker.
+// Acked takes one target off each ticket: tickets[i] stands at offset base+i of tp. The slice belongs to the tracker. A
+// ticket of Side is only remembered for its offset.
 func (t *Tracker[P]) Acked(tp record.TopicPartition, base int64, tickets []record.Ticket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, k := range tickets {
-		t.resolve(k)
+		if !k.IsSide() {
+			t.resolve(k)
+		}
 	}
 	t.partition(tp).acked(base, tickets)
 	t.advance()
 	if o := t.parts[tp]; len(o.runs) > pruneRuns {
-		o.prune(t.below, t.recycle)
+		t.prune(o)
 	}
 }
 
@@ -180,13 +186,15 @@ func (t *Tracker[P]) OldestMS() (int64, bool) {
 	return t.commit[int(t.low)&(len(t.commit)-1)], true
 }
 
-// CommitMS appends the commit times of unresolved tickets to dst.
+// CommitMS appends the commit times of unresolved tickets to dst, but for those of Side, which have none.
 func (t *Tracker[P]) CommitMS(dst []int64, tickets []record.Ticket) []int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	m := len(t.commit) - 1
 	for _, k := range tickets {
-		dst = append(dst, t.commit[int(k)&m])
+		if !k.IsSide() {
+			dst = append(dst, t.commit[int(k)&m])
+		}
 	}
 	return dst
 }

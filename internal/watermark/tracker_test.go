@@ -104,12 +104,13 @@ func TestWatermarkModel(t *testing.T) {
 		sent := map[int32][]record.Ticket{}
 		acked := map[int32][]rec{}
 		base := map[int32]int64{}
+		var open []record.Ticket
 		for p := range int32(3) {
 			w.Restore(tp(p), 0)
 		}
 		steps := rapid.IntRange(1, 300).Draw(t, "steps")
 		for n := range steps {
-			switch rapid.IntRange(0, 3).Draw(t, "op") {
+			switch rapid.IntRange(0, 5).Draw(t, "op") {
 			case 0, 1:
 				targets := rapid.IntRange(0, 3).Draw(t, "targets")
 				k := w.Begin(int64(n), targets)
@@ -130,11 +131,24 @@ func TestWatermarkModel(t *testing.T) {
 				batch := slices.Clone(sent[p][:count])
 				sent[p] = sent[p][count:]
 				for i, k := range batch {
-					evs[k].left--
+					if !k.IsSide() {
+						evs[k].left--
+					}
 					acked[p] = append(acked[p], rec{k, base[p] + int64(i)})
 				}
 				w.Acked(tp(p), base[p], batch)
 				base[p] += int64(count)
+			case 4:
+				p := int32(rapid.IntRange(0, 2).Draw(t, "side partition"))
+				k := w.Side()
+				sent[p] = append(sent[p], k)
+				open = append(open, k)
+			case 5:
+				if len(open) > 0 {
+					i := rapid.IntRange(0, len(open)-1).Draw(t, "settled")
+					w.Settle(open[i : i+1])
+					open = slices.Delete(open, i, i+1)
+				}
 			}
 			low := 0
 			for low < len(evs) && evs[low].left == 0 {
@@ -153,7 +167,7 @@ func TestWatermarkModel(t *testing.T) {
 			for p := range int32(3) {
 				first := base[p]
 				for _, r := range acked[p] {
-					if int(r.ticket) >= below {
+					if r.ticket.IsSide() && slices.Contains(open, r.ticket) || !r.ticket.IsSide() && int(r.ticket) >= below {
 						first = min(first, r.off)
 					}
 				}
@@ -166,6 +180,24 @@ func TestWatermarkModel(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestN08_AHeldOffsetStays(t *testing.T) {
+	t.Parallel()
+	w := New[int](nil)
+	w.Restore(tp(0), 10)
+	w.Hold(tp(0), 7)
+	w.Hold(tp(0), 9)
+	w.Acked(tp(0), 10, []record.Ticket{w.Begin(0, 1)})
+	w.Position(1)
+	w.Idle(tp(0), 20)
+	if _, _, offs := w.Snapshot(); offs["t"][0] != 7 {
+		t.Fatalf("the stored offset is %d while 7 is held", offs["t"][0])
+	}
+	w.Unhold(tp(0))
+	if _, _, offs := w.Snapshot(); offs["t"][0] != 20 {
+		t.Fatalf("the stored offset is %d after the hold, want 20", offs["t"][0])
+	}
 }
 
 func TestMarksAreBounded(t *testing.T) {
@@ -195,7 +227,7 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		w.Position(1)
 		w.Acked(tp(0), off, buf)
 		off++
-		w.parts[tp(0)].prune(w.below, w.recycle)
+		w.prune(w.parts[tp(0)])
 	})
 	if got > 0 {
 		t.Fatalf("%.2f allocations per event, want none", got)

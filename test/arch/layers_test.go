@@ -35,7 +35,7 @@ var rooms = []room{
 	// Layer 2: statements on MongoDB that belong to the owner.
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},
 	{dir: "internal/store", layer: 2, why: "statements on the outbox; gets the fence as an interface"},
-	{dir: "internal/migrate", layer: 2, why: "indexes and their ledger"},
+	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves what can never be sent"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 

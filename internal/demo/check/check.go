@@ -37,6 +37,7 @@ type Delivery struct {
 	Partition int
 	Offset    int64
 	Value     []byte
+	Flagged   bool      // the record says of itself that it may repeat an earlier one
 	Seen      time.Time // when the consumer got it; for Options.Latency
 }
 
@@ -47,6 +48,7 @@ type What int
 const (
 	First     What = iota // of this event in this topic
 	Duplicate             // seen in this topic before
+	Repeated              // seen in this topic before, and flagged as what may be so
 	Phantom               // never begun, aborted, or not for this topic
 )
 
@@ -70,6 +72,8 @@ type event struct {
 	at     time.Time // of the acknowledged commit
 	last   time.Time // of the newest first record
 	done   time.Time // when nothing more was to come of it
+
+	excused bool // it need not arrive
 }
 
 // wants reports whether the event belongs into topic.
@@ -160,6 +164,10 @@ func (c *Checker) settle(s state, acknowledged time.Time, ids []string) {
 			continue
 		}
 		e.state, e.at = s, acknowledged
+		if e.excused && s == committed && e.missing() > 0 {
+			c.excuse(e)
+			continue
+		}
 		switch s {
 		case committed:
 			c.r.Committed++
@@ -175,6 +183,26 @@ func (c *Checker) settle(s state, acknowledged time.Time, ids []string) {
 		}
 		c.close(e)
 	}
+}
+
+// Excuse says that what was begun until now and has not arrived need not arrive any more: its collection was dropped. It
+// may still arrive, in its place.
+func (c *Checker) Excuse() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, e := range c.open {
+		e.excused = true
+		if e.state == committed {
+			c.r.Committed--
+			c.excuse(e)
+		}
+	}
+}
+
+func (c *Checker) excuse(e *event) {
+	e.state = unknown
+	c.r.Excused++
+	c.close(e)
 }
 
 // full counts a committed event that is everywhere where it belongs.
@@ -212,6 +240,9 @@ func (c *Checker) Delivered(d Delivery) What {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.r.Records++
+	if d.Flagged {
+		c.r.Flagged++
+	}
 	e := c.events[d.ID]
 	if e == nil {
 		c.r.Phantoms++
@@ -219,6 +250,10 @@ func (c *Checker) Delivered(d Delivery) What {
 		return Phantom
 	}
 	if slices.Contains(e.seen, d.Topic) {
+		if d.Flagged {
+			c.r.Repeated++
+			return Repeated
+		}
 		c.r.Duplicates++
 		c.example("%s is the second delivery of event %s", at(d), d.ID)
 		return Duplicate
@@ -235,6 +270,11 @@ func (c *Checker) Delivered(d Delivery) What {
 		c.example("%s differs from what was appended as event %s", at(d), d.ID)
 	}
 	e.last = d.Seen
+	if e.excused && e.state == unknown && e.missing() == 0 && !e.at.IsZero() { // it arrived after all
+		e.state = committed
+		c.r.Excused--
+		c.r.Committed++
+	}
 	if e.state == committed {
 		c.full(e)
 	}

@@ -216,3 +216,50 @@ func TestCheckerAgreesWithARecount(t *testing.T) {
 		}
 	})
 }
+
+// A repetition that says so is no duplicate; one that does not is, whoever said so before.
+func TestRepetitionsThatSaySo(t *testing.T) {
+	t.Parallel()
+	c := told(Options{})
+	for i, want := range []What{First, Repeated, Duplicate} {
+		d := rec("1", "a", int64(i))
+		d.Flagged = i == 1
+		if got := c.Delivered(d); got != want {
+			t.Errorf("record %d is %d, want %d", i, got, want)
+		}
+	}
+	if r := c.Report(); r.Repeated != 1 || r.Flagged != 1 || r.Duplicates != 1 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What was begun before a collection was dropped may arrive or not, in its place; what comes later must arrive.
+func TestExcusedEventsMayArrive(t *testing.T) {
+	t.Parallel()
+	c := New(Options{})
+	for _, id := range []string{"1", "2", "3", "4"} {
+		c.Begin(Event{ID: id, Key: "a", Value: []byte("v" + id)})
+	}
+	c.Committed(t0, "1", "2")
+	c.Delivered(rec("1", "a", 0))
+	c.Delivered(rec("3", "a", 1))
+	c.Excuse()
+	c.Committed(t0, "3", "4")
+	if r := c.Report(); r.Committed != 2 || r.Delivered != 2 || r.Excused != 2 || r.Waiting != 0 || r.Err() != nil {
+		t.Errorf("%+v", r)
+	}
+	c.Delivered(rec("4", "a", 2))
+	c.Begin(Event{ID: "5", Key: "a", Value: []byte("v5")})
+	c.Committed(t0, "5")
+	r := c.Report()
+	if r.Committed != 4 || r.Delivered != 3 || r.Excused != 1 || r.Waiting != 1 || r.Err() == nil {
+		t.Errorf("%+v", r)
+	}
+	if committed, delivered := c.Progress(); committed != 4 || delivered != 3 {
+		t.Errorf("%d committed, %d delivered", committed, delivered)
+	}
+	c.Delivered(rec("2", "a", 3))
+	if r := c.Report(); r.OutOfOrder != 1 || r.Excused != 0 {
+		t.Errorf("an excused event has a place in the order, too: %+v", r)
+	}
+}

@@ -12,7 +12,10 @@ type Report struct {
 	Delivered int // of those, events that are in every topic they belong to
 	Aborted   int // events of transactions that were rolled back
 	Unknown   int // events whose commit nobody knows about
+	Excused   int // events whose commit was acknowledged, that need not arrive and did not; not among Committed
 	Records   int // records seen, of whatever kind
+	Flagged   int // of those, records that say of themselves that they may repeat an earlier one
+	Repeated  int // of those, records of an event that its topic had already; Duplicates are the others
 
 	Waiting    int       // committed and not everywhere yet
 	Oldest     time.Time // commit of the oldest of those; zero without one
@@ -45,6 +48,13 @@ func (c *Checker) Report() Report {
 		}
 	}
 	return r
+}
+
+// Progress is the number of committed events and of those that are delivered; cheap, however many wait.
+func (c *Checker) Progress() (committed, delivered int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.r.Committed, c.r.Delivered
 }
 
 func (c *Checker) overtaken(e *event) bool {

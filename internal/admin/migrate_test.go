@@ -1,0 +1,50 @@
+package admin_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+func TestMigrationsAreInTheEventsLog(t *testing.T) {
+	t.Parallel()
+	c := stacktest.Client(t)
+	state, shop := stacktest.Database(t, c), stacktest.Database(t, c)
+	if err := shop.CreateCollection(t.Context(), "outbox"); err != nil {
+		t.Fatal(err)
+	}
+	m := admin.Migration{
+		Operator: admin.Operator{State: state, Watcher: "orders", Actor: "ann"}, Node: "n1", Version: "1.0",
+		Outboxes: func(context.Context) ([]store.Outbox, error) {
+			return []store.Outbox{{DB: shop.Name(), Coll: "outbox"}}, nil
+		},
+	}
+	latest := func(want store.Kind) {
+		t.Helper()
+		log, err := store.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
+		if err != nil || len(log) != 1 || log[0].Kind != want || log[0].Fields.Lookup("actor").StringValue() != "ann" {
+			t.Errorf("the events log says %+v (%v), want %s by ann", log, err, want)
+		}
+	}
+	if r, err := m.Up(t.Context()); err != nil || !r.OK() || len(r.Applied) == 0 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	latest("migrated")
+	if s, err := m.Status(t.Context()); err != nil || len(s.Steps) == 0 || s.Steps[0].State != "applied" {
+		t.Errorf("%+v, %v", s, err)
+	}
+	if err := shop.Collection("outbox").Indexes().DropOne(t.Context(), "ts_1"); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := m.Verify(t.Context(), false); err != nil || v.OK() {
+		t.Errorf("%+v, %v", v, err)
+	}
+	latest("migrated")
+	if v, err := m.Verify(t.Context(), true); err != nil || !v.OK() {
+		t.Errorf("%+v, %v", v, err)
+	}
+	latest("indexes_repaired")
+}

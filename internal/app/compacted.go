@@ -1,0 +1,32 @@
+package app
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/metrics"
+)
+
+// CompactedTopics tells which of the topics keep only the newest record of each key, in their order. It connects to Kafka
+// for the call. A topic that does not exist or may not be described is none.
+func CompactedTopics(ctx context.Context, cfg config.Config, topics []string) ([]string, error) {
+	client, err := NewKafka(cfg, slog.New(slog.DiscardHandler), metrics.New(""))
+	if err != nil {
+		return nil, err
+	}
+	defer client.Close()
+	found, err := client.DescribeTopics(ctx, topics)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, t := range topics {
+		if slices.Contains(strings.Split(strings.ReplaceAll(found[t].CleanupPolicy, " ", ""), ","), "compact") {
+			out = append(out, t)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,27 @@
+package app
+
+import (
+	"context"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// Outboxes makes the function that lists the collections that are there when it is called and that the configuration
+// watches, sorted by name. It asks each database that may hold one.
+func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context) ([]store.Outbox, error) {
+	return func(ctx context.Context) ([]store.Outbox, error) {
+		scope, err := changestream.ParseScope(cfg.Watch, ownCollections(cfg)...)
+		if err != nil {
+			return nil, fmt.Errorf("watch: %w", err)
+		}
+		if db, _ := scope.Target(); db != "" {
+			return store.ListOutboxes(ctx, client, scope.Matches, db)
+		}
+		return store.ListOutboxes(ctx, client, scope.Matches)
+	}
+}

@@ -1,0 +1,207 @@
+package deadletter
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+func TestQueriesFindWhatTheyName(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	uid := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: []byte("0123456789abcdef")}
+	a := b.good("a")
+	a.Reason, a.Class = "topic (x) is gone", record.NotAllowed
+	c := b.good("c", bson.E{Key: "key", Value: uid})
+	c.Topic, c.Reason = "payments", "topic [x] is gone"
+	h := b.good(bson.NewObjectID())
+	h.Source, h.Class, h.Reason = Source{Kind: FromHandler, Group: "g", Handler: "h"}, record.Handler, "Topic"
+	large := b.good("large", bson.E{Key: "extra", Value: make([]byte, 15<<20+1)})
+	b.move(a, c)
+	mid := b.open(b.id(c, 0)).MovedAt.Add(time.Millisecond)
+	for now := mid; !now.After(mid.Add(time.Millisecond)); {
+		var err error
+		if now, err = store.ServerTime(t.Context(), b.db.Client()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.move(h, large)
+	b.requeue(Query{IDs: ids(t, "a")}, Options{})
+	for name, q := range map[string]struct {
+		Query
+		want []string
+	}{
+		"everything":          {Query{}, []string{"a", "c", h.id().Text(), "large"}},
+		"ids":                 {Query{IDs: ids(t, "a", "large", "nobody")}, []string{"a", "large"}},
+		"an id and its type":  {Query{IDs: ids(t, h.id().Text())}, nil},
+		"topic":               {Query{Topic: "payments"}, []string{"c"}},
+		"type, also in parts": {Query{Type: "OrderPlaced", From: mid}, []string{h.id().Text(), "large"}},
+		"aggregate type":      {Query{AggregateType: "order", To: mid}, []string{"a", "c"}},
+		"key":                 {Query{Key: "30313233-3435-3637-3839-616263646566"}, []string{"c"}},
+		"class":               {Query{Class: record.Handler}, []string{h.id().Text()}},
+		"message is escaped":  {Query{Message: "topic ("}, []string{"a"}},
+		"message is exact":    {Query{Message: "topic"}, []string{"a", "c"}},
+		"message is a prefix": {Query{Message: "is gone"}, nil},
+		"message no pattern":  {Query{Message: ".*"}, nil},
+		"source":              {Query{SourceKind: FromHandler}, []string{h.id().Text()}},
+		"from":                {Query{From: mid}, []string{h.id().Text(), "large"}},
+		"replayable":          {Query{Stand: Replayable, To: mid}, []string{"c"}},
+		"replayed":            {Query{Stand: Requeued}, []string{"a"}},
+	} {
+		got, err := List(t.Context(), b.db.Client(), []string{b.ns()}, q.Query, Page{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var found []string
+		for _, d := range got.Letters {
+			found = append(found, d.ID.Text())
+			if d.Envelope != nil {
+				t.Errorf("%s: a list carries envelopes", name)
+			}
+		}
+		slices.Sort(found)
+		slices.Sort(q.want)
+		if !slices.Equal(found, q.want) || got.Total != int64(len(q.want)) || got.Next != "" {
+			t.Errorf("%s: %v of %d, want %v", name, found, got.Total, q.want)
+		}
+	}
+}
+
+// id is the letter's in a first delivery.
+func (l Letter) id() ID { return ID{NS: l.NS, ID: bson.Raw(l.Raw).Lookup("_id")} }
+
+func TestPagesAreStable(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	other := b.db.Name() + ".another"
+	var all []Letter
+	for i := range 25 {
+		l := b.letter(order(i))
+		if i%3 == 0 {
+			l.NS = other
+		}
+		all = append(all, l)
+	}
+	b.move(all[:15]...) // one time for all of them
+	b.move(all[15:]...)
+	namespaces := []string{b.ns(), other, b.db.Name() + ".empty"}
+	first, err := List(t.Context(), b.db.Client(), namespaces, Query{}, Page{})
+	if err != nil || len(first.Letters) != 25 || first.Total != 25 || first.Next != "" {
+		t.Fatalf("%d of %d, %v", len(first.Letters), first.Total, err)
+	}
+	var seen []ID
+	page := Page{Limit: 4}
+	for n := 0; ; n++ {
+		got, err := List(t.Context(), b.db.Client(), namespaces, Query{}, page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range got.Letters {
+			seen = append(seen, d.ID)
+		}
+		if got.Next == "" {
+			break
+		}
+		page.After = got.Next
+		// Meanwhile one that was shown is discarded, and new ones die.
+		if _, err := b.desk().Discard(t.Context(), got.Letters[0].ID.NS, Query{IDs: []bson.RawValue{got.Letters[0].ID.ID}}, nil); err != nil {
+			t.Fatal(err)
+		}
+		b.move(b.letter(order(1000 + n)))
+	}
+	if len(seen) != 25 {
+		t.Fatalf("%d letters on the pages, want 25", len(seen))
+	}
+	for i, d := range first.Letters {
+		if seen[i].String() != d.ID.String() {
+			t.Errorf("letter %d is %s, want %s", i, seen[i], d.ID)
+		}
+	}
+	if _, err := List(t.Context(), b.db.Client(), namespaces, Query{}, Page{After: "x"}); !errors.Is(err, ErrCursor) {
+		t.Errorf("a made-up cursor: %v", err)
+	}
+	if _, err := List(t.Context(), b.db.Client(), []string{"outbox"}, Query{}, Page{}); err == nil {
+		t.Error("a name without a database was taken")
+	}
+}
+
+func TestSummary(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	other := b.db.Name() + ".another"
+	x, y, z, w := b.letter(order(1)), b.letter(order(2)), b.letter(order(3)), b.letter(order(4))
+	y.NS, z.Class, w.Topic = other, record.Expired, ""
+	b.move(x, y)
+	b.move(z, w)
+	b.requeue(Query{IDs: ids(t, "id-007919")}, Options{})
+	got, err := Summarize(t.Context(), b.db.Client(), []string{b.ns(), other}, Query{})
+	if err != nil || len(got) != 3 {
+		t.Fatalf("%+v, %v", got, err)
+	}
+	if g := got[0]; g.Count != 2 || g.Replayable != 1 || g.Topic != "outbox.event.order" || g.Type != "OrderPlaced" || g.Class != record.Malformed || g.First.IsZero() || g.Last.Before(g.First) {
+		t.Errorf("%+v", g)
+	}
+	if got[1].Topic != "" || got[2].Class != record.Expired {
+		t.Errorf("%+v", got[1:])
+	}
+	if got, err := Summarize(t.Context(), b.db.Client(), []string{b.ns()}, Query{From: time.Now().Add(time.Hour)}); err != nil || len(got) != 0 {
+		t.Errorf("in a window with none: %+v, %v", got, err)
+	}
+}
+
+// TestQueriesOfManyLettersAreQuick has bounds that a scan of everything for each page, or a sort of it, would miss by far on
+// a machine of its own, and that a busy one keeps.
+func TestQueriesOfManyLettersAreQuick(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	coll := b.db.Collection("outbox_dead")
+	b.index("outbox_dead")
+	const n = 100_000
+	docs := make([]any, 0, 10_000)
+	at := time.UnixMilli(1_700_000_000_000)
+	for i := range n {
+		p, err := prepare(b.letter(order(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.id.ID = ids(t, fmt.Sprintf("id-%06d", i))[0]
+		p.dead.Class = []record.Class{record.Malformed, record.Expired}[i%2]
+		if i%1000 == 0 {
+			p.dead.Class = record.NotAllowed
+		}
+		p.stamp(at.Add(time.Duration(i/100) * time.Second))
+		docs = append(docs, append(p.dead.fields(), bson.E{Key: "_id", Value: p.id}))
+		if len(docs) == cap(docs) {
+			if _, err := coll.InsertMany(t.Context(), docs); err != nil {
+				t.Fatal(err)
+			}
+			docs = docs[:0]
+		}
+	}
+	for name, q := range map[string]Query{
+		"everything": {}, "ids": {IDs: ids(t, "id-000500", "id-077000")}, "class": {Class: record.NotAllowed}, "key": {Key: "3"}, "message": {Message: "nothing of this"},
+		"window": {From: at.Add(900 * time.Second)},
+	} {
+		began := time.Now()
+		got, err := List(t.Context(), b.db.Client(), []string{b.ns()}, q, Page{})
+		if took := time.Since(began); err != nil || took > 5*time.Second {
+			t.Errorf("%s: %d of %d after %v, %v", name, len(got.Letters), got.Total, took, err)
+		} else {
+			t.Logf("%s: %d of %d in %v", name, len(got.Letters), got.Total, took)
+		}
+	}
+	began := time.Now()
+	got, err := Summarize(t.Context(), b.db.Client(), []string{b.ns()}, Query{})
+	if took := time.Since(began); err != nil || len(got) != 3 || took > 10*time.Second {
+		t.Errorf("summary: %v after %v, %v", got, took, err)
+	} else {
+		t.Logf("summary in %v", took)
+	}
+}

@@ -1,0 +1,126 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+var dropScenario = Scenario{
+	Name:    "drop",
+	Promise: "the outbox is dropped and made again under load: what is appended from then on arrives, nothing is repeated, nothing halts",
+	events:  (drops + 1) * 900, rate: 300,
+	run: runDrop,
+}
+
+// DropFinding is what scenario drop found.
+type DropFinding struct {
+	Outcome
+	Drops      int     `json:"drops"`
+	Gone       int     `json:"gone"`        // events that were dropped with the collection before they were delivered
+	ResumedS   float64 `json:"resumed_s"`   // longest time from a drop until the lag was below one second again
+	Redelivery int     `json:"redelivered"` // records that say that they may repeat an earlier one
+	Takeovers  int     `json:"takeovers"`
+}
+
+func (f *DropFinding) tell() []string {
+	return []string{
+		fmt.Sprintf("drops             %d; lag below one second at most %.2f s later", f.Drops, f.ResumedS),
+		fmt.Sprintf("gone              %d events went with the collection before they were delivered", f.Gone),
+		fmt.Sprintf("redelivered       %d · take-overs %d", f.Redelivery, f.Takeovers),
+	}
+}
+
+const drops = 3
+
+func runDrop(ctx context.Context, s *stage) (Finding, error) {
+	f := &DropFinding{}
+	if _, err := s.start(ctx, "owner"); err != nil {
+		return f, err
+	}
+	epoch := s.follow.owner().epoch
+	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, 0)
+	if err != nil {
+		return f, err
+	}
+	for f.Drops < drops {
+		if err := s.pass(ctx, s.takes(s.o.Events/(drops+1))); err != nil {
+			return f, err
+		}
+		if err := s.drop(ctx, f); err != nil {
+			return f, err
+		}
+	}
+	if err := s.pass(ctx, s.takes(s.o.Events/(drops+1))); err != nil {
+		return f, err
+	}
+	if err := l.finish(true); err != nil {
+		return f, err
+	}
+	if err := s.arrive(ctx); err != nil {
+		return f, err
+	}
+	r := s.check.Report()
+	f.Gone, f.Redelivery, f.Takeovers = r.Excused, r.Repeated, int(s.follow.owner().epoch-epoch)
+	if f.Redelivery > 0 {
+		s.broke("%d events that had been delivered were delivered again", f.Redelivery)
+	}
+	noticed, err := s.logged(ctx, string(store.Invalidated))
+	if err == nil && noticed < f.Drops {
+		s.broke("the relay noticed %d of %d drops", noticed, f.Drops)
+	}
+	return f, errors.Join(err, s.notHalted(ctx))
+}
+
+// drop drops the collection and makes it again while the load goes on.
+func (s *stage) drop(ctx context.Context, f *DropFinding) error {
+	if err := s.outbox().Drop(ctx); err != nil {
+		return fmt.Errorf("dropping the outbox: %w", err)
+	}
+	s.check.Excuse()
+	began := time.Now()
+	f.Drops++
+	if err := s.outbox().Database().CreateCollection(ctx, outbox.DefaultCollection); err != nil && !collectionExists(err) {
+		return fmt.Errorf("making the outbox again: %w", err)
+	}
+	before, _ := s.check.Progress()
+	s.say("the outbox is dropped and made again")
+	err := s.await(ctx, "what is appended after the drop arrives", patience, func() bool {
+		committed, delivered := s.check.Progress()
+		return delivered > before && committed > before && s.lag() < time.Second
+	})
+	f.ResumedS = max(f.ResumedS, round(time.Since(began)))
+	return err
+}
+
+// collectionExists reports whether somebody, for example an append, has made the collection already.
+func collectionExists(err error) bool {
+	const namespaceExists = 48
+	var e mongo.CommandError
+	return errors.As(err, &e) && e.Code == namespaceExists
+}
+
+// notHalted notes a relay that waits for a person.
+func (s *stage) notHalted(ctx context.Context) error {
+	st, err := admin.ReadStatus(ctx, s.client.Database("outrelay"))
+	if err != nil {
+		return err
+	}
+	for _, w := range st.Watchers {
+		if w.State != "live" {
+			s.broke("the relay is %s (%s)", w.State, w.Reason)
+		}
+	}
+	n, err := s.logged(ctx, string(store.Halted))
+	if err == nil && n > 0 {
+		s.broke("the relay halted %d times", n)
+	}
+	return err
+}

@@ -1,0 +1,236 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/demo/check"
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+var historyScenario = Scenario{
+	Name:    "lost-history",
+	Promise: "the oplog rolls over while the relay is down: nothing is lost or out of order, and whatever is repeated is flagged",
+	events:  200_000, rate: 300,
+	mongo: devstack.MongoOptions{OplogMB: 16, Args: []string{"--syncdelay", "1"}}, // the oplog is cut behind a checkpoint only
+	run:   runHistory,
+}
+
+// HistoryFinding is what scenario lost-history found.
+type HistoryFinding struct {
+	Outcome
+	Orphaned    int     `json:"orphaned"`      // events that the change stream could not bring any more
+	Redelivered int     `json:"redelivered"`   // records that are flagged as possible repetitions
+	Repeated    int     `json:"repeated"`      // of those, records of an event that had been delivered
+	Gaps        int     `json:"gaps"`          // that were swept
+	AwayS       float64 `json:"oplog_lost_s"`  // how long the relay was down
+	SweepS      float64 `json:"sweep_seconds"` // from its start until the last orphan had arrived
+	SweepRate   float64 `json:"sweep_rate"`    // orphans a second over that time
+}
+
+func (f *HistoryFinding) tell() []string {
+	return []string{
+		fmt.Sprintf("orphaned          %s events that the change stream could not bring, in %d gaps", thousands(f.Orphaned), f.Gaps),
+		fmt.Sprintf("redelivered       %s records are flagged, %s of them repeat an earlier one", thousands(f.Redelivered), thousands(f.Repeated)),
+		fmt.Sprintf("swept             in %.1f s, start of the relay included: %s a second", f.SweepS, thousands(int(f.SweepRate))),
+	}
+}
+
+func runHistory(ctx context.Context, s *stage) (Finding, error) {
+	f := &HistoryFinding{}
+	position, err := s.deliverSome(ctx)
+	if err != nil {
+		return f, err
+	}
+	down := time.Now()
+	if f.Orphaned, err = s.orphan(ctx, position); err != nil {
+		return f, err
+	}
+	slow, err := s.openTransaction(ctx)
+	if err != nil {
+		return f, err
+	}
+	defer slow.session.EndSession(context.WithoutCancel(ctx))
+	live, err := s.load(ctx, aggregate, "walk-in", s.o.Rate, 0)
+	if err != nil {
+		return f, err
+	}
+	if err := s.pass(ctx, time.Second); err != nil {
+		return f, err
+	}
+	began := time.Now()
+	f.AwayS = round(began.Sub(down))
+	if _, err := s.relays.spawn(); err != nil {
+		return f, err
+	}
+	s.say("the relay is back; %d events/s are appended during the sweep, and a transaction stays open over its beginning", s.o.Rate)
+	if err := s.swept(ctx, slow, f, began); err != nil {
+		return f, err
+	}
+	if err := live.finish(true); err != nil {
+		return f, err
+	}
+	if err := s.arrive(ctx); err != nil {
+		return f, err
+	}
+	r := s.check.Report()
+	f.Redelivered, f.Repeated = r.Flagged, r.Repeated
+	if f.Redelivered < f.Orphaned {
+		s.broke("%d records are flagged as redelivered, although %d events were swept", f.Redelivered, f.Orphaned)
+	}
+	return f, s.notHalted(ctx)
+}
+
+// deliverSome runs a relay over a few events and stops it. It returns the relay's position.
+func (s *stage) deliverSome(ctx context.Context) (bson.Timestamp, error) {
+	x, err := s.start(ctx, "owner")
+	if err != nil {
+		return bson.Timestamp{}, err
+	}
+	l, err := s.load(ctx, aggregate, "customer", 1000, 500)
+	if err == nil {
+		err = l.finish(false)
+	}
+	if err == nil {
+		err = s.arrive(ctx)
+	}
+	if err != nil {
+		return bson.Timestamp{}, err
+	}
+	s.end(x)
+	doc, _, err := lease.Read(ctx, s.follow.coll, watcherID)
+	if err != nil {
+		return bson.Timestamp{}, err
+	}
+	s.say("the relay is stopped")
+	return doc.ClusterTime, nil
+}
+
+// orphan appends events until the oplog does not reach back to a position, and returns how many it appended.
+func (s *stage) orphan(ctx context.Context, position bson.Timestamp) (int, error) {
+	before, _ := s.check.Progress()
+	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, s.o.Events, inBulk)
+	if err != nil {
+		return 0, err
+	}
+	done := false
+	err = s.await(ctx, "the backlog is appended", 2*patience, func() bool {
+		committed, _ := s.check.Progress()
+		done = committed-before >= s.o.Events
+		return done
+	})
+	if err = errors.Join(err, l.finish(!done)); err != nil {
+		return 0, err
+	}
+	committed, _ := s.check.Progress()
+	noise := s.client.Database("noise").Collection("noise")
+	oplog := s.client.Database("local").Collection("oplog.rs")
+	for {
+		for range 4 {
+			if _, err := noise.InsertOne(ctx, bson.D{{Key: "bytes", Value: make([]byte, 512<<10)}}); err != nil {
+				return 0, fmt.Errorf("filling the oplog: %w", err)
+			}
+		}
+		var oldest struct {
+			TS bson.Timestamp `bson:"ts"`
+		}
+		if err := oplog.FindOne(ctx, bson.D{}, options.FindOne().SetSort(bson.D{{Key: "$natural", Value: 1}})).Decode(&oldest); err != nil {
+			return 0, fmt.Errorf("reading the oplog: %w", err)
+		}
+		if oldest.TS.After(position) {
+			break
+		}
+		if err := s.pass(ctx, lookEvery); err != nil {
+			return 0, err
+		}
+	}
+	s.say("%s events are appended meanwhile, and the oplog has rolled over", thousands(committed-before))
+	return committed - before, nil
+}
+
+// openTransaction is a transaction that has appended and not committed.
+func (s *stage) openTransaction(ctx context.Context) (*slowAppend, error) {
+	session, err := s.client.StartSession()
+	if err != nil {
+		return nil, fmt.Errorf("opening a slow transaction: %w", err)
+	}
+	a := &slowAppend{s: s, session: session}
+	if err = session.StartTransaction(); err == nil {
+		err = a.append(mongo.NewSessionContext(ctx, session), 2)
+	}
+	if err != nil {
+		session.EndSession(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("opening a slow transaction: %w", err)
+	}
+	return a, nil
+}
+
+// slowAppend is a transaction that stays open for long.
+type slowAppend struct {
+	s       *stage
+	session *mongo.Session
+	ids     []string
+}
+
+func (a *slowAppend) append(ctx context.Context, n int) error {
+	var events []event.Event
+	for range n {
+		id, payload := uuid.Must(uuid.NewV7()), fmt.Appendf(nil, `{"slow":%d}`, len(a.ids)+1)
+		a.ids = append(a.ids, id.String())
+		a.s.check.Begin(check.Event{ID: id.String(), Key: "slow", Topics: []string{topic}, Value: payload})
+		events = append(events, event.New(aggregate, "slow", "OrderPlaced", payload, event.WithID(id)))
+	}
+	return a.s.service.box.AppendMany(ctx, events)
+}
+
+func (a *slowAppend) commit(ctx context.Context) error {
+	if err := a.session.CommitTransaction(ctx); err != nil {
+		return fmt.Errorf("committing a slow transaction: %w", err)
+	}
+	a.s.check.Committed(time.Now(), a.ids...)
+	return nil
+}
+
+// swept waits for the sweep: the slow transaction commits in the middle of it.
+func (s *stage) swept(ctx context.Context, slow *slowAppend, f *HistoryFinding, began time.Time) error {
+	seen := func(kind store.Kind) func() bool {
+		return func() bool {
+			n, err := s.logged(ctx, string(kind))
+			return err == nil && n > 0
+		}
+	}
+	if err := s.await(ctx, "the gap is found", patience, seen(store.GapFound)); err != nil {
+		return err
+	}
+	s.say("the gap is found: sweeping the outbox")
+	_, before := s.check.Progress()
+	if err := s.await(ctx, "the sweep delivers", patience, func() bool { _, n := s.check.Progress(); return n > before+f.Orphaned/10 }); err != nil {
+		return err
+	}
+	if err := slow.commit(ctx); err != nil {
+		return err
+	}
+	s.say("the slow transaction is committed")
+	if err := s.await(ctx, "the gap is closed", 2*patience, seen(store.GapClosed)); err != nil {
+		return err
+	}
+	if err := s.await(ctx, "a lag below one second", patience, func() bool { return s.lag() < time.Second }); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	f.SweepS, f.SweepRate = round(took), float64(int(float64(f.Orphaned)/took.Seconds()))
+	var err error
+	f.Gaps, err = s.logged(ctx, string(store.GapClosed))
+	s.say("the gap is closed")
+	return err
+}

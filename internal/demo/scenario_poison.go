@@ -1,0 +1,178 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+var poisonScenario = Scenario{
+	Name:    "poison",
+	Promise: "envelopes that can never be sent become dead letters with their class; all good ones among them arrive in order",
+	events:  3000, rate: 300,
+	run: runPoison,
+}
+
+// PoisonFinding is what scenario poison found.
+type PoisonFinding struct {
+	Outcome
+	Poisoned int            `json:"poisoned"` // envelopes at fault that were inserted
+	Classes  map[string]int `json:"classes"`  // their dead letters, by class
+	MovedS   float64        `json:"moved_s"`  // longest time from the insert of one to its dead letter
+}
+
+func (f *PoisonFinding) tell() []string {
+	var classes []string
+	for _, c := range slices.Sorted(maps.Keys(f.Classes)) {
+		classes = append(classes, fmt.Sprintf("%s %d", c, f.Classes[c]))
+	}
+	return []string{
+		fmt.Sprintf("poisoned          %s, dead letters by class: %s", thousands(f.Poisoned), strings.Join(classes, " · ")),
+		fmt.Sprintf("moved             within %.2f s of the insert", f.MovedS),
+	}
+}
+
+// poison is one way to be at fault: what differs from a good envelope, and the class that its dead letter must have.
+type poison struct {
+	class record.Class
+	set   bson.D // fields in place of those of a good envelope; nil as a value leaves the field out
+}
+
+const tooLarge = 2 << 20 // bytes; the brokers take 1 MiB
+
+func poisons() []poison {
+	set := func(name string, value any) bson.D { return bson.D{{Key: name, Value: value}} }
+	header := bson.A{bson.D{{Key: "k", Value: "id"}, {Key: "v", Value: []byte("mine")}}}
+	return []poison{
+		{record.Malformed, set("aggregatetype", nil)},
+		{record.Malformed, set("aggregateid", "")},
+		{record.Malformed, set("payload", int32(7))},
+		{record.Malformed, set("headers", header)},
+		{record.Malformed, set("type", bson.A{})},
+		{record.MessageTooLarge, set("payload", make([]byte, tooLarge))},
+		{record.NotAllowed, set("topic", "__consumer_offsets")},
+		{record.PartitionOutOfRange, set("partition", int32(1000))},
+		{record.Expired, set("expiresAt", time.Now().Add(-time.Hour))},
+	}
+}
+
+// envelope is a poisoned one under a key of the good ones.
+func (p poison) envelope(id uuid.UUID, key string) bson.D {
+	doc := bson.D{
+		{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]}}, {Key: "aggregatetype", Value: aggregate},
+		{Key: "aggregateid", Value: "poison"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: []byte("{}")},
+		{Key: "key", Value: key}, {Key: "ts", Value: bson.Timestamp{}},
+	}
+	for _, s := range p.set {
+		i := slices.IndexFunc(doc, func(e bson.E) bool { return e.Key == s.Key })
+		switch {
+		case i < 0:
+			doc = append(doc, s)
+		case s.Value == nil:
+			doc = slices.Delete(doc, i, i+1)
+		default:
+			doc[i] = s
+		}
+	}
+	return doc
+}
+
+// inserted is a poisoned envelope in the outbox.
+type inserted struct {
+	class record.Class
+	at    time.Time
+}
+
+func runPoison(ctx context.Context, s *stage) (Finding, error) {
+	f := &PoisonFinding{Classes: map[string]int{}}
+	if _, err := s.start(ctx, "owner"); err != nil {
+		return f, err
+	}
+	good, err := s.load(ctx, aggregate, "customer", s.o.Rate, s.o.Events)
+	if err != nil {
+		return f, err
+	}
+	s.say("%s good envelopes at %d/s, one that is at fault for every ten of them", thousands(s.o.Events), s.o.Rate)
+	bad, err := s.insertPoison(ctx, max(s.o.Events/10, 1))
+	f.Poisoned, s.wantDead = len(bad), len(bad)
+	if err = errors.Join(err, good.finish(false)); err != nil {
+		return f, err
+	}
+	if err := s.arrive(ctx); err != nil {
+		return f, err
+	}
+	s.say("all good ones have arrived")
+	if err := s.await(ctx, "a dead letter of each poisoned envelope", patience, func() bool {
+		n, err := s.dead().CountDocuments(ctx, deadletter.Letters())
+		return err == nil && int(n) >= len(bad)
+	}); err != nil {
+		return f, err
+	}
+	return f, s.comparePoison(ctx, bad, f)
+}
+
+// insertPoison inserts n poisoned envelopes at a tenth of the rate of the good ones, of all kinds in turn.
+func (s *stage) insertPoison(ctx context.Context, n int) (map[uuid.UUID]inserted, error) {
+	kinds, all := poisons(), map[uuid.UUID]inserted{}
+	tick := time.NewTicker(time.Second * 10 / time.Duration(max(s.o.Rate, 10)))
+	defer tick.Stop()
+	for i := range n {
+		kind, id := kinds[i%len(kinds)], uuid.Must(uuid.NewV7())
+		key := fmt.Sprintf("customer-%d%02d", 1+i%workers, i/workers%customers)
+		if _, err := s.outbox().InsertOne(ctx, kind.envelope(id, key)); err != nil {
+			return all, fmt.Errorf("inserting an envelope at fault: %w", err)
+		}
+		all[id] = inserted{kind.class, time.Now()}
+		select {
+		case <-tick.C:
+			s.drawProgress()
+		case <-ctx.Done():
+			return all, context.Cause(ctx)
+		}
+	}
+	return all, nil
+}
+
+// comparePoison holds the dead letters against what was inserted.
+func (s *stage) comparePoison(ctx context.Context, bad map[uuid.UUID]inserted, f *PoisonFinding) error {
+	cur, err := s.dead().Find(ctx, deadletter.Letters(), options.Find().SetProjection(bson.D{{Key: "class", Value: 1}, {Key: "movedAt", Value: 1}}))
+	if err != nil {
+		return fmt.Errorf("reading the dead letters: %w", err)
+	}
+	var letters []deadletter.Dead
+	if err := cur.All(ctx, &letters); err != nil {
+		return fmt.Errorf("reading the dead letters: %w", err)
+	}
+	for _, l := range letters {
+		_, data, _ := l.ID.ID.BinaryOK()
+		id, _ := uuid.FromBytes(data)
+		was, ok := bad[id]
+		switch {
+		case !ok:
+			s.broke("a dead letter of %s, which is not at fault", id)
+		case l.Class != was.class:
+			s.broke("the dead letter of %s has the class %s, %s expected", id, l.Class, was.class)
+		}
+		f.Classes[string(l.Class)]++
+		f.MovedS = max(f.MovedS, round(l.MovedAt.Sub(was.at)))
+		delete(bad, id)
+	}
+	for id, was := range bad {
+		s.broke("no dead letter of %s, which is %s", id, was.class)
+	}
+	if left := s.count(ctx, bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$in", Value: bson.A{"poison", ""}}}}}); left != 0 {
+		s.broke("%d poisoned envelopes are still in the outbox", left)
+	}
+	return nil
+}

@@ -1,0 +1,284 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+var purgeScenario = Scenario{
+	Name:    "purge",
+	Promise: "delivered envelopes go away by themselves under load, nothing unsent does, and publishing is hardly slower meanwhile",
+	events:  purgePairs * 12_000, rate: 1000,
+	set: map[string]any{
+		"start":     "now",
+		"retention": purgeRetention.String(),
+		"purge":     map[string]any{"every": "200ms", "rate": purgeRate},
+	},
+	run: runPurge,
+}
+
+// PurgeFinding is what scenario purge found: pairs of stretches of time, one with and one without a purge, in turn.
+type PurgeFinding struct {
+	Outcome
+	Purged     int       `json:"purged"`     // envelopes that were removed
+	PurgeRate  float64   `json:"purge_rate"` // envelopes a second while it purged
+	WithP50MS  float64   `json:"with_p50_ms"`
+	WithP99MS  float64   `json:"with_p99_ms"` // medians over the stretches: from commit to the consumer
+	NoneP50MS  float64   `json:"without_p50_ms"`
+	NoneP99MS  float64   `json:"without_p99_ms"`
+	Ratios     []float64 `json:"p99_ratios"` // with ÷ without, of each pair
+	Ratio      float64   `json:"p99_ratio"`  // their median
+	Kept       int       `json:"kept"`       // envelopes as old as the purged ones that are not sent yet: all have to stay
+	Overstayed int       `json:"overstayed"` // envelopes that should have been removed
+}
+
+func (f *PurgeFinding) tell() []string {
+	return []string{
+		fmt.Sprintf("purged            %s envelopes, %s a second; %d unsent ones of the same age stayed", thousands(f.Purged), thousands(int(f.PurgeRate)), f.Kept),
+		fmt.Sprintf("commit to Kafka   with a purge p50 %.1f ms p99 %.1f ms, without p50 %.1f ms p99 %.1f ms", f.WithP50MS, f.WithP99MS, f.NoneP50MS, f.NoneP99MS),
+		fmt.Sprintf("p99 ratio         median %.2f of %v", f.Ratio, f.Ratios),
+	}
+}
+
+const (
+	purgePairs     = 5
+	purgeRetention = 11 * time.Minute // above the margin that the purge keeps for transactions that are open for long
+	purgeRate      = 5000             // envelopes a second
+	purgeRatio     = 1.25             // what the median of the ratios may be
+	purgeMost      = 20 * time.Second // for one purge
+	protected      = 200              // unsent envelopes as old as the purged ones
+)
+
+func runPurge(ctx context.Context, s *stage) (Finding, error) {
+	f := &PurgeFinding{}
+	each := max(s.o.Events/purgePairs, 1)
+	stretch := time.Duration(each) * time.Second / purgeRate
+	// A purge begins when the relay's position has passed the envelopes' stamps by the retention: so they get stamps that
+	// come to that age when their stretch begins.
+	first := time.Now().Add(5*time.Second + time.Duration(s.o.Events)*time.Second/10_000).Truncate(time.Second)
+	period := (2*stretch + 4*time.Second).Truncate(time.Second)
+	if err := s.insertOld(ctx, first, period, each); err != nil {
+		return f, err
+	}
+	if _, err := s.start(ctx, "owner"); err != nil {
+		return f, err
+	}
+	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, 0, evenly)
+	if err != nil {
+		return f, err
+	}
+	if late := time.Until(first); late < 0 {
+		return f, fmt.Errorf("this machine is too slow: the first purge was to begin %v ago", -late)
+	}
+	rounds, err := s.purgeRounds(ctx, first, period, stretch, each)
+	if err = errors.Join(err, l.finish(true)); err != nil {
+		return f, err
+	}
+	if err := s.arrive(ctx); err != nil {
+		return f, err
+	}
+	rounds.figures(f, each)
+	if f.Ratio > purgeRatio {
+		s.broke("the median of the p99 ratios is %.2f, at most %.2f expected", f.Ratio, purgeRatio)
+	}
+	return f, s.countPurged(ctx, f, int(l.done.Load()))
+}
+
+// insertOld inserts envelopes that count as delivered, because the watcher begins behind them: for each pair some of equal
+// stamps. Among the oldest are some that are not sent yet.
+func (s *stage) insertOld(ctx context.Context, first time.Time, period time.Duration, each int) error {
+	began := time.Now()
+	var docs []any
+	flush := func(least int) error {
+		if len(docs) < least || len(docs) == 0 {
+			return nil
+		}
+		_, err := s.outbox().InsertMany(ctx, docs, options.InsertMany().SetOrdered(false))
+		docs = docs[:0]
+		return err
+	}
+	add := func(at time.Time, i int, more ...bson.E) error {
+		id := uuid.Must(uuid.NewV7())
+		doc := bson.D{
+			{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]}}, {Key: "aggregatetype", Value: aggregate},
+			{Key: "aggregateid", Value: fmt.Sprint("old-", i)}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: make([]byte, 200)},
+			{Key: "ts", Value: bson.Timestamp{T: uint32(at.Unix()), I: uint32(i + 1)}},
+		}
+		docs = append(docs, append(doc, more...))
+		return flush(1000)
+	}
+	var err error
+	for i := 0; i < protected && err == nil; i++ {
+		later := time.Now().Add(time.Hour)
+		unsent := []bson.E{{Key: "dueAt", Value: later}}
+		if i%2 == 0 {
+			unsent = []bson.E{{Key: "state", Value: event.StateRetry}, {Key: "nextAt", Value: later}, {Key: "pos", Value: "82"}}
+		}
+		err = add(first.Add(-purgeRetention), i, unsent...)
+	}
+	for pair := range purgePairs {
+		for i := 0; i < each && err == nil; i++ {
+			err = add(stampOf(first, period, pair), i)
+		}
+	}
+	if err = errors.Join(err, flush(0)); err != nil {
+		return fmt.Errorf("inserting old envelopes: %w", err)
+	}
+	s.say("%s old envelopes are inserted in %.1f s", thousands(purgePairs*each+protected), time.Since(began).Seconds())
+	return nil
+}
+
+// stampOf is the age of the envelopes of a pair: they may be purged from its beginning on.
+func stampOf(first time.Time, period time.Duration, pair int) time.Time {
+	return first.Add(time.Duration(pair)*period - purgeRetention)
+}
+
+// purgeRound is one pair.
+type purgeRound struct {
+	with, without []time.Duration
+	took          time.Duration // of the purge
+}
+
+type purgeRounds []purgeRound
+
+// purgeRounds measures the pairs: in each, the purge comes by the age of the envelopes and is followed by as long a time
+// without one.
+func (s *stage) purgeRounds(ctx context.Context, first time.Time, period, stretch time.Duration, each int) (purgeRounds, error) {
+	w := &delays{}
+	hear := w.hear
+	s.hear.Store(&hear)
+	rounds := make(purgeRounds, purgePairs)
+	for pair := range rounds {
+		r, at := &rounds[pair], stampOf(first, period, pair)
+		if err := s.await(ctx, "the time of a purge", period+patience, func() bool { return !time.Now().Before(at.Add(purgeRetention)) }); err != nil {
+			return rounds, err
+		}
+		var gone int
+		var err error
+		look := func(n int) func() bool {
+			return func() bool { gone, err = s.goneOf(ctx, at, each); return err != nil || gone >= n }
+		}
+		if err := errors.Join(s.await(ctx, "envelopes that are old enough are purged", purgeMost, look(1)), err); err != nil {
+			return rounds, err
+		}
+		began, already := time.Now(), gone
+		w.take()
+		if err := errors.Join(s.await(ctx, "all envelopes that are old enough are purged", purgeMost, look(each)), err); err != nil {
+			return rounds, err
+		}
+		r.with, r.took = w.take(), time.Since(began)*time.Duration(each)/time.Duration(max(each-already, 1))
+		if err := s.pass(ctx, lookEvery*10); err != nil {
+			return rounds, err
+		}
+		w.take()
+		if err := s.pass(ctx, min(stretch, time.Until(first.Add(time.Duration(pair+1)*period)))); err != nil {
+			return rounds, err
+		}
+		r.without = w.take()
+		s.say("%s purged in %.1f s: p99 %.1f ms, without a purge %.1f ms", thousands(each), r.took.Seconds(), quantile(r.with, 0.99), quantile(r.without, 0.99))
+	}
+	return rounds, nil
+}
+
+// goneOf is how many envelopes of a stamp were purged, from the oldest that is left: a purge goes by stamp.
+func (s *stage) goneOf(ctx context.Context, at time.Time, each int) (int, error) {
+	var oldest struct {
+		TS bson.Timestamp `bson:"ts"`
+	}
+	t := uint32(at.Unix())
+	err := s.outbox().FindOne(ctx, bson.D{
+		{Key: "ts", Value: bson.D{{Key: "$gte", Value: bson.Timestamp{T: t}}, {Key: "$lt", Value: bson.Timestamp{T: t + 1}}}},
+		{Key: "state", Value: nil}, {Key: "dueAt", Value: nil},
+	}, options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}})).Decode(&oldest)
+	switch {
+	case errors.Is(err, mongo.ErrNoDocuments):
+		return each, nil
+	case err != nil:
+		return 0, fmt.Errorf("looking for old envelopes: %w", err)
+	}
+	return int(oldest.TS.I) - 1, nil
+}
+
+// delays collects how long records took from their commit.
+type delays struct {
+	mu   sync.Mutex
+	list []time.Duration
+}
+
+func (d *delays) hear(m devstack.Message) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.list = append(d.list, m.Seen.Sub(m.Time))
+}
+
+// take returns what was collected since the last call, sorted.
+func (d *delays) take() []time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	list := d.list
+	d.list = nil
+	slices.Sort(list)
+	return list
+}
+
+func (rs purgeRounds) figures(f *PurgeFinding, each int) {
+	var with50, with99, none50, none99 []float64
+	var took time.Duration
+	for _, r := range rs {
+		w99, n99 := quantile(r.with, 0.99), quantile(r.without, 0.99)
+		with50, with99 = append(with50, quantile(r.with, 0.5)), append(with99, w99)
+		none50, none99 = append(none50, quantile(r.without, 0.5)), append(none99, n99)
+		f.Ratios = append(f.Ratios, float64(int(100*w99/max(n99, 0.001)))/100)
+		took += r.took
+	}
+	f.WithP50MS, f.WithP99MS, f.NoneP50MS, f.NoneP99MS = median(with50), median(with99), median(none50), median(none99)
+	f.Ratio = median(f.Ratios)
+	f.PurgeRate = float64(int(float64(each*len(rs)) / max(took.Seconds(), 0.001)))
+}
+
+// median of the values, which stay in their order.
+func median(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	s := slices.Sorted(slices.Values(values))
+	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
+}
+
+// countPurged holds what is left in the outbox against what should be.
+func (s *stage) countPurged(ctx context.Context, f *PurgeFinding, young int) error {
+	coll := s.client.Database(database).Collection(outbox.DefaultCollection)
+	old := bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$regex", Value: "^old-"}}}}
+	unsent := append(bson.D{{Key: "$or", Value: bson.A{anyState(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}}}}, old...)
+	all, err1 := coll.CountDocuments(ctx, bson.D{})
+	left, err2 := coll.CountDocuments(ctx, old)
+	kept, err3 := coll.CountDocuments(ctx, unsent)
+	if err := errors.Join(err1, err2, err3); err != nil {
+		return fmt.Errorf("counting what is left: %w", err)
+	}
+	f.Kept, f.Overstayed = int(kept), int(left-kept)
+	f.Purged = s.o.Events/purgePairs*purgePairs - f.Overstayed
+	if f.Kept != protected {
+		s.broke("%d of %d unsent envelopes are left", f.Kept, protected)
+	}
+	if f.Overstayed > 0 {
+		s.broke("%d envelopes that were delivered and are old enough are still there", f.Overstayed)
+	}
+	if n := int(all-left) - young; n != 0 {
+		s.broke("%d of the young envelopes are left, %d were appended", int(all-left), young)
+	}
+	return nil
+}

@@ -1,0 +1,249 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/demo/check"
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+var retryScenario = Scenario{
+	Name:    "retry",
+	Promise: "a missing topic is parked while all others flow, and a refused record holds only its own key; both arrive in order once they can",
+	rate:    300,
+	types:   []string{refusing},
+	late:    []string{missing},
+	set:     map[string]any{"retry": map[string]any{"base": firstRetry.String(), "cap": firstRetry.String()}},
+	run:     runRetry,
+}
+
+// RetryFinding is what scenario retry found.
+type RetryFinding struct {
+	Outcome
+	Parked      int     `json:"parked"`        // most envelopes that were parked at a time
+	MissingS    float64 `json:"missing_s"`     // how long the topic was missing
+	OthersRate  float64 `json:"others_rate"`   // events a second delivered to other topics meanwhile
+	OthersShare float64 `json:"others_share"`  // of those that were committed meanwhile
+	OthersP99MS float64 `json:"others_p99_ms"` // from their insert to the consumer
+	DrainedS    float64 `json:"drained_s"`     // from the making of the topic until nothing was parked
+	Refused     int     `json:"refused"`       // records that Kafka refused for a reason of their own
+	Blocked     int     `json:"blocked"`       // most envelopes that waited behind one of those at a time
+	Passed      int     `json:"passed"`        // envelopes of other keys that went past them meanwhile
+	ReleasedS   float64 `json:"released_s"`    // from when the topic took them until all had arrived
+}
+
+func (f *RetryFinding) tell() []string {
+	return []string{
+		fmt.Sprintf("missing topic     %.1f s; %s envelopes parked, drained %.1f s after it was made", f.MissingS, thousands(f.Parked), f.DrainedS),
+		fmt.Sprintf("others meanwhile  %.0f events/s delivered, %.1f %% of what was committed; p99 %.1f ms", f.OthersRate, 100*f.OthersShare, f.OthersP99MS),
+		fmt.Sprintf("refused records   %d; %d envelopes of their keys waited, %d of other keys went past; all there %.1f s after the topic took them", f.Refused, f.Blocked, f.Passed, f.ReleasedS),
+	}
+}
+
+const (
+	missing    = "invoice" // its topic comes late
+	refusing   = "payment" // its topic refuses records for a while
+	firstRetry = 6 * time.Second
+
+	parkedFor  = 5 * time.Second // of load, from when envelopes are parked until the topic is made
+	leastShare = 0.95            // of the other topics' events that must flow while one is missing
+	heldKeys   = 12              // keys whose first event is refused
+	behind     = 10              // events of each that wait behind it
+
+	// The brokers' bound on the age of a record, by its timestamp: with 0 they take none that was committed a
+	// millisecond ago, and say so of each record by itself.
+	ageSetting = "message.timestamp.before.max.ms"
+)
+
+func runRetry(ctx context.Context, s *stage) (Finding, error) {
+	f := &RetryFinding{}
+	if _, err := s.start(ctx, "owner"); err != nil {
+		return f, err
+	}
+	others, err := s.load(ctx, aggregate, "customer", s.o.Rate, 0, evenly)
+	if err != nil {
+		return f, err
+	}
+	if err := s.pass(ctx, warmUp); err != nil {
+		return f, err
+	}
+	if err := s.missTopic(ctx, others, f); err != nil {
+		return f, err
+	}
+	if err := s.refuseRecords(ctx, f); err != nil {
+		return f, err
+	}
+	if err := others.finish(true); err != nil {
+		return f, err
+	}
+	return f, s.arrive(ctx)
+}
+
+// missTopic appends events whose topic is not there, and makes it after a while.
+func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) error {
+	w := s.listen(topic)
+	began, before := time.Now(), others.done.Load()
+	l, err := s.load(ctx, missing, "account", max(s.o.Rate/3, 1), 0)
+	if err != nil {
+		return err
+	}
+	s.say("%d events/s for the topic %s, which is not there", max(s.o.Rate/3, 1), topicOf+missing)
+	parked := func() bool { f.Parked = max(f.Parked, s.count(ctx, stateIs(event.StateParked))); return f.Parked > 0 }
+	if err := s.await(ctx, "envelopes are parked", patience, parked); err != nil {
+		return err
+	}
+	if err := s.pass(ctx, parkedFor); err != nil {
+		return err
+	}
+	took := time.Since(began)
+	delivered, p99 := w.stop()
+	f.MissingS, f.OthersRate, f.OthersP99MS = round(took), float64(int(float64(delivered)/took.Seconds())), p99
+	f.OthersShare = float64(delivered) / float64(max(others.done.Load()-before, 1))
+	if f.OthersShare < leastShare {
+		s.broke("%.1f %% of the other topics' events flowed while one was missing", 100*f.OthersShare)
+	}
+	parked()
+	s.say("%s envelopes are parked; the topic is made now", thousands(f.Parked))
+	made := time.Now()
+	if err := s.stack.CreateTopic(ctx, topicOf+missing, partitions, 1); err != nil {
+		return err
+	}
+	if err := s.await(ctx, "nothing is parked any more", patience, func() bool { return s.count(ctx, stateIs(event.StateParked)) == 0 }); err != nil {
+		return err
+	}
+	f.DrainedS = round(time.Since(made))
+	s.say("nothing is parked any more, %.1f s later", f.DrainedS)
+	return l.finish(true)
+}
+
+// refuseRecords lets Kafka refuse the first event of some keys, appends more behind each, and then lets the topic take them.
+func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
+	if err := s.stack.SetTopic(ctx, topicOf+refusing, ageSetting, "0"); err != nil {
+		return err
+	}
+	if err := s.appendTo(ctx, "held", heldKeys, 1); err != nil {
+		return err
+	}
+	refused := func() bool {
+		f.Refused = max(f.Refused, s.count(ctx, stateIs(event.StateRetry)))
+		return f.Refused >= heldKeys
+	}
+	if err := s.await(ctx, fmt.Sprintf("the first events of %d keys are to be retried", heldKeys), patience, refused); err != nil {
+		return err
+	}
+	if err := s.appendTo(ctx, "held", heldKeys, behind); err != nil {
+		return err
+	}
+	blocked := func() bool {
+		f.Blocked = max(f.Blocked, s.count(ctx, stateIs(event.StateBlocked)))
+		return f.Blocked > 0
+	}
+	if err := s.await(ctx, "later events of these keys wait", patience, blocked); err != nil {
+		return err
+	}
+	if err := s.stack.SetTopic(ctx, topicOf+refusing, ageSetting, "86400000"); err != nil {
+		return err
+	}
+	took := time.Now()
+	w := s.listen(topicOf + refusing)
+	if err := s.appendTo(ctx, "free", heldKeys, behind); err != nil {
+		return err
+	}
+	s.say("Kafka refused the first events of %d keys; it takes them now. Later ones of these keys wait, those of others do not", f.Refused)
+	waiting := func() bool { return s.count(ctx, stateIs(event.StateRetry)) > 0 }
+	if err := s.await(ctx, "events of other keys go past", patience, func() bool { blocked(); return w.of("free") == heldKeys*behind || !waiting() }); err != nil {
+		return err
+	}
+	f.Passed = w.of("free")
+	if !waiting() {
+		s.broke("nothing waited any more when the events of other keys had gone past")
+	}
+	if err := s.await(ctx, "no envelope waits any more", patience, func() bool { blocked(); return s.count(ctx, anyState()) == 0 }); err != nil {
+		return err
+	}
+	f.ReleasedS = round(time.Since(took))
+	w.stop()
+	return nil
+}
+
+func stateIs(state string) bson.D { return bson.D{{Key: "state", Value: state}} }
+
+func anyState() bson.D { return bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}} }
+
+// appendTo appends n events of the refusing topic for each of some keys, in one transaction for each key.
+func (s *stage) appendTo(ctx context.Context, who string, keys, n int) error {
+	for k := range keys {
+		key, ids, events := fmt.Sprintf("%s-%d", who, k), []string(nil), []event.Event(nil)
+		for range n {
+			id := uuid.Must(uuid.NewV7())
+			payload := fmt.Appendf(nil, `{"of":%q}`, key)
+			s.check.Begin(check.Event{ID: id.String(), Key: key, Topics: []string{topicOf + refusing}, Value: payload})
+			ids, events = append(ids, id.String()), append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
+		}
+		err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })
+		if err != nil {
+			return fmt.Errorf("appending events of one key: %w", err)
+		}
+		s.check.Committed(time.Now(), ids...)
+	}
+	return nil
+}
+
+// witness counts the records of one topic for a while.
+type witness struct {
+	s     *stage
+	topic string
+
+	mu    sync.Mutex
+	over  bool
+	delay []time.Duration
+	who   map[string]int // by the beginning of the key
+}
+
+// listen starts a witness, in the place of the one before.
+func (s *stage) listen(topic string) *witness {
+	w := &witness{s: s, topic: topic, who: map[string]int{}}
+	hear := w.hear
+	s.hear.Store(&hear)
+	return w
+}
+
+func (w *witness) hear(m devstack.Message) {
+	if m.Topic != w.topic {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.over {
+		return
+	}
+	w.delay = append(w.delay, m.Seen.Sub(m.Time))
+	who, _, _ := strings.Cut(string(m.Key), "-")
+	w.who[who]++
+}
+
+// of is how many records of keys that begin so were seen.
+func (w *witness) of(who string) int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.who[who]
+}
+
+// stop returns how many records were seen and the 99th percentile of their delay from their timestamp, in milliseconds.
+func (w *witness) stop() (n int, p99 float64) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.over = true
+	slices.Sort(w.delay)
+	return len(w.delay), quantile(w.delay, 0.99)
+}

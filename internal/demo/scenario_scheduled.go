@@ -1,0 +1,313 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/demo/check"
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+var scheduledScenario = Scenario{
+	Name:    "scheduled",
+	Promise: "events are delivered when they are due, once, also over a kill -9 of the owner; a cancelled one never, a rescheduled one at its new time",
+	events:  10_000,
+	run:     runScheduled,
+}
+
+// ScheduledFinding is what scenario scheduled found. Errors are the times from when an event was due until the consumer had it.
+type ScheduledFinding struct {
+	Outcome
+	P50MS       float64 `json:"p50_ms"` // due error of events that were not due during the take-over
+	P99MS       float64 `json:"p99_ms"`
+	AllP50MS    float64 `json:"all_p50_ms"` // due error of all
+	AllP99MS    float64 `json:"all_p99_ms"`
+	MaxMS       float64 `json:"max_ms"`
+	Early       int     `json:"early"`       // events that came before they were due
+	Cancelled   int     `json:"cancelled"`   // taken back in time: they must not appear
+	Rescheduled int     `json:"rescheduled"` // moved in time: they must appear at their new time
+	Takeovers   int     `json:"takeovers"`
+	TakeoverS   float64 `json:"takeover_s"` // from the kill to the next owner's first delivery
+}
+
+func (f *ScheduledFinding) tell() []string {
+	return []string{
+		fmt.Sprintf("due error         p50 %.1f ms p99 %.1f ms; with those due during the take-over p50 %.1f ms p99 %.1f ms, longest %.1f ms", f.P50MS, f.P99MS, f.AllP50MS, f.AllP99MS, f.MaxMS),
+		fmt.Sprintf("changed           %d cancelled, %d rescheduled; %d came early", f.Cancelled, f.Rescheduled, f.Early),
+		fmt.Sprintf("take-over         %d; first delivery %.1f s after the kill", f.Takeovers, f.TakeoverS),
+	}
+}
+
+const (
+	dueSpan  = 10 * time.Second // in which all are due
+	dueLead  = 3 * time.Second  // from when the last is scheduled until the first is due
+	dueError = time.Second      // what the 99th percentile may be
+	dueClock = 20 * time.Millisecond
+
+	changeLead = 2 * time.Second // before an event is due, it is cancelled or moved
+	changedOf  = 20              // one of so many is cancelled, and one is rescheduled
+)
+
+// dueEvent is one scheduled event.
+type dueEvent struct {
+	id   uuid.UUID
+	at   time.Time
+	seen time.Time
+}
+
+// calendar is what was scheduled.
+type calendar struct {
+	mu  sync.Mutex
+	all map[string]*dueEvent
+}
+
+func runScheduled(ctx context.Context, s *stage) (Finding, error) {
+	f, c := &ScheduledFinding{}, &calendar{all: map[string]*dueEvent{}}
+	hear := c.hear
+	s.hear.Store(&hear)
+	if _, err := s.start(ctx, "owner"); err != nil {
+		return f, err
+	}
+	if _, err := s.start(ctx, "standby"); err != nil {
+		return f, err
+	}
+	first := time.Now().Add(dueLead + time.Duration(s.o.Events)*time.Second/5000)
+	if err := s.schedule(ctx, c, first); err != nil {
+		return f, err
+	}
+	s.say("%s events are scheduled; the first is due in %.1f s, all within %v", thousands(s.o.Events), time.Until(first).Seconds(), dueSpan)
+	changed := make(chan error, 1)
+	s.loads.Go(func() { changed <- s.change(ctx, c, f) })
+	killed, err := s.killAt(ctx, first.Add(dueSpan/2))
+	if err = errors.Join(err, <-changed); err != nil {
+		return f, err
+	}
+	if err := s.await(ctx, "the last one is due", dueSpan, func() bool { return time.Now().After(first.Add(dueSpan)) }); err != nil {
+		return f, err
+	}
+	if err := s.arrive(ctx); err != nil {
+		return f, err
+	}
+	f.Takeovers = 1
+	c.figures(f, killed, s.acquiredAt())
+	if f.P99MS > float64(dueError.Milliseconds()) {
+		s.broke("the due error's 99th percentile is %.0f ms, %v expected", f.P99MS, dueError)
+	}
+	if f.Early > 0 {
+		s.broke("%d events came before they were due", f.Early)
+	}
+	return f, nil
+}
+
+// schedule schedules all events, evenly over the span. Each has a key of its own: a due time has no order to keep.
+func (s *stage) schedule(ctx context.Context, c *calendar, first time.Time) error {
+	var g errgroup.Group
+	for w := range workers {
+		g.Go(func() error {
+			var batch []*dueEvent
+			for i := w; i < s.o.Events; i += workers {
+				at := first.Add(dueSpan * time.Duration(i) / time.Duration(s.o.Events)).Truncate(time.Millisecond)
+				batch = append(batch, &dueEvent{id: uuid.Must(uuid.NewV7()), at: at})
+				if len(batch) == 100 || i+workers >= s.o.Events {
+					if err := s.scheduleBatch(ctx, c, batch); err != nil {
+						return fmt.Errorf("scheduling events: %w", err)
+					}
+					batch = nil
+				}
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+func (s *stage) scheduleBatch(ctx context.Context, c *calendar, batch []*dueEvent) error {
+	events := make([]event.Event, len(batch))
+	for i, d := range batch {
+		id := d.id.String()
+		payload := fmt.Appendf(nil, `{"reminder":%q}`, id)
+		events[i] = event.New(aggregate, id, "ReminderDue", payload, event.WithID(d.id), event.WithDueAt(d.at))
+		s.check.Begin(check.Event{ID: id, Key: id, Topics: []string{topic}, Value: payload})
+	}
+	c.add(batch)
+	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })
+	if err != nil {
+		return err
+	}
+	for _, d := range batch {
+		if c.kind(d.id) == keep {
+			s.check.Committed(d.at, d.id.String())
+		}
+	}
+	return nil
+}
+
+type fate int
+
+const (
+	keep fate = iota
+	cancel
+	move
+)
+
+// kind says what is done with an event after it was scheduled; its last bytes are random.
+func (c *calendar) kind(id uuid.UUID) fate {
+	switch int(id[15]) % changedOf {
+	case 0:
+		return cancel
+	case 1:
+		return move
+	}
+	return keep
+}
+
+// change cancels some events and moves others, earlier or later, while those before them are being delivered. One that
+// cannot be had any more is delivered at its time.
+func (s *stage) change(ctx context.Context, c *calendar, f *ScheduledFinding) error {
+	for _, d := range c.byTime() {
+		if c.kind(d.id) != keep && !waited(ctx, time.Until(d.at.Add(-changeLead))) {
+			return context.Cause(ctx)
+		}
+		id, err := d.id.String(), error(nil)
+		switch c.kind(d.id) {
+		case keep:
+			continue // is known to the checker already
+		case cancel:
+			if err = s.service.box.Cancel(ctx, event.NewID(d.id)); err == nil {
+				s.check.Aborted(id)
+				f.Cancelled++
+				continue
+			}
+		case move:
+			to := d.at.Add(time.Duration(int(d.id[14])-128) * 10 * time.Millisecond)
+			if err = s.service.box.Reschedule(ctx, event.NewID(d.id), to); err == nil {
+				c.move(id, to)
+				f.Rescheduled++
+			}
+		}
+		if err != nil && !errors.Is(err, outbox.ErrNotScheduled) {
+			return err
+		}
+		s.check.Committed(c.at(id), id)
+	}
+	return nil
+}
+
+// killAt ends the owner by SIGKILL at that time.
+func (s *stage) killAt(ctx context.Context, at time.Time) (time.Time, error) {
+	if err := s.await(ctx, "the time of the kill", time.Minute, func() bool { return time.Now().After(at) }); err != nil {
+		return time.Time{}, err
+	}
+	before, killed := s.follow.owner(), time.Now()
+	if err := s.demo.kill(ctx); err != nil {
+		return killed, err
+	}
+	return killed, s.await(ctx, "the standby takes over", patience, func() bool { return s.follow.owner().epoch > before.epoch })
+}
+
+func (s *stage) acquiredAt() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last.acquiredAt
+}
+
+func (c *calendar) add(batch []*dueEvent) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, d := range batch {
+		c.all[d.id.String()] = d
+	}
+}
+
+func (c *calendar) move(id string, to time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all[id].at = to.Truncate(time.Millisecond)
+}
+
+func (c *calendar) at(id string) time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.all[id].at
+}
+
+func (c *calendar) byTime() []dueEvent {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var all []dueEvent
+	for _, d := range c.all {
+		all = append(all, *d)
+	}
+	slices.SortFunc(all, func(a, b dueEvent) int { return a.at.Compare(b.at) })
+	return all
+}
+
+func (c *calendar) hear(m devstack.Message) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if d := c.all[m.Header("id")]; d != nil && d.seen.IsZero() {
+		d.seen = m.Seen
+	}
+}
+
+// figures computes the errors: an event was due during the take-over if it was so between the kill and the first record
+// of the next owner.
+func (c *calendar) figures(f *ScheduledFinding, killed, acquired time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	first := time.Time{}
+	for _, d := range c.all {
+		if !d.seen.Before(acquired) && (first.IsZero() || d.seen.Before(first)) {
+			first = d.seen
+		}
+	}
+	f.TakeoverS = round(first.Sub(killed))
+	var all, outside []time.Duration
+	for _, d := range c.all {
+		if d.seen.IsZero() {
+			continue
+		}
+		late := d.seen.Sub(d.at)
+		if late < -dueClock {
+			f.Early++
+		}
+		all = append(all, late)
+		if d.at.Before(killed) || d.at.After(first) {
+			outside = append(outside, late)
+		}
+	}
+	slices.Sort(all)
+	slices.Sort(outside)
+	f.P50MS, f.P99MS = quantile(outside, 0.50), quantile(outside, 0.99)
+	f.AllP50MS, f.AllP99MS, f.MaxMS = quantile(all, 0.50), quantile(all, 0.99), quantile(all, 1)
+}
+
+// quantile of sorted durations, in milliseconds; 0 of none.
+func quantile(sorted []time.Duration, q float64) float64 {
+	if len(sorted) == 0 {
+		return 0
+	}
+	i := min(int(q*float64(len(sorted))), len(sorted)-1)
+	return float64(sorted[i].Microseconds()) / 1000
+}
+
+// waited reports whether d passed before ctx ended.
+func waited(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

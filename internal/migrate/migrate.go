@@ -1,0 +1,394 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// atOnce bounds the collections that are looked at at once.
+const atOnce = 4
+
+// lockWait is between two tries for the lock.
+var lockWait = retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Second}
+
+// Migrator knows one deployment. State and Outboxes are needed; its methods may be called from several goroutines.
+type Migrator struct {
+	State *mongo.Database
+	// Outboxes lists the collections that are watched; its client is that of State.
+	Outboxes func(ctx context.Context) ([]store.Outbox, error)
+	// Node and Version go into the ledger.
+	Node, Version string
+	// TTL is how long the lock of a dead holder keeps others out. Defaults to 30 s.
+	TTL time.Duration
+	// Steps default to those of this version.
+	Steps []Step
+	// Log gets one line for each step. Defaults to none.
+	Log *slog.Logger
+}
+
+// Grant is an action that the user may not do.
+type Grant struct {
+	Action string `json:"action" bson:"action"` // as roles name it
+	On     string `json:"on" bson:"on"`         // a namespace, or "cluster"
+	Advice string `json:"advice,omitempty" bson:"advice,omitempty"`
+}
+
+// Report is what Up did and found.
+type Report struct {
+	Applied []string `json:"applied"` // ids of steps that are done now
+	Pending []string `json:"pending"` // ids of steps that could not be done for want of a privilege
+	Newer   []string `json:"newer"`   // ids in the ledger that this version does not know and can bear
+	// Conflicts are indexes that stand where others are declared, as text. They are left alone: verify repairs them.
+	Conflicts []string `json:"conflicts"`
+	Missing   []Grant  `json:"missing"` // privileges, each once
+}
+
+// OK reports whether everything is as it is declared.
+func (r Report) OK() bool { return len(r.Pending) == 0 && len(r.Conflicts) == 0 && len(r.Missing) == 0 }
+
+func (m *Migrator) steps() []Step {
+	if m.Steps != nil {
+		return m.Steps
+	}
+	return Steps()
+}
+
+func (m *Migrator) log() *slog.Logger {
+	if m.Log != nil {
+		return m.Log
+	}
+	return slog.New(slog.DiscardHandler)
+}
+
+func (m *Migrator) ledger() ledger {
+	return ledger{coll: store.Majority(m.State.Collection(Collection)), steps: m.steps(), node: m.Node, version: m.Version}
+}
+
+// Up takes the steps that are not in the ledger yet, in their order and under the lock, and then makes sure that every
+// collection has its indexes. It waits while another process holds the lock. What a missing privilege or an index of
+// somebody else stood in the way of is in the report; such a step stays pending. The error is a [*ChangedError] or a
+// [*NewerError], with nothing done, or that of a server that does not answer.
+func (m *Migrator) Up(ctx context.Context) (Report, error) {
+	r := newReport()
+	outboxes, err := m.list(ctx, r)
+	if err != nil {
+		return r.Report, err
+	}
+	listed := r.OK()
+	if err := m.stepUp(ctx, outboxes, listed, r); err != nil {
+		return r.Report, err
+	}
+	steps := m.steps()
+	for _, name := range stateCollections(steps) {
+		if err := r.bear(reshape(ctx, m.State.Collection(name), declared(steps, State(name)), superseded(steps, State(name)))); err != nil {
+			return r.Report, err
+		}
+	}
+	err = each(ctx, outboxes, func(ctx context.Context, o store.Outbox) error { return m.prepare(ctx, o, r) })
+	return r.sorted(), err
+}
+
+// list is what Outboxes says; a user who may not list sees none.
+func (m *Migrator) list(ctx context.Context, r *collector) ([]store.Outbox, error) {
+	list, err := m.Outboxes(ctx)
+	if err := r.bear(err); err != nil {
+		return nil, fmt.Errorf("listing collections to migrate: %w", err)
+	}
+	return list, nil
+}
+
+// stepUp takes the pending steps. Without the privileges for the ledger none is taken: the collections get their indexes
+// all the same.
+func (m *Migrator) stepUp(ctx context.Context, outboxes []store.Outbox, listed bool, r *collector) error {
+	l := m.ledger()
+	ttl := m.TTL
+	if ttl == 0 {
+		ttl = defaultTTL
+	}
+	mine, back := newLock(l.coll, m.Node, m.Version, ttl), lockWait.Start()
+	for {
+		pending, err := m.pending(ctx, l, r)
+		if err != nil || len(pending) == 0 {
+			return r.bear(err)
+		}
+		have, err := mine.take(ctx)
+		if err != nil {
+			r.pend(pending)
+			return r.bear(err)
+		}
+		if have {
+			err = mine.hold(ctx, func(ctx context.Context) error { return m.take(ctx, l, outboxes, listed, r) })
+		}
+		switch {
+		case have && !errors.Is(err, errLockLost):
+			return err
+		case back.Wait(ctx) != nil:
+			return fmt.Errorf("waiting for the migration lock in %s: %w", store.Namespace(l.coll), context.Cause(ctx))
+		}
+	}
+}
+
+func (m *Migrator) pending(ctx context.Context, l ledger, r *collector) ([]Step, error) {
+	entries, err := l.read(ctx)
+	if err != nil {
+		r.pend(l.steps)
+		return nil, err
+	}
+	pending, newer, err := l.judge(entries)
+	r.newer(newer)
+	return pending, err
+}
+
+// take does the steps that are pending now that the lock is held.
+func (m *Migrator) take(ctx context.Context, l ledger, outboxes []store.Outbox, listed bool, r *collector) error {
+	pending, err := m.pending(ctx, l, r)
+	if err != nil {
+		return err
+	}
+	for _, s := range pending {
+		began := time.Now()
+		missing, err := m.apply(ctx, s, outboxes, r)
+		if err != nil {
+			return fmt.Errorf("migration %s (%s): %w", s.ID, s.Name, err)
+		}
+		if !listed {
+			missing = append(missing, r.grants()...)
+		}
+		if err := l.record(ctx, s, time.Since(began), missing); err != nil {
+			r.pend([]Step{s})
+			return r.bear(err)
+		}
+		if len(missing) > 0 {
+			r.pend([]Step{s})
+			m.log().Warn("a migration is not complete for want of privileges; it is tried again", "migration", s.ID, "name", s.Name, "missing", len(missing))
+			continue
+		}
+		r.did(s)
+		m.log().Info("a migration is done", "migration", s.ID, "name", s.Name, "collections", len(outboxes), "took", time.Since(began).Round(time.Millisecond))
+	}
+	return nil
+}
+
+// apply does one step on every collection that it is about. What may not be done somewhere is done elsewhere all the same.
+func (m *Migrator) apply(ctx context.Context, s Step, outboxes []store.Outbox, r *collector) ([]Grant, error) {
+	own := newReport()
+	for _, name := range stateCollections([]Step{s}) {
+		if err := own.bear(applyTo(ctx, m.steps(), s, State(name), m.State.Collection(name))); err != nil {
+			return nil, err
+		}
+	}
+	err := each(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+		kinds, err := m.kinds(ctx, o)
+		if err != nil {
+			return own.bear(err)
+		}
+		for kind, coll := range kinds {
+			if err := own.bear(applyTo(ctx, m.steps(), s, kind, coll)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	r.join(own)
+	return own.Missing, err
+}
+
+// applyTo makes only those of the step's indexes that no later step drops: a collection that is new to the relay does not
+// go through its history.
+func applyTo(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Collection) error {
+	now := declared(steps, on)
+	var create, drop []store.Index
+	for _, c := range s.Create {
+		if c.On == on && slices.ContainsFunc(now, func(i store.Index) bool { return i.Name == c.Index.Name }) {
+			create = append(create, c.Index)
+		}
+	}
+	for _, c := range s.Drop {
+		if c.On == on {
+			drop = append(drop, c.Index)
+		}
+	}
+	return reshape(ctx, coll, create, drop)
+}
+
+// reshape makes and drops. What replaces an index is there before it goes, except that the server has no two indexes of
+// the same keys.
+func reshape(ctx context.Context, coll *mongo.Collection, create, drop []store.Index) error {
+	drops := func(inTheWay bool) error {
+		for _, d := range drop {
+			same := slices.ContainsFunc(create, func(c store.Index) bool { return slices.Equal(c.Keys, d.Keys) })
+			if same != inTheWay {
+				continue
+			}
+			if _, err := store.DropIndex(ctx, coll, d); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err := drops(true); err != nil {
+		return err
+	}
+	if len(create) > 0 {
+		if err := store.EnsureIndexSet(ctx, coll, create); err != nil {
+			return err
+		}
+	}
+	return drops(false)
+}
+
+// kinds are the collections that belong to an outbox. Its dead letters have indexes once there are any, so that tenants
+// without any do not each cost a collection.
+func (m *Migrator) kinds(ctx context.Context, o store.Outbox) (map[Kind]*mongo.Collection, error) {
+	db := m.State.Client().Database(o.DB)
+	kinds := map[Kind]*mongo.Collection{Outbox: db.Collection(o.Coll)}
+	steps := m.steps()
+	if len(declared(steps, Dead)) == 0 && len(superseded(steps, Dead)) == 0 {
+		return kinds, nil
+	}
+	dead := db.Collection(deadletter.Collection(o.Coll))
+	empty, err := store.Empty(ctx, dead)
+	if err == nil && !empty {
+		kinds[Dead] = dead
+	}
+	return kinds, err
+}
+
+// Prepare gives one outbox, and its dead letters if there are any, the indexes that are declared now, and takes the
+// superseded ones away: for a collection that appears while the relay runs, or that got its first dead letters. It
+// touches no ledger. An error is that of a server that does not answer.
+func (m *Migrator) Prepare(ctx context.Context, o store.Outbox) (Report, error) {
+	r := newReport()
+	err := m.prepare(ctx, o, r)
+	return r.sorted(), err
+}
+
+func (m *Migrator) prepare(ctx context.Context, o store.Outbox, r *collector) error {
+	kinds, err := m.kinds(ctx, o)
+	if err != nil {
+		return r.bear(err)
+	}
+	steps := m.steps()
+	for kind, coll := range kinds {
+		if err := r.bear(reshape(ctx, coll, declared(steps, kind), superseded(steps, kind))); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// each calls f for every outbox, some at once, and returns the first error.
+func each(ctx context.Context, list []store.Outbox, f func(ctx context.Context, o store.Outbox) error) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(atOnce)
+	for _, o := range list {
+		g.Go(func() error {
+			if err := ctx.Err(); err != nil {
+				return context.Cause(ctx)
+			}
+			return f(ctx, o)
+		})
+	}
+	return g.Wait()
+}
+
+// collector is a report that several goroutines fill.
+type collector struct {
+	mu sync.Mutex
+	Report
+}
+
+func newReport() *collector {
+	return &collector{Report: Report{Applied: []string{}, Pending: []string{}, Newer: []string{}, Conflicts: []string{}, Missing: []Grant{}}}
+}
+
+// bear takes an error that ends nothing into the report, and returns any other.
+func (c *collector) bear(err error) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if p, ok := errors.AsType[*store.PrivilegeError](err); ok {
+		c.grant(Grant{Action: p.Action, On: p.On, Advice: p.Advice})
+		return nil
+	}
+	if errors.Is(err, store.ErrIndexConflict) {
+		if !slices.Contains(c.Conflicts, err.Error()) {
+			c.Conflicts = append(c.Conflicts, err.Error())
+		}
+		return nil
+	}
+	return err
+}
+
+func (c *collector) grant(g Grant) {
+	if !slices.ContainsFunc(c.Missing, func(h Grant) bool { return h.Action == g.Action && h.On == g.On }) {
+		c.Missing = append(c.Missing, g)
+	}
+}
+
+func (c *collector) join(o *collector) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, g := range o.Missing {
+		c.grant(g)
+	}
+	for _, text := range o.Conflicts {
+		if !slices.Contains(c.Conflicts, text) {
+			c.Conflicts = append(c.Conflicts, text)
+		}
+	}
+}
+
+func (c *collector) grants() []Grant {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.Missing)
+}
+
+func (c *collector) pend(steps []Step) {
+	for _, s := range steps {
+		if !slices.Contains(c.Pending, s.ID) {
+			c.Pending = append(c.Pending, s.ID)
+		}
+	}
+}
+
+func (c *collector) newer(ids []string) { c.Newer = append([]string{}, ids...) }
+
+func (c *collector) did(s Step) {
+	c.Applied = append(c.Applied, s.ID)
+	c.Pending = slices.DeleteFunc(c.Pending, func(id string) bool { return id == s.ID })
+}
+
+func (c *collector) sorted() Report {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	slices.SortFunc(c.Missing, func(a, b Grant) int {
+		return strings.Compare(a.On+" "+a.Action, b.On+" "+b.Action)
+	})
+	slices.Sort(c.Conflicts)
+	return c.Report
+}
+
+const codeUnauthorized = 13
+
+// privilege wraps err, as a *store.PrivilegeError if the server refused it for that reason.
+func privilege(err error, doing, action, on string) error {
+	var se mongo.ServerError
+	if errors.As(err, &se) && se.HasErrorCode(codeUnauthorized) {
+		err = &store.PrivilegeError{Action: action, On: on, Err: err}
+	}
+	return fmt.Errorf("%s: %w", doing, err)
+}

@@ -1,0 +1,498 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// deployment is a state database and one with outboxes.
+type deployment struct {
+	state, shop *mongo.Database
+	outboxes    []string
+}
+
+func deploy(t *testing.T, c *mongo.Client, outboxes ...string) *deployment {
+	t.Helper()
+	d := &deployment{state: stacktest.Database(t, c), shop: stacktest.Database(t, c), outboxes: outboxes}
+	for _, name := range outboxes {
+		if err := d.shop.CreateCollection(t.Context(), name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return d
+}
+
+func (d *deployment) migrator(steps []Step) *Migrator {
+	return &Migrator{State: d.state, Node: "n1", Version: "1.0", Steps: steps, Outboxes: func(context.Context) ([]store.Outbox, error) {
+		var out []store.Outbox
+		for _, name := range d.outboxes {
+			out = append(out, store.Outbox{DB: d.shop.Name(), Coll: name})
+		}
+		return out, nil
+	}}
+}
+
+func names(t *testing.T, coll *mongo.Collection) []string {
+	t.Helper()
+	specs, err := coll.Indexes().ListSpecifications(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []string
+	for _, s := range specs {
+		if s.Name != "_id_" {
+			out = append(out, s.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func up(t *testing.T, m *Migrator) Report {
+	t.Helper()
+	r, err := m.Up(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func index(fields ...string) store.Index {
+	i := store.Index{Name: strings.Join(fields, "_1_") + "_1"}
+	for _, f := range fields {
+		i.Keys = append(i.Keys, bson.E{Key: f, Value: int32(1)})
+	}
+	return i
+}
+
+// The history up to a version of three steps, of which the last replaces an index.
+func history() []Step {
+	return []Step{
+		{ID: "0001", Name: "one", Create: []Change{{Outbox, index("a")}, {State("events"), index("at")}, {Dead, index("d")}}},
+		{ID: "0002", Name: "two", Create: []Change{{Outbox, index("b")}}},
+		{ID: "0003", Name: "three", Create: []Change{{Outbox, index("a", "c")}}, Drop: []Change{{Outbox, index("a")}}},
+	}
+}
+
+func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
+	t.Parallel()
+	same := func(a, b []store.Index) bool {
+		text := func(list []store.Index) []string {
+			var out []string
+			for _, i := range list {
+				out = append(out, i.Statement("d", "c"))
+			}
+			slices.Sort(out)
+			return out
+		}
+		return slices.Equal(text(a), text(b))
+	}
+	steps := Steps()
+	if !same(declared(steps, Outbox), store.Indexes()) {
+		t.Errorf("the steps make %+v on an outbox, and the code declares %+v: add a step", declared(steps, Outbox), store.Indexes())
+	}
+	for name, want := range store.StateIndexes() {
+		if !same(declared(steps, State(name)), want) {
+			t.Errorf("the steps make %+v on %s, and the code declares %+v: add a step", declared(steps, State(name)), name, want)
+		}
+	}
+	ids := map[string]bool{}
+	made := map[string]bool{}
+	for i, s := range steps {
+		if ids[s.ID] || len(s.ID) != 4 || i > 0 && s.ID <= steps[i-1].ID || s.Name == "" {
+			t.Errorf("step %q: ids are four digits, ascending, and never used again", s.ID)
+		}
+		ids[s.ID] = true
+		for _, c := range s.Create {
+			if key := string(c.On) + " " + c.Index.Name; made[key] {
+				t.Errorf("step %s makes %s, a name that an earlier step has used", s.ID, key)
+			} else {
+				made[key] = true
+			}
+		}
+	}
+}
+
+// What was released is not changed. A new step adds a line here; nothing else may change one.
+func TestReleasedStepsStayAsTheyAre(t *testing.T) {
+	t.Parallel()
+	want := map[string]string{
+		"0001": "46df994e1b1f48c59172317559110108",
+		"0002": "68dfb8a6cb9dd191625f0f30445b9205",
+	}
+	got := map[string]string{}
+	for _, s := range Steps() {
+		got[s.ID] = s.Checksum()
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("checksums are %v, want %v", got, want)
+	}
+}
+
+func TestUpTakesEachStepOnceAndWritesItDown(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox", "b.outbox")
+	if _, err := d.shop.Collection(deadletter.Collection("outbox")).InsertOne(t.Context(), bson.D{{Key: "x", Value: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	if r := up(t, d.migrator(history()[:2])); !slices.Equal(r.Applied, []string{"0001", "0002"}) || !r.OK() {
+		t.Fatalf("first: %+v", r)
+	}
+	if got := names(t, d.shop.Collection("b.outbox")); !slices.Equal(got, []string{"a_1", "b_1"}) {
+		t.Errorf("after two steps: %v", got)
+	}
+	m := d.migrator(history())
+	if r := up(t, m); !slices.Equal(r.Applied, []string{"0003"}) || !r.OK() {
+		t.Fatalf("second: %+v", r)
+	}
+	if r := up(t, m); len(r.Applied) != 0 || !r.OK() {
+		t.Fatalf("third: %+v", r)
+	}
+	for coll, want := range map[*mongo.Collection][]string{
+		d.shop.Collection("outbox"):                        {"a_1_c_1", "b_1"}, // the superseded one is gone
+		d.shop.Collection("b.outbox"):                      {"a_1_c_1", "b_1"},
+		d.shop.Collection(deadletter.Collection("outbox")): {"d_1"},
+		d.state.Collection("events"):                       {"at_1"},
+	} {
+		if got := names(t, coll); !slices.Equal(got, want) {
+			t.Errorf("%s has %v, want %v", coll.Name(), got, want)
+		}
+	}
+	if there, err := d.shop.ListCollectionNames(t.Context(), bson.D{{Key: "name", Value: deadletter.Collection("b.outbox")}}); err != nil || len(there) != 0 {
+		t.Errorf("an empty collection of dead letters was made: %v, %v", there, err)
+	}
+	s, err := m.Status(t.Context())
+	if err != nil || len(s.Steps) != 3 || s.Lock != nil {
+		t.Fatalf("%+v, %v", s, err)
+	}
+	for _, st := range s.Steps {
+		if st.State != applied || st.Node != "n1" || st.Version != "1.0" || time.Since(st.At).Abs() > time.Minute || st.Checksum == "" {
+			t.Errorf("the ledger says %+v", st)
+		}
+	}
+}
+
+func TestACollectionThatAppearsLaterNeedsNoEntry(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t))
+	m := d.migrator(history())
+	up(t, m)
+	tenant := d.shop.Collection("tenant")
+	if _, err := tenant.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "a", Value: 1}}}); err != nil { // of an old version
+		t.Fatal(err)
+	}
+	for range 2 {
+		if r, err := m.Prepare(t.Context(), store.Outbox{DB: d.shop.Name(), Coll: "tenant"}); err != nil || !r.OK() {
+			t.Fatalf("%+v, %v", r, err)
+		}
+	}
+	if got := names(t, tenant); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
+		t.Errorf("it has %v", got)
+	}
+	if n, err := d.state.Collection(Collection).CountDocuments(t.Context(), bson.D{}); err != nil || n != 3 {
+		t.Errorf("%d entries, %v", n, err)
+	}
+}
+
+func TestAChangedStepIsAClearError(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox")
+	up(t, d.migrator(history()))
+	other := history()
+	other[1].Create[0].Index.Unique = true
+	m := d.migrator(other)
+	_, err := m.Up(t.Context())
+	if changed, ok := errors.AsType[*ChangedError](err); !ok || !errors.Is(err, ErrChanged) || changed.ID != "0002" || changed.Version != "1.0" {
+		t.Errorf("%v", err)
+	}
+	s, err := m.Status(t.Context())
+	if err != nil || s.Steps[1].State != stateChanged || s.Steps[0].State != applied {
+		t.Errorf("%+v, %v", s.Steps, err)
+	}
+}
+
+func TestStepsOfANewerVersionAreBorneUnlessTheyBreak(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox")
+	up(t, d.migrator(history()))
+	old := d.migrator(history()[:2])
+	if r := up(t, old); !slices.Equal(r.Newer, []string{"0003"}) || len(r.Applied) != 0 {
+		t.Errorf("an old version reports %+v", r)
+	}
+	if s, err := old.Status(t.Context()); err != nil || len(s.Steps) != 3 || s.Steps[2].State != stateNewer || s.Steps[2].Name != "three" {
+		t.Errorf("%+v, %v", s, err)
+	}
+	next := append(history(), Step{ID: "0004", Name: "four", Breaking: true})
+	newest := d.migrator(next)
+	newest.Version = "2.0"
+	up(t, newest)
+	_, err := d.migrator(history()).Up(t.Context())
+	if n, ok := errors.AsType[*NewerError](err); !ok || !errors.Is(err, ErrNewer) || n.ID != "0004" || !strings.Contains(err.Error(), "run version 2.0") {
+		t.Errorf("%v", err)
+	}
+}
+
+// counting makes a client that counts the createIndexes commands.
+func counting(t *testing.T, app string) (*mongo.Client, func() int) {
+	var mu sync.Mutex
+	n := 0
+	c := stacktest.Client(t, options.Client().SetAppName(app).SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+		if e.CommandName == "createIndexes" {
+			mu.Lock()
+			n++
+			mu.Unlock()
+		}
+	}}))
+	return c, func() int { mu.Lock(); defer mu.Unlock(); return n }
+}
+
+func TestOfManyAtOnceOneMigrates(t *testing.T) {
+	t.Parallel()
+	c, creates := counting(t, "")
+	d := deploy(t, c, "outbox")
+	var wg sync.WaitGroup
+	reports := make([]Report, 6)
+	for i := range reports {
+		wg.Go(func() {
+			m := d.migrator(history())
+			m.Node = string(rune('a' + i))
+			var err error
+			if reports[i], err = m.Up(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	did := 0
+	for _, r := range reports {
+		did += len(r.Applied)
+		if !r.OK() {
+			t.Errorf("%+v", r)
+		}
+	}
+	if did != len(history()) {
+		t.Errorf("%d steps were taken, want each once", did)
+	}
+	if n := creates(); n != 3 { // events, and on the outbox a_1_c_1 and b_1: a_1 is superseded
+		t.Errorf("%d times createIndexes, want 3", n)
+	}
+}
+
+func TestTheLockOfADeadHolderIsTaken(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox")
+	coll := store.Majority(d.state.Collection(Collection))
+	dead := newLock(coll, "dead", "0.9", 1500*time.Millisecond)
+	if ok, err := dead.take(t.Context()); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if s, err := d.migrator(history()).Status(t.Context()); err != nil || s.Lock == nil || s.Lock.Node != "dead" || s.Lock.ExpiresInMS <= 0 {
+		t.Errorf("status %+v, %v", s.Lock, err)
+	}
+	if ok, err := newLock(coll, "b", "1.0", time.Second).take(t.Context()); err != nil || ok {
+		t.Errorf("the lock of a live holder was taken: %v, %v", ok, err)
+	}
+	began := time.Now()
+	if r := up(t, d.migrator(history())); len(r.Applied) != 3 {
+		t.Errorf("%+v", r)
+	}
+	if waited := time.Since(began); waited < time.Second {
+		t.Errorf("the lock was stolen after %v", waited)
+	}
+	// The dead one wakes up: it learns that the lock is not its own, and leaves the other's alone.
+	other := newLock(coll, "other", "1.0", time.Minute)
+	if ok, err := other.take(t.Context()); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	err := dead.hold(t.Context(), func(ctx context.Context) error { <-ctx.Done(); return context.Cause(ctx) })
+	if !errors.Is(err, errLockLost) {
+		t.Errorf("the deposed holder's work ended with %v", err)
+	}
+	if n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: lockID}, {Key: "owner", Value: other.owner}}); err != nil || n != 1 {
+		t.Errorf("the other's lock is gone: %d, %v", n, err)
+	}
+}
+
+func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox")
+	if ok, err := newLock(store.Majority(d.state.Collection(Collection)), "a", "", time.Minute).take(t.Context()); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	if _, err := d.migrator(history()).Up(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestARenewedLockOutlivesItsTime(t *testing.T) {
+	t.Parallel()
+	coll := store.Majority(deploy(t, stacktest.Client(t)).state.Collection(Collection))
+	a, b := newLock(coll, "a", "", 600*time.Millisecond), newLock(coll, "b", "", time.Second)
+	if ok, err := a.take(t.Context()); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	err := a.hold(t.Context(), func(ctx context.Context) error {
+		for end := time.Now().Add(2 * a.ttl); time.Now().Before(end); {
+			if ok, err := b.take(ctx); err != nil || ok {
+				t.Fatalf("taken while it is held: %v, %v", ok, err)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := b.take(t.Context()); err != nil || !ok {
+		t.Errorf("not given back: %v, %v", ok, err)
+	}
+}
+
+func TestAMissingPrivilegeIsNamedAndTriedAgain(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	c := stacktest.Client(t, options.Client().SetAppName(app))
+	d := deploy(t, c, "outbox", "other")
+	m := d.migrator(history())
+	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
+		{Key: "errorCode", Value: 13},
+		{Key: "failCommands", Value: bson.A{"createIndexes"}},
+		{Key: "namespace", Value: d.shop.Name() + ".outbox"},
+	})
+	r := up(t, m)
+	want := Grant{Action: "createIndex", On: d.shop.Name() + ".outbox"}
+	if len(r.Missing) != 1 || r.Missing[0].Action != want.Action || r.Missing[0].On != want.On || !strings.Contains(r.Missing[0].Advice, "createIndex(") {
+		t.Errorf("missing %+v", r.Missing)
+	}
+	if r.OK() || !slices.Equal(r.Pending, []string{"0002", "0003"}) { // the first has nothing to make there any more
+		t.Errorf("report %+v", r)
+	}
+	if got := names(t, d.shop.Collection("other")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
+		t.Errorf("where it is allowed: %v", got)
+	}
+	if s, err := m.Status(t.Context()); err != nil || s.Steps[2].State != incomplete || len(s.Steps[2].Missing) != 1 || s.Lock != nil {
+		t.Errorf("%+v, %v", s, err)
+	}
+	v, err := m.Verify(t.Context(), true)
+	if err != nil || v.OK() || len(v.Drift) != 2 || v.Drift[0].Repaired || len(v.Missing) != 1 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	off()
+	if r := up(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0002", "0003"}) {
+		t.Errorf("after the grant: %+v", r)
+	}
+}
+
+func TestWithoutTheLedgerIndexesAreMadeAllTheSame(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	c := stacktest.Client(t, options.Client().SetAppName(app))
+	d := deploy(t, c, "outbox")
+	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
+		{Key: "errorCode", Value: 13},
+		{Key: "failCommands", Value: bson.A{"find", "update", "findAndModify"}},
+		{Key: "namespace", Value: d.state.Name() + "." + Collection},
+	})
+	r := up(t, d.migrator(history()[1:]))
+	off()
+	if !slices.Equal(r.Pending, []string{"0002", "0003"}) || len(r.Missing) != 1 || r.Missing[0].Action != "find" || r.Missing[0].On != d.state.Name()+"."+Collection {
+		t.Errorf("%+v", r)
+	}
+	if got := names(t, d.shop.Collection("outbox")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
+		t.Errorf("it has %v", got)
+	}
+}
+
+func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox", "other")
+	m := d.migrator(history())
+	up(t, m)
+	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || v.Collections != 3 {
+		t.Fatalf("just migrated: %+v, %v", v, err)
+	}
+	box := d.shop.Collection("outbox")
+	if err := box.Indexes().DropOne(t.Context(), "b_1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, keys := range []string{"a", "users"} { // superseded, and somebody's own
+		if _, err := box.Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: keys, Value: 1}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := d.state.Collection("events").Indexes().DropOne(t.Context(), "at_1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, repair := range []bool{false, true} {
+		v, err := m.Verify(t.Context(), repair)
+		if err != nil || v.OK() != repair || len(v.Drift) != 3 {
+			t.Fatalf("repair %v: %+v, %v", repair, v, err)
+		}
+		for _, x := range v.Drift {
+			if x.Repaired != repair || len(x.Statements) == 0 {
+				t.Errorf("%+v", x)
+			}
+		}
+	}
+	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || len(v.Drift) != 0 {
+		t.Errorf("after the repair: %+v, %v", v, err)
+	}
+	if got := names(t, box); !slices.Equal(got, []string{"a_1_c_1", "b_1", "users_1"}) {
+		t.Errorf("it has %v", got)
+	}
+}
+
+func TestAnIndexOfSomebodyElseIsAConflictNotAFailure(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox", "other")
+	if _, err := d.shop.Collection("outbox").Indexes().CreateOne(t.Context(), mongo.IndexModel{Keys: bson.D{{Key: "x", Value: 1}}, Options: options.Index().SetName("b_1")}); err != nil {
+		t.Fatal(err)
+	}
+	m := d.migrator(history())
+	r := up(t, m)
+	if r.OK() || len(r.Conflicts) == 0 || !strings.Contains(r.Conflicts[0], d.shop.Name()+".outbox") {
+		t.Errorf("%+v", r)
+	}
+	if v, err := m.Verify(t.Context(), true); err != nil || !v.OK() {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if r := up(t, m); !r.OK() {
+		t.Errorf("after the repair: %+v", r)
+	}
+}
+
+// A crash between a step and its entry: the step runs once more and changes nothing.
+func TestAStepMayRunTwice(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox")
+	m := d.migrator(history())
+	up(t, m)
+	if _, err := d.state.Collection(Collection).DeleteOne(t.Context(), bson.D{{Key: "_id", Value: "0003"}}); err != nil {
+		t.Fatal(err)
+	}
+	if r := up(t, m); !r.OK() || !slices.Equal(r.Applied, []string{"0003"}) {
+		t.Errorf("%+v", r)
+	}
+	if got := names(t, d.shop.Collection("outbox")); !slices.Equal(got, []string{"a_1_c_1", "b_1"}) {
+		t.Errorf("it has %v", got)
+	}
+}

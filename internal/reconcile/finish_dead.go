@@ -1,0 +1,112 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// lookUp bounds how many dead envelopes are read and moved at a time: they are not kept while they are in flight.
+const lookUp = 100
+
+// letters moves the dead ones of the batch. Their envelopes are read again: one that is gone, or that somebody changed
+// into another delivery, is no letter.
+func (f *Finisher) letters(ctx context.Context, batch []*answered) error {
+	byNS := map[string][]*answered{}
+	for _, a := range batch {
+		if a.letter != nil {
+			byNS[a.NS] = append(byNS[a.NS], a)
+		}
+	}
+	for ns, dead := range byNS {
+		for len(dead) > 0 {
+			part := dead[:min(len(dead), lookUp)]
+			dead = dead[len(part):]
+			if err := f.bury(ctx, ns, part); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (f *Finisher) bury(ctx context.Context, ns string, part []*answered) error {
+	coll, err := store.Outboxed(f.c.Client, ns)
+	if err != nil {
+		return err
+	}
+	by := make(map[string]*answered, len(part))
+	ids := make([]bson.RawValue, 0, len(part))
+	for _, a := range part {
+		by[idKey(a.ID)] = a
+		ids = append(ids, a.ID)
+	}
+	var letters []deadletter.Letter
+	size := 0
+	move := func() error {
+		if _, err := deadletter.Move(ctx, f.c.Fencer, letters); err != nil {
+			return err
+		}
+		letters, size = letters[:0], 0
+		return nil
+	}
+	err = store.FetchMany(ctx, coll, ids, func(raw bson.Raw) error {
+		a := by[idKey(raw.Lookup("_id"))]
+		if a == nil || !store.SameDelivery(raw, a.Claim, a.Number) {
+			return nil
+		}
+		l, err := f.letter(a, raw)
+		if err != nil {
+			return err
+		}
+		letters = append(letters, l)
+		if size += len(raw); size > deadletter.MaxBytes {
+			return move()
+		}
+		return nil
+	})
+	if err == nil {
+		err = move()
+	}
+	if err != nil {
+		return fmt.Errorf("moving exceptions of %s to the dead letters: %w", ns, err)
+	}
+	for _, a := range part {
+		f.c.Log.Warn("an envelope is dead", "collection", ns, "class", string(a.letter.class), "reason", a.letter.reason,
+			"topic", a.letter.topic, "attempts", a.Attempts)
+	}
+	return nil
+}
+
+// letter is the envelope as it was before it became an exception, and all that was tried.
+func (f *Finisher) letter(a *answered, raw bson.Raw) (deadletter.Letter, error) {
+	var told struct {
+		History  []deadletter.Attempt `bson:"history"`
+		ReplayOf bson.RawValue        `bson:"replayOf"`
+		Pos      bson.RawValue        `bson:"pos"`
+	}
+	_ = bson.Unmarshal(raw, &told) // what somebody wrote into these fields is no reason to keep the envelope
+	plain, err := store.WithoutException(raw)
+	if err != nil {
+		return deadletter.Letter{}, fmt.Errorf("reading a dead envelope: %w", err)
+	}
+	l := deadletter.Letter{
+		NS: a.NS, Raw: plain, Class: a.letter.class, Reason: a.letter.reason, Topic: a.letter.topic, Partition: a.letter.partition,
+		Source: deadletter.Source{Kind: "relay", Watcher: f.c.Watcher, Node: f.c.Node, Epoch: f.c.Epoch, Version: f.c.Version},
+	}
+	l.Pos, _ = told.Pos.StringValueOK()
+	l.ReplayOf, _ = told.ReplayOf.StringValueOK()
+	if len(told.History) > 0 || a.letter.class == record.AttemptsExhausted {
+		x := a.letter.failure
+		l.Attempts = append(told.History, deadletter.Attempt{At: f.c.Now(), Topic: x.Topic, Class: x.Class, Reason: x.Reason, Node: f.c.Node})
+	}
+	return l, nil
+}
+
+// idKey is an id as the key of a map.
+func idKey(id bson.RawValue) string { return string(byte(id.Type)) + string(id.Value) }

@@ -1,0 +1,211 @@
+package reconcile
+
+import (
+	"context"
+	"crypto/rand"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+const (
+	scheduleCache = 100_000
+	schedulePoll  = 500 * time.Millisecond
+
+	// lookahead is how far before its time an envelope is taken from the index; more than the time between two looks.
+	lookahead = time.Second
+	// horizon is how far ahead an envelope of the stream is kept in memory: the index brings the others in time.
+	horizon = time.Minute
+	// recheck is how often a collection without scheduled envelopes is asked nevertheless: what is appended during a gap of
+	// the stream is not told by Saw.
+	recheck = 5 * time.Second
+
+	maxAloft  = 8 * store.MaxClaim // claimed and not finished
+	breath    = 20 * time.Millisecond
+	fewClaims = 100 // a claim of fewer is followed by a breath, so that a trickle is not a transaction for each envelope
+)
+
+// ScheduledConfig is what a Scheduled works with. What has no default is needed.
+type ScheduledConfig struct {
+	Client *mongo.Client // for reads
+	Fencer store.Fencer
+	// Epoch is that of the term: claims of lower ones are taken over.
+	Epoch int64
+	// Collections are those that may hold scheduled envelopes. It is asked at each look.
+	Collections func() []store.Outbox
+	Outlet      Outlet
+	Finisher    *Finisher // of the same term; it runs beside
+	// Now is the server's time, as well as it is known here. Only the server's own decides.
+	Now func() time.Time
+
+	// Poll is how often the index is asked. Defaults to 500 ms.
+	Poll time.Duration
+	// Cache bounds the envelopes that are remembered before their time. Defaults to 100,000.
+	Cache int
+	// Log defaults to none.
+	Log *slog.Logger
+	// Late, if not nil, hears how long after its time an envelope was acked. It must not block.
+	Late func(time.Duration)
+	// Trouble, if not nil, hears of each read or write that did not succeed and is tried again.
+	Trouble func(error)
+}
+
+// Scheduled sends envelopes with a due time when it has come, by the server's clock, for one term of ownership. N19
+//
+// The index on dueAt is the truth, asked every Poll for what is due within a second; what the stream tells by Saw is a hint
+// that makes it quicker. Whatever is due is claimed, up to 1,000 at a time in one fenced transaction whose filter decides,
+// read back as it was claimed, published, and handed to the Finisher. A claim stays until the envelope is finished or has
+// become an exception, because its target cannot be written or refused it; a successor takes it over. Claiming, publishing
+// and finishing overlap.
+//
+// There is no order, neither among scheduled envelopes nor with others of their key. Memory: the cache, up to 8,000
+// envelopes on their way by id, and one reply of a read. A collection with scheduled envelopes costs a read each Poll, one
+// without them two reads each five seconds.
+type Scheduled struct {
+	ScheduledConfig
+	claim  store.DueClaim
+	timers *timers
+	ready  chan []claimed
+	asked  chan struct{} // 1 slot: the index is to be asked now
+	room   chan struct{} // 1 slot: something has landed
+
+	mu        sync.Mutex
+	calendars map[string]*calendar
+}
+
+// calendar is what is known of one collection.
+type calendar struct {
+	ns       string
+	db, name []byte
+	coll     *mongo.Collection
+
+	fed  atomic.Int64 // entries in the heap that came from the index
+	saw  atomic.Int64 // when the stream last brought a scheduled envelope, Unix milliseconds
+	idle atomic.Bool  // it holds no scheduled envelope, as far as is known
+	more atomic.Bool  // a pass over the index waits until the heap has room
+
+	// For the one who asks the index.
+	cur     *mongo.Cursor
+	began   time.Time     // the pass
+	took    time.Duration // to read it
+	found   int           // in it
+	rested  bool          // idle after it
+	next    time.Time     // when to begin the next one
+	checked time.Time     // when it was last looked for anything ahead
+	failed  bool
+
+	// For the one who reads what is claimed.
+	weight int // bytes of an envelope, as last seen
+}
+
+// known is how long a collection is asked because the stream told of it, although it is not on the list.
+const known = 5 * time.Minute
+
+// NewScheduled makes it ready for Saw; Run does the work.
+func NewScheduled(cfg ScheduledConfig) *Scheduled {
+	if cfg.Poll <= 0 {
+		cfg.Poll = schedulePoll
+	}
+	if cfg.Cache <= 0 {
+		cfg.Cache = scheduleCache
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	return &Scheduled{
+		ScheduledConfig: cfg,
+		claim:           store.DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
+		timers:          newTimers(cfg.Cache),
+		ready:           make(chan []claimed, 1),
+		asked:           make(chan struct{}, 1),
+		room:            make(chan struct{}, 1),
+		calendars:       map[string]*calendar{},
+	}
+}
+
+// Saw hears of a scheduled envelope that the stream brought. It does not block; the id is copied.
+func (s *Scheduled) Saw(ns string, id bson.RawValue, dueAt time.Time) {
+	c := s.calendar(ns)
+	if c == nil {
+		return
+	}
+	now := s.Now()
+	c.saw.Store(now.UnixMilli())
+	if c.idle.CompareAndSwap(true, false) {
+		signal(s.asked)
+	}
+	if dueAt.Before(now.Add(horizon)) {
+		s.timers.add(c, id, dueAt.UnixMilli(), false)
+	}
+}
+
+// Run works until ctx ends, and returns its cause, or an error that makes going on pointless: the lease is lost.
+// What is on its way when it ends stays claimed and is found by the next owner.
+func (s *Scheduled) Run(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.feed(ctx) })
+	g.Go(func() error { return s.claimDue(ctx) })
+	g.Go(func() error { return s.publish(ctx) })
+	return g.Wait()
+}
+
+// calendar is that of a collection, made at the first call; nil for what is no full name.
+func (s *Scheduled) calendar(ns string) *calendar {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, ok := s.calendars[ns]; ok {
+		return c
+	}
+	db, name, ok := strings.Cut(ns, ".")
+	if !ok || db == "" || name == "" {
+		return nil
+	}
+	c := &calendar{ns: strings.Clone(ns), db: []byte(db), name: []byte(name), coll: s.Client.Database(db).Collection(name)}
+	s.calendars[c.ns] = c
+	return c
+}
+
+// watched are the calendars of the collections of now, and those that the stream has told of: they are on the list before
+// the stream's position passes that. What is left out is forgotten.
+func (s *Scheduled) watched() []*calendar {
+	now := map[*calendar]struct{}{}
+	for _, o := range s.Collections() {
+		if c := s.calendar(o.NS()); c != nil {
+			now[c] = struct{}{}
+		}
+	}
+	since := s.Now().Add(-known).UnixMilli()
+	s.mu.Lock()
+	gone := map[*calendar]struct{}{}
+	out := make([]*calendar, 0, len(s.calendars))
+	for ns, c := range s.calendars {
+		if _, ok := now[c]; ok || c.saw.Load() > since {
+			out = append(out, c)
+			continue
+		}
+		gone[c] = struct{}{}
+		delete(s.calendars, ns)
+	}
+	s.mu.Unlock()
+	if len(gone) > 0 {
+		s.timers.forget(func(c *calendar) bool { _, ok := gone[c]; return ok })
+		for c := range gone {
+			c.close()
+		}
+	}
+	return out
+}
+
+func (s *Scheduled) trouble(err error) {
+	if s.Trouble != nil {
+		s.Trouble(err)
+	}
+}

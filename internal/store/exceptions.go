@@ -1,0 +1,228 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// Bounds of one fenced transaction (N3), and of what an exception remembers.
+const (
+	MaxExceptions     = 1000
+	MaxExceptionBytes = 8 << 20
+	MaxHistory        = 50      // failed attempts that are kept, the latest
+	maxErrorReason    = 2 << 10 // bytes of a reason
+)
+
+// The ways in which an envelope came to be an exception, its field `origin`.
+const (
+	OriginStream    = "stream"
+	OriginScheduled = "scheduled"
+	OriginRequeue   = "requeue"
+	OriginReplay    = "replay"
+)
+
+// exceptional are the values of `state`.
+var exceptional = bson.A{"retry", "blocked", "parked"}
+
+// errOutside says that a Fencer ran its function without a transaction.
+var errOutside = errors.New("exceptions are written in a transaction only")
+
+// ExceptionError is why an envelope was not delivered, as it is stored.
+type ExceptionError struct {
+	Class  record.Class
+	Reason string // for people: never payload
+	Topic  string
+}
+
+// Exception is an envelope of the stream whose fate is written on its document, because the watermark passes it.
+type Exception struct {
+	NS      string   // "db.collection"
+	Raw     bson.Raw // the whole envelope, as the stream showed it
+	State   string   // retry, blocked or parked
+	Pos     string   // hexadecimal `_data` of its event (N15)
+	Pending []string // targets that have not got it; nil: all that it routes to
+	Key     string   // canonical text of its ordering key; stored if the envelope names none
+	// Attempts that failed so far, and when to make the next: so long after the server's now. For state retry.
+	Attempts int32
+	Delay    time.Duration
+	Error    *ExceptionError // nil if it is held for no fault of its own
+	Node     string          // which node met the error
+	Origin   string          // OriginStream unless it says otherwise
+}
+
+// WriteExceptions stores each exception, in as many fenced transactions as the bounds ask for, each majority committed
+// before the next begins; their namespaces are entered in `dirty` with it (N17). On an error the same call may be made
+// again with all of them.
+//
+// N16: a write is an upsert of the whole envelope, so one that was inserted and deleted in one transaction is an exception
+// too. A document that has a state stays as it is.
+func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
+	for len(list) > 0 {
+		n, size := 0, 0
+		dirty := map[string]struct{}{}
+		for n < len(list) && n < MaxExceptions {
+			if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
+				break
+			}
+			dirty[list[n].NS] = struct{}{}
+			n++
+		}
+		names := make([]string, 0, len(dirty))
+		for ns := range dirty {
+			names = append(names, ns)
+		}
+		part := list[:n]
+		err := f.Fenced(ctx, names, func(tx context.Context) error {
+			s := mongo.SessionFromContext(tx)
+			if s == nil {
+				return errOutside
+			}
+			return upsertExceptions(tx, s.Client(), part)
+		})
+		if err != nil {
+			return fmt.Errorf("writing %d of %d exceptions: %w", n, len(list), err)
+		}
+		list = list[n:]
+	}
+	return nil
+}
+
+func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception) error {
+	models := map[string][]mongo.WriteModel{}
+	var order []string
+	for i := range part {
+		x := &part[i]
+		m, err := x.upsert()
+		if err != nil {
+			return err
+		}
+		if models[x.NS] == nil {
+			order = append(order, x.NS)
+		}
+		models[x.NS] = append(models[x.NS], m)
+	}
+	for _, ns := range order {
+		coll, err := Outboxed(client, ns)
+		if err != nil {
+			return err
+		}
+		if _, err := coll.BulkWrite(tx, models[ns]); err != nil {
+			return privilege(err, "writing exceptions to "+ns, "find, insert and update", ns, "")
+		}
+		crash.At("mid-exception-write")
+	}
+	return nil
+}
+
+// Outboxed is the collection of a namespace.
+func Outboxed(client *mongo.Client, ns string) (*mongo.Collection, error) {
+	db, coll, ok := strings.Cut(ns, ".")
+	if !ok || db == "" || coll == "" {
+		return nil, fmt.Errorf("namespace %q is not <database>.<collection>", ns)
+	}
+	return client.Database(db).Collection(coll), nil
+}
+
+// upsert writes the exception unless the document is one already: an owner that repeats the stretch of the stream before
+// its checkpoint must not undo what became of it since.
+func (x *Exception) upsert() (mongo.WriteModel, error) {
+	id, err := x.Raw.LookupErr("_id")
+	if err != nil {
+		return nil, fmt.Errorf("exception of %s: its envelope has no _id: %w", x.NS, err)
+	}
+	origin := x.Origin
+	if origin == "" {
+		origin = OriginStream
+	}
+	fields := bson.D{
+		{Key: "ts", Value: "$$CLUSTER_TIME"},
+		{Key: "state", Value: lit(x.State)},
+		{Key: "pos", Value: lit(x.Pos)},
+		{Key: "attempts", Value: x.Attempts},
+		{Key: "origin", Value: lit(origin)},
+	}
+	if v, err := x.Raw.LookupErr("key"); err != nil || v.Type == bson.TypeNull {
+		fields = append(fields, bson.E{Key: "key", Value: lit(x.Key)})
+	}
+	if x.Pending != nil {
+		fields = append(fields, bson.E{Key: "pending", Value: lit(x.Pending)})
+	}
+	if x.State == "retry" {
+		fields = append(fields, bson.E{Key: "nextAt", Value: later(x.Delay)})
+	}
+	if x.Error != nil {
+		fields = append(fields, bson.E{Key: "lastError", Value: x.Error.last()},
+			bson.E{Key: "history", Value: bson.A{x.Error.attempt(x.Node)}})
+	}
+	written := bson.D{{Key: "$mergeObjects", Value: bson.A{lit(x.Raw), fields}}}
+	return mongo.NewUpdateOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: id}}).SetUpdate(mongo.Pipeline{
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{x.known(), "$$ROOT", written}}}}},
+	}), nil
+}
+
+// known is true for a document that is an exception already. One that was sent before is written again: the owner repeats
+// the stretch of the stream before its checkpoint, counts on the exception, and finds the record in its read-back.
+func (x *Exception) known() bson.D {
+	return bson.D{{Key: "$ne", Value: bson.A{bson.D{{Key: "$type", Value: "$state"}}, "missing"}}}
+}
+
+func (e *ExceptionError) last() bson.D {
+	return bson.D{
+		{Key: "class", Value: lit(string(e.Class))},
+		{Key: "reason", Value: lit(clipReason(e.Reason))},
+		{Key: "topic", Value: lit(e.Topic)},
+		{Key: "at", Value: "$$NOW"},
+	}
+}
+
+func (e *ExceptionError) attempt(node string) bson.D {
+	return bson.D{
+		{Key: "at", Value: "$$NOW"},
+		{Key: "topic", Value: lit(e.Topic)},
+		{Key: "class", Value: lit(string(e.Class))},
+		{Key: "reason", Value: lit(clipReason(e.Reason))},
+		{Key: "node", Value: lit(node)},
+	}
+}
+
+func clipReason(s string) string {
+	if len(s) > maxErrorReason {
+		s = s[:maxErrorReason]
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+// later is the server's now and so long.
+func later(d time.Duration) bson.D {
+	return bson.D{{Key: "$add", Value: bson.A{"$$NOW", d.Milliseconds()}}}
+}
+
+// PosAt is the position of an envelope that no event of the stream brought, made of a time of the cluster: it compares with
+// those of events, whose bytes begin with their time.
+func PosAt(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
+
+// StillDirty reports whether coll holds an exception or a scheduled envelope. In a transaction it sees what that sees, so
+// the owner can take a collection off `dirty` in one fenced transaction.
+func StillDirty(ctx context.Context, coll *mongo.Collection) (bool, error) {
+	for _, field := range []string{"state", "dueAt"} {
+		opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
+		err := coll.FindOne(ctx, bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}, opts).Err()
+		if err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, mongo.ErrNoDocuments) {
+			return false, privilege(err, "looking for exceptions in "+Namespace(coll), "find", Namespace(coll), "")
+		}
+	}
+	return false, nil
+}

@@ -1,0 +1,295 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// Hold says why nothing of a collection may be purged.
+type Hold string
+
+// The holds.
+const (
+	HoldUnclaimed  Hold = "unclaimed"           // no watcher is registered for the collection
+	HoldVanished   Hold = "no_watcher_document" // a registered watcher has no document
+	HoldNoPosition Hold = "no_position"         // a watcher document has no position yet
+	HoldGap        Hold = "gap"                 // a watcher sweeps for what the stream lost, or was told to
+)
+
+// HeldError refuses the purge of a collection, for now. It ends by itself when its reason does.
+type HeldError struct {
+	NS   string
+	Slot string // the watcher document, or the watcher's name, or ""
+	Hold Hold
+}
+
+func (e *HeldError) Error() string {
+	switch e.Hold {
+	case HoldUnclaimed:
+		return fmt.Sprintf("nothing of %s is purged: no watcher is registered for it, so nobody knows what of it was delivered; run a watcher that may list the collections of its database", e.NS)
+	case HoldVanished:
+		return fmt.Sprintf("nothing of %s is purged: watcher document %s is registered for it and is not there; run outrelay recover, or release the collection with outrelay recover --release %s", e.NS, e.Slot, e.NS)
+	case HoldNoPosition:
+		return fmt.Sprintf("nothing of %s is purged: watcher document %s has no position yet", e.NS, e.Slot)
+	case HoldGap:
+		return fmt.Sprintf("nothing of %s is purged: watcher document %s has a gap, whose envelopes are found in the collection; the purge goes on when it is swept", e.NS, e.Slot)
+	}
+	return fmt.Sprintf("nothing of %s is purged: %s", e.NS, e.Hold)
+}
+
+// Cut is up to where a collection may be purged.
+type Cut struct {
+	Before bson.Timestamp // what has an older stamp is delivered and was kept long enough
+	Slot   string         // the watcher document that is furthest behind
+}
+
+// SentBefore is the same boundary for envelopes without a stamp, which go by the time of their delivery.
+func (c Cut) SentBefore() time.Time { return time.Unix(int64(c.Before.T), 0) }
+
+// Watermarks are the positions of all watchers and slots as they were persisted, owned, paused or abandoned, and who is
+// registered for which collection.
+type Watermarks struct {
+	watchers map[[16]byte][]string  // by collection
+	slots    map[string][]persisted // by watcher
+}
+
+// persisted is what the purge needs of a watcher document.
+type persisted struct {
+	ID          string         `bson:"_id"`
+	ClusterTime bson.Timestamp `bson:"clusterTime"`
+	Gap         bson.RawValue  `bson:"gap"`
+	of          int
+}
+
+// ReadWatermarks reads the registry and the watcher documents of the state database: two majority reads, because a
+// position that is rolled back would have let too much go.
+func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, error) {
+	claims, err := NewRegistry(state.Collection("collections")).Claims(ctx, "")
+	if err != nil {
+		return nil, err
+	}
+	w := &Watermarks{watchers: make(map[[16]byte][]string), slots: make(map[string][]persisted)}
+	for _, c := range claims {
+		if len(c.UUID.Data) == 16 {
+			w.watchers[[16]byte(c.UUID.Data)] = append(w.watchers[[16]byte(c.UUID.Data)], c.Watcher)
+		}
+	}
+	coll := Majority(state.Collection("watchers"))
+	cur, err := coll.Find(ctx, bson.D{}, options.Find().SetProjection(bson.D{{Key: "clusterTime", Value: 1}, {Key: "gap", Value: 1}}))
+	if err != nil {
+		return nil, privilege(err, "reading the positions of the watchers", "find", Namespace(coll), "")
+	}
+	var docs []persisted
+	if err := cur.All(ctx, &docs); err != nil {
+		return nil, fmt.Errorf("reading the positions of the watchers: %w", err)
+	}
+	for _, d := range docs {
+		if name, of, ok := slotOf(d.ID); ok {
+			d.of = of
+			w.slots[name] = append(w.slots[name], d)
+		}
+	}
+	return w, nil
+}
+
+// slotOf takes a watcher document's id apart: "<watcher>/<i>of<N>" (N28).
+func slotOf(id string) (watcher string, of int, ok bool) {
+	at := strings.LastIndexByte(id, '/')
+	if at < 0 {
+		return "", 0, false
+	}
+	i, n, found := strings.Cut(id[at+1:], "of")
+	of, err := strconv.Atoi(n)
+	if _, e := strconv.Atoi(i); !found || err != nil || e != nil || of < 1 {
+		return "", 0, false
+	}
+	return id[:at], of, true
+}
+
+// Cut is the least position of all slots of all watchers that are registered for the collection, less keep, which is the
+// retention or the margin, whichever is longer. Its errors are [*HeldError].
+//
+// N25: an envelope whose stamp is older than a position less the margin was committed before that position, so its event
+// is behind it: delivered, or written down as an exception, which carries a state. A slot counts whether anybody owns it
+// or not; one that is missing, that has no position, or that has a gap stops the purge, for then the collection itself is
+// what the undelivered envelopes will be read from.
+func (w *Watermarks) Cut(o Outbox, keep time.Duration) (Cut, error) {
+	held := func(slot string, why Hold) (Cut, error) { return Cut{}, &HeldError{NS: o.NS(), Slot: slot, Hold: why} }
+	watchers := w.watchers[o.UUID]
+	if len(watchers) == 0 || !o.Identified() {
+		return held("", HoldUnclaimed)
+	}
+	least := Cut{Before: bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}}
+	for _, name := range watchers {
+		seen := make(map[int]int)
+		for _, s := range w.slots[name] {
+			seen[s.of]++
+			switch {
+			case s.ClusterTime.IsZero():
+				return held(s.ID, HoldNoPosition)
+			case !s.Gap.IsZero() && s.Gap.Type != bson.TypeNull:
+				return held(s.ID, HoldGap)
+			case s.ClusterTime.Before(least.Before):
+				least = Cut{Before: s.ClusterTime, Slot: s.ID}
+			}
+		}
+		if len(seen) == 0 {
+			return held(name, HoldVanished)
+		}
+		for of, n := range seen {
+			if n < of {
+				return held(fmt.Sprintf("%s/?of%d", name, of), HoldVanished)
+			}
+		}
+	}
+	least.Before = earlier(least.Before, keep)
+	return least, nil
+}
+
+// earlier is t less d, in whole seconds and never less than d.
+func earlier(t bson.Timestamp, d time.Duration) bson.Timestamp {
+	if d <= 0 {
+		return t
+	}
+	s := int64((d + time.Second - 1) / time.Second)
+	if s >= int64(t.T) {
+		return bson.Timestamp{}
+	}
+	return bson.Timestamp{T: t.T - uint32(s), I: t.I}
+}
+
+// healthy is the condition for an envelope whose fate is not written on it: one with a state or a due time is never
+// purged, whatever its stamp (N25).
+func healthy(and ...bson.E) bson.D {
+	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "dueAt", Value: nil})
+}
+
+// Purged is what one statement removed.
+type Purged struct {
+	Deleted int64
+	Upto    bson.Timestamp // everything up to here is done; where the next one begins
+	More    bool           // there is more in front of the cut
+}
+
+// PurgeBatch removes the first n or so healthy envelopes with stamps in (after, before): those that share the last stamp
+// go together, and those that are exceptions are passed over, so that it may remove fewer, or none.
+//
+// It is a read of the index on ts for the n-th stamp and one deletion of the range up to it, which costs the server less
+// than naming n ids. Both conditions of the purge are in the deletion itself, so an envelope that becomes an exception
+// between the two stays. The deletion waits for the majority: the next batch begins when the members have this one, so
+// deletions never queue up in front of the majority writes of services.
+func PurgeBatch(ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int) (Purged, error) {
+	upto, more, err := nthStamp(ctx, coll, after, before, n)
+	if err != nil {
+		return Purged{}, privilege(err, "looking for what to purge of "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	// The cut itself is not part of the range; every other bound is a stamp that was read below it.
+	bound := "$lte"
+	if !more {
+		bound = "$lt"
+	}
+	res, err := Majority(coll).DeleteMany(ctx, healthy(bson.E{Key: "ts", Value: bson.D{
+		{Key: "$gt", Value: after}, {Key: bound, Value: upto}, noArray,
+	}}))
+	if err != nil {
+		return Purged{}, privilege(err, "purging "+Namespace(coll), "remove", Namespace(coll), "")
+	}
+	return Purged{Deleted: res.DeletedCount, Upto: upto, More: more}, nil
+}
+
+// noArray keeps a list of stamps, which is no stamp, out of a range that two of its elements may fall into.
+var noArray = bson.E{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}
+
+// nthStamp is the n-th stamp in (after, before), from the index alone; before and false if there are fewer.
+func nthStamp(ctx context.Context, coll *mongo.Collection, after, before bson.Timestamp, n int) (bson.Timestamp, bool, error) {
+	within := bson.D{{Key: "$gt", Value: after}, {Key: "$lt", Value: before}}
+	for {
+		var last struct {
+			TS bson.RawValue `bson:"ts"`
+		}
+		err := coll.FindOne(ctx, bson.D{{Key: "ts", Value: within}}, options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}}).
+			SetSkip(int64(max(n, 1)-1)).SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "ts", Value: 1}})).Decode(&last)
+		t, i, stamp := last.TS.TimestampOK()
+		switch {
+		case errors.Is(err, mongo.ErrNoDocuments):
+			return before, false, nil
+		case err != nil:
+			return bson.Timestamp{}, false, err
+		case stamp:
+			return bson.Timestamp{T: t, I: i}, true, nil
+		case len(within) > 2:
+			return before, false, nil
+		}
+		within = append(within, noArray) // reads documents too, so only where it must
+	}
+}
+
+// PurgeUnstamped removes up to n envelopes without a stamp (0,0, missing, or no timestamp) that were marked as sent before
+// then. One that was not marked is never removed: nothing says that it was sent. [RecordSent] gives what it marks a stamp,
+// so there are few of them, from elsewhere; all there are are read.
+func PurgeUnstamped(ctx context.Context, coll *mongo.Collection, sentBefore time.Time, n int) (Purged, error) {
+	filter := unstampedSent(sentBefore)
+	cur, err := coll.Find(ctx, filter, options.Find().SetLimit(int64(max(n, 1))).SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	if err != nil {
+		return Purged{}, privilege(err, "looking for what to purge of "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	var found []struct {
+		ID bson.RawValue `bson:"_id"`
+	}
+	if err := cur.All(ctx, &found); err != nil {
+		return Purged{}, fmt.Errorf("looking for what to purge of %s: %w", Namespace(coll), err)
+	}
+	if len(found) == 0 {
+		return Purged{}, nil
+	}
+	ids := make([]bson.RawValue, len(found))
+	for i, f := range found {
+		ids[i] = f.ID
+	}
+	res, err := Majority(coll).DeleteMany(ctx, append(filter, bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}))
+	if err != nil {
+		return Purged{}, privilege(err, "purging "+Namespace(coll), "remove", Namespace(coll), "")
+	}
+	return Purged{Deleted: res.DeletedCount, More: len(found) == n && res.DeletedCount > 0}, nil
+}
+
+// unstampedSent finds those on both sides of all stamps in the order of BSON, by the index on ts.
+func unstampedSent(before time.Time) bson.D {
+	side := func(op string, t bson.Timestamp) bson.D {
+		return bson.D{{Key: "$expr", Value: bson.D{{Key: op, Value: bson.A{"$ts", t}}}}}
+	}
+	return healthy(
+		bson.E{Key: "sentAt", Value: bson.D{{Key: "$lt", Value: before}}},
+		bson.E{Key: "$or", Value: bson.A{side("$lte", bson.Timestamp{}), side("$gt", bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32})}},
+	)
+}
+
+// Purgeable counts what a purge up to the cut would remove, in two numbers: with a stamp, and without one. The first comes
+// from the index alone, less what it holds of exceptions.
+func Purgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (stamped, unstamped int64, err error) {
+	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
+	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
+	count := func(filter bson.D) (n int64) {
+		if err == nil {
+			n, err = coll.CountDocuments(ctx, filter)
+		}
+		return n
+	}
+	stamped = count(bson.D{within})
+	stamped -= count(bson.D{{Key: "state", Value: present}, within})
+	stamped -= count(bson.D{{Key: "dueAt", Value: present}, {Key: "state", Value: nil}, within})
+	unstamped = count(unstampedSent(cut.SentBefore()))
+	if err != nil {
+		return 0, 0, privilege(err, "counting what to purge of "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	return max(stamped, 0), unstamped, nil
+}

@@ -1,0 +1,87 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+// SentIndexName is the index by which the server removes marked envelopes.
+const SentIndexName = "sentAt_1"
+
+// SentIndex is the TTL index on the time of delivery. Envelopes with a state or a due time are not in it, so that one that
+// is on its way again is not taken away. It makes a mark cost four times as much, so it is there only when asked for.
+func SentIndex(ttl time.Duration) Index {
+	seconds := int32(min((ttl+time.Second-1)/time.Second, math.MaxInt32))
+	return Index{Name: SentIndexName, Keys: ascending("sentAt"), TTL: &seconds, Partial: bson.D{
+		{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}},
+		{Key: "state", Value: nil},
+		{Key: "dueAt", Value: nil},
+	}}
+}
+
+// EnsureSentTTL lets the server remove marked envelopes that long after their delivery; 0 takes the TTL away again, and one
+// that is there is changed. changed says whether anything was done.
+//
+// A TTL works without an owner and counts from the delivery, where the purge counts from the commit. In exchange the server
+// deletes once a minute whatever is due, in one go and without a limit of its rate, also while a gap is swept or the watcher
+// is paused, and reads its own clock. It takes marked envelopes only: with it the purge still has the rest.
+func EnsureSentTTL(ctx context.Context, coll *mongo.Collection, ttl time.Duration) (changed bool, err error) {
+	have, found, err := sentIndexOf(ctx, coll)
+	if err != nil {
+		return false, err
+	}
+	if ttl <= 0 {
+		if !found {
+			return false, nil
+		}
+		return dropIndex(ctx, coll, SentIndexName)
+	}
+	index := SentIndex(ttl)
+	switch want := int64(*index.TTL); {
+	case found && have == want:
+		return false, nil
+	case found && have > 0:
+		err = coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: coll.Name()}, {Key: "index", Value: bson.D{
+			{Key: "name", Value: SentIndexName}, {Key: "expireAfterSeconds", Value: want},
+		}}}).Err()
+		if err != nil {
+			return false, privilege(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll), "")
+		}
+		return true, nil
+	case found: // an index without a TTL, which no command before 5.1 gives it
+		if _, err := dropIndex(ctx, coll, SentIndexName); err != nil {
+			return false, err
+		}
+	}
+	return true, createIndexes(ctx, coll, []Index{index})
+}
+
+// sentIndexOf is the TTL of the index in seconds, 0 for none, and whether the index is there.
+func sentIndexOf(ctx context.Context, coll *mongo.Collection) (ttl int64, found bool, err error) {
+	cur, err := coll.Indexes().List(ctx)
+	if hasCode(err, codeNamespaceNotFound) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, privilege(err, "listing indexes of "+Namespace(coll), "listIndexes", Namespace(coll), "")
+	}
+	var have []struct {
+		Name string        `bson:"name"`
+		TTL  bson.RawValue `bson:"expireAfterSeconds"`
+	}
+	if err := cur.All(ctx, &have); err != nil {
+		return 0, false, fmt.Errorf("listing indexes of %s: %w", Namespace(coll), err)
+	}
+	for _, h := range have {
+		if h.Name == SentIndexName {
+			ttl, _ = h.TTL.AsInt64OK()
+			return ttl, true, nil
+		}
+	}
+	return 0, false, nil
+}

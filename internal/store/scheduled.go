@@ -1,0 +1,154 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// MaxClaim is how many scheduled envelopes one fenced transaction claims at most (N3).
+const MaxClaim = 1000
+
+// DueClaim is the mark of an owner on the scheduled envelopes that it has taken to send (N19). An owner uses one token for
+// all of its term, so that what it has claimed it may claim again, and nobody else can before its epoch is over.
+type DueClaim struct {
+	Token string
+	Epoch int64
+}
+
+// Due are scheduled envelopes of one collection by id.
+type Due struct {
+	Coll *mongo.Collection
+	IDs  []bson.RawValue
+	Have int64 // how many of them bear the claim, after ClaimDue
+}
+
+// Ahead is a scheduled envelope that was found in the index: what a timer needs of it.
+type Ahead struct {
+	ID    bson.RawValue `bson:"_id"`
+	DueAt bson.DateTime `bson:"dueAt"`
+}
+
+// free is the condition for an envelope that this claim can have. N19: one that nobody has claimed, or an owner whose epoch
+// is over, or this very owner. An envelope with a state is no longer scheduled, whatever else it says.
+func (c DueClaim) free(and ...bson.E) bson.D {
+	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "$or", Value: bson.A{
+		bson.D{{Key: "claim", Value: nil}},
+		bson.D{{Key: "claim.epoch", Value: bson.D{{Key: "$lt", Value: c.Epoch}}}},
+		bson.D{{Key: "claim.token", Value: c.Token}},
+	}})
+}
+
+// unheld is free without what this owner itself has claimed.
+func (c DueClaim) unheld(and ...bson.E) bson.D {
+	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "$or", Value: bson.A{
+		bson.D{{Key: "claim", Value: nil}},
+		bson.D{{Key: "claim.epoch", Value: bson.D{{Key: "$lt", Value: c.Epoch}}}},
+	}})
+}
+
+// ScheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can have and
+// has not yet, in the order in which they are due; decode them as [Ahead]. Its replies have up to batch documents.
+func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32) (*mongo.Cursor, error) {
+	cur, err := Majority(coll).Find(ctx, // N21
+		c.unheld(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}),
+		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
+	if err != nil {
+		return nil, privilege(err, "looking for scheduled envelopes in "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	return cur, nil
+}
+
+// ScheduledAfter are the next scheduled envelopes of coll that are due after that time, in the order in which they are due.
+// None means that the collection holds nothing that is still ahead.
+func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64) ([]Ahead, error) {
+	cur, err := Majority(coll).Find(ctx,
+		bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}},
+		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(limit))
+	if err != nil {
+		return nil, privilege(err, "looking ahead in "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	var out []Ahead
+	if err := cur.All(ctx, &out); err != nil {
+		return nil, fmt.Errorf("looking ahead in %s: %w", Namespace(coll), err)
+	}
+	return out, nil
+}
+
+var ahead = bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}
+
+// ClaimDue marks those of the envelopes that are due by the server's clock and free, in one transaction that commits only
+// while the caller owns the watcher (N3), and counts in each group how many now bear the claim; the namespaces are entered
+// in `dirty` with it. All groups together have at most [MaxClaim] ids. After that, only the owner or one with a later epoch
+// changes them. now is the server's time as the caller knows it, for people to read.
+func ClaimDue(ctx context.Context, f Fencer, c DueClaim, now time.Time, groups []Due) error {
+	dirty := make([]string, len(groups))
+	n := 0
+	for i, g := range groups {
+		dirty[i] = Namespace(g.Coll)
+		n += len(g.IDs)
+	}
+	if n > MaxClaim {
+		return fmt.Errorf("claiming %d scheduled envelopes at once; %d is the most", n, MaxClaim)
+	}
+	set := bson.D{{Key: "$set", Value: bson.D{{Key: "claim", Value: bson.D{
+		{Key: "token", Value: c.Token},
+		{Key: "epoch", Value: c.Epoch},
+		{Key: "at", Value: bson.NewDateTimeFromTime(now)},
+	}}}}}
+	return f.Fenced(ctx, dirty, func(ctx context.Context) error {
+		fenced := mongo.SessionFromContext(ctx).Client()
+		for i, g := range groups {
+			coll := fenced.Database(g.Coll.Database().Name()).Collection(g.Coll.Name())
+			res, err := coll.UpdateMany(ctx, c.free(
+				bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}},
+				bson.E{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
+				bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$dueAt", "$$NOW"}}}},
+			), set)
+			if err != nil {
+				return privilege(err, "claiming scheduled envelopes of "+Namespace(g.Coll), "update", Namespace(g.Coll), "")
+			}
+			groups[i].Have = res.MatchedCount
+		}
+		return nil
+	})
+}
+
+// ReadClaimed hands those of the envelopes that bear the claim to take, in no order; the bytes are valid during the call
+// only. batch bounds the documents of a reply. An error of take ends it and is returned. It returns how many there were.
+//
+// The read is of majority-committed data (N21) and sees everything up to at, a time of the cluster, if at is not zero.
+func ReadClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
+	if !at.IsZero() {
+		sess, err := g.Coll.Database().Client().StartSession(options.Session().SetCausalConsistency(true))
+		if err != nil {
+			return 0, fmt.Errorf("reading claimed envelopes: %w", err)
+		}
+		defer sess.EndSession(context.WithoutCancel(ctx))
+		if err := sess.AdvanceOperationTime(&at); err != nil {
+			return 0, fmt.Errorf("reading claimed envelopes: %w", err)
+		}
+		ctx = mongo.NewSessionContext(ctx, sess)
+	}
+	cur, err := Majority(g.Coll).Find(ctx, bson.D{ // N21
+		{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}}, {Key: "claim.token", Value: c.Token},
+	}, options.Find().SetBatchSize(batch))
+	if err != nil {
+		return 0, privilege(err, "reading claimed envelopes of "+Namespace(g.Coll), "find", Namespace(g.Coll), "")
+	}
+	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
+	for cur.Next(ctx) {
+		n++
+		if err := take(cur.Current); err != nil {
+			return n, err
+		}
+	}
+	if err := cur.Err(); err != nil {
+		return n, fmt.Errorf("reading claimed envelopes of %s: %w", Namespace(g.Coll), err)
+	}
+	return n, nil
+}

@@ -1,0 +1,144 @@
+//go:build unix
+
+package integration
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"io"
+	"os/exec"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+var long = flag.Bool("integration.long", false, "run the scenarios at their full size, all of them")
+
+// scenario runs `outrelay dev --scenario` and returns its object. The promise has to hold.
+func scenario(t *testing.T, name string, args ...string) map[string]any {
+	t.Helper()
+	t.Parallel()
+	binary := kit.Binary(t, "")
+	stacktest.LockMachine(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	if *long {
+		args = nil
+	}
+	var out, errOut bytes.Buffer
+	cmd := exec.CommandContext(ctx, binary, append([]string{"dev", "--json", "--scenario", name}, args...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 20 * time.Second
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
+	}
+	t.Logf("%s", out.String())
+	var r map[string]any
+	d := json.NewDecoder(&out)
+	if err := d.Decode(&r); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		t.Errorf("more than one object on standard output: %v", err)
+	}
+	if r["held"] != true || r["events"] == 0.0 || r["events"] != r["delivered"] {
+		t.Errorf("it ended with 0 although the promise did not hold: %v", r)
+	}
+	for _, nothing := range []string{"lost", "duplicates", "out_of_order", "phantoms"} {
+		if r[nothing] != 0.0 {
+			t.Errorf("%s: %v", nothing, r[nothing])
+		}
+	}
+	return r
+}
+
+// above checks that a figure is more than that: the scenario did what it is for.
+func above(t *testing.T, r map[string]any, least float64, names ...string) {
+	t.Helper()
+	for _, n := range names {
+		if v, ok := r[n].(float64); !ok || v <= least {
+			t.Errorf("%s is %v, more than %v expected", n, r[n], least)
+		}
+	}
+}
+
+// Malformed, too large, forbidden, misdirected and expired envelopes become dead letters of their class, among good ones
+// that all arrive.
+func TestScenarioPoison(t *testing.T) {
+	r := scenario(t, "poison", "--events", "600", "--rate", "300")
+	above(t, r, 0, "poisoned", "dead")
+	classes, _ := r["classes"].(map[string]any)
+	for _, c := range []string{"malformed", "message_too_large", "not_allowed", "partition_out_of_range", "expired"} {
+		above(t, classes, 0, c)
+	}
+	if r["dead"] != r["poisoned"] {
+		t.Errorf("%v of %v are dead", r["dead"], r["poisoned"])
+	}
+}
+
+// The oplog rolls over while the relay is down.
+func TestScenarioLostHistory(t *testing.T) {
+	r := scenario(t, "lost-history", "--events", "5000")
+	above(t, r, 0, "orphaned", "gaps", "sweep_rate")
+	above(t, r, r["orphaned"].(float64)-1, "redelivered")
+}
+
+// The outbox is dropped under load, three times.
+func TestScenarioDrop(t *testing.T) {
+	r := scenario(t, "drop", "--events", "1200")
+	above(t, r, 2, "drops")
+	if r["redelivered"] != 0.0 || r["takeovers"] != 0.0 {
+		t.Errorf("%v", r)
+	}
+}
+
+// fullSize are the scenarios that have no small size; they take a minute each.
+func fullSize() []string {
+	if *long {
+		return []string{"broker-outage", "purge"}
+	}
+	return nil
+}
+
+func TestScenariosOfFullSize(t *testing.T) {
+	t.Parallel()
+	for _, name := range fullSize() {
+		t.Run(name, func(t *testing.T) {
+			r := scenario(t, name)
+			switch name {
+			case "broker-outage":
+				above(t, r, 30, "outage_s")
+				above(t, r, 10_000, "backlog")
+				if r["attempts"] != 0.0 || r["dead"] != 0.0 || r["takeovers"] != 0.0 {
+					t.Errorf("%v", r)
+				}
+			case "purge":
+				above(t, r, 0, "purged", "kept", "with_p99_ms", "without_p99_ms")
+			}
+		})
+	}
+}
+
+// A name that there is not is an error that lists those that there are, before anything is started.
+func TestScenarioNames(t *testing.T) {
+	t.Parallel()
+	for _, args := range [][]string{{"--scenario", "nonsense"}, {"--scenario", ""}, {"--scenario", "drop", "--keep"}, {"--scenario", "drop", "--kill-every", "2s"}} {
+		code, out, errOut := kit.Run(t, nil, append([]string{"dev"}, args...)...)
+		if code != 1 || out != "" || errOut == "" {
+			t.Errorf("dev %q: exit code %d\n%s%s", args, code, out, errOut)
+		}
+		if len(args) == 2 {
+			for _, n := range []string{"broker-outage", "drop", "lost-history", "poison", "purge", "retry", "scheduled"} {
+				if !bytes.Contains([]byte(errOut), []byte(n)) {
+					t.Errorf("dev %q does not name %s: %s", args, n, errOut)
+				}
+			}
+		}
+	}
+}
