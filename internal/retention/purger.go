@@ -6,18 +6,14 @@ import (
 	"log/slog"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-const (
-	recheck     = time.Second      // the longest that a pass goes by one reading of the positions
-	idleLongest = time.Minute      // between two looks at a collection with nothing to remove, unless interval is longer
-	callTimeout = 30 * time.Second // of one statement
-)
+// idleLongest is between two looks at a collection with nothing to remove, unless the interval is longer.
+const idleLongest = time.Minute
 
 // Purger removes what was delivered from the collections of one watcher, on behalf of its owner. Client, State and
 // Collections are needed.
@@ -114,12 +110,12 @@ func (p *Purger) pass(ctx context.Context) (total int64, err error) {
 	}
 	now := time.Now()
 	p.pace.begin(now)
-	v := &view{p: p}
+	cuts := store.NewCuts(p.State, max(p.margin, p.Retention))
 	for _, o := range p.Collections() {
 		if p.idle[o.UUID].until.After(now) {
 			continue
 		}
-		n, err := p.collection(ctx, o, v)
+		n, err := p.collection(ctx, o, cuts)
 		total += n
 		switch held := new(store.HeldError); {
 		case errors.As(err, &held):
@@ -163,64 +159,23 @@ func (p *Purger) tell(o store.Outbox, held *store.HeldError) {
 	p.Log.Log(context.Background(), level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
 }
 
-// view is a reading of the positions, renewed while a pass lasts.
-type view struct {
-	p    *Purger
-	w    *store.Watermarks
-	read time.Time
-}
-
-func (v *view) cut(ctx context.Context, o store.Outbox) (store.Cut, error) {
-	if v.w == nil || time.Since(v.read) > recheck {
-		w, err := store.ReadWatermarks(ctx, v.p.State)
-		if err != nil {
-			return store.Cut{}, err
-		}
-		v.w, v.read = w, time.Now()
-	}
-	return v.w.Cut(o, max(v.p.margin, v.p.Retention))
-}
-
 // collection removes from one collection what is in front of the cut, batch by batch.
-func (p *Purger) collection(ctx context.Context, o store.Outbox, v *view) (total int64, err error) {
-	coll := p.Client.Database(o.DB).Collection(o.Coll)
-	var after bson.Timestamp
-	for stamped := true; ; {
-		if !p.Valid() { // N2
-			return total, errSuspended
-		}
-		cut, err := v.cut(ctx, o)
-		if err != nil {
-			return total, err
-		}
-		step, err := p.batch(ctx, coll, stamped, after, cut)
-		total += step.Deleted
-		if err != nil {
-			return total, err
-		}
-		if step.Deleted > 0 {
-			p.Purged(int(step.Deleted))
-		}
-		crash.At("mid-purge")
-		if err := p.pace.removed(ctx, step.Deleted, time.Now()); err != nil {
-			return total, err
-		}
-		after = step.Upto
-		switch {
-		case step.More:
-		case stamped:
-			stamped = false
-		default:
-			return total, nil
-		}
-	}
-}
-
-func (p *Purger) batch(ctx context.Context, coll *mongo.Collection, stamped bool, after bson.Timestamp, cut store.Cut) (store.Purged, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	if !stamped {
-		return store.PurgeUnstamped(ctx, coll, cut.SentBefore(), p.pace.next())
-	}
-	return store.PurgeBatch(ctx, coll, after, cut.Before, p.pace.next())
+func (p *Purger) collection(ctx context.Context, o store.Outbox, cuts *store.Cuts) (int64, error) {
+	return store.PurgeLoop{
+		Coll: p.Client.Database(o.DB).Collection(o.Coll),
+		Size: p.pace.next,
+		Cut: func(ctx context.Context) (store.Cut, error) {
+			if !p.Valid() { // N2
+				return store.Cut{}, errSuspended
+			}
+			return cuts.Of(ctx, o)
+		},
+		Step: func(ctx context.Context, n int64) error {
+			if n > 0 {
+				p.Purged(int(n))
+			}
+			crash.At("mid-purge")
+			return p.pace.removed(ctx, n, time.Now())
+		},
+	}.Run(ctx)
 }

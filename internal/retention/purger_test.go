@@ -222,24 +222,6 @@ func TestN02_NothingIsPurgedPastTheDeadline(t *testing.T) {
 	}
 }
 
-func TestAGapStopsAPassThatIsUnderWay(t *testing.T) {
-	t.Parallel()
-	b := newBench(t)
-	b.position(t, "w/0of1", at(10_000))
-	b.insert(t, 100, 1_000)
-	b.position(t, "w/0of1", bson.D{{Key: "gap", Value: bson.D{{Key: "reason", Value: "286"}}}})
-	// A pass that goes by a reading of a moment ago does not outlive it for long.
-	v := &view{p: b.Purger}
-	if _, err := v.cut(t.Context(), b.Collections()[0]); !errors.As(err, new(*store.HeldError)) {
-		t.Fatalf("the gap was not seen: %v", err)
-	}
-	b.position(t, "w/0of1", bson.D{{Key: "gap", Value: nil}})
-	v.read = time.Now().Add(-2 * recheck)
-	if _, err := v.cut(t.Context(), b.Collections()[0]); err != nil {
-		t.Errorf("the end of the gap was not seen: %v", err)
-	}
-}
-
 func TestRunWaitsForItsEnd(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*Purger){
