@@ -73,6 +73,7 @@ func commands() []func(*program) *cobra.Command {
 		newPinCommand,
 		newStepDownCommand,
 		newRecoverCommand,
+		newReplayCommand,
 		newMigrateCommand,
 		newValidateCommand,
 		newConfigCommand,

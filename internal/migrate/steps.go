@@ -63,7 +63,8 @@ func Steps() []Step {
 			{Outbox, store.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
 			{State("events"), store.Index{Name: "at_1", Keys: asc("at"), TTL: &month}},
 		}},
-		{ID: "0002", Name: "envelopes that a replay queued", Create: []Change{
+		{ID: "0002", Name: "replays", Create: []Change{
+			{State("replays"), store.Index{Name: "finishedAt_1", Keys: asc("finishedAt"), TTL: &month}},
 			{Outbox, store.Index{Name: "origin_1_replayOf_1", Keys: asc("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: "replay"}}}},
 		}},
 		{ID: "0003", Name: "queries of dead letters", Create: []Change{

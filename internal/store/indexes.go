@@ -46,6 +46,8 @@ func StateIndexes() map[string][]Index {
 	kept := int32(EventsKeptFor / time.Second)
 	return map[string][]Index{
 		"events": {{Name: "at_1", Keys: ascending("at"), TTL: &kept}},
+		// Of replays that are over; one that broke off has no such field, and stays.
+		"replays": {{Name: "finishedAt_1", Keys: ascending("finishedAt"), TTL: &kept}},
 	}
 }
 
