@@ -73,6 +73,8 @@ func commands() []func(*program) *cobra.Command {
 		newPinCommand,
 		newStepDownCommand,
 		newRecoverCommand,
+		newPurgeCommand,
+		newHistoryCommand,
 		newReplayCommand,
 		newMigrateCommand,
 		newValidateCommand,
