@@ -31,6 +31,9 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error { return t.clock.sync(ctx, t.mongo.stream) }); err != nil {
 		return none, err
 	}
+	if err := t.guardSchema(ctx); err != nil {
+		return none, err
+	}
 	// Before the collections are looked for: what is committed to one that appears meanwhile is behind it.
 	began, err := t.operationTime(ctx)
 	if err != nil {
