@@ -18,6 +18,11 @@ const (
 	ReplayCancelled = "cancelled"
 )
 
+const (
+	replayIndex  = "origin_1_replayOf_1"
+	codeBadValue = 2 // of a hint to an index that is not there
+)
+
 // ErrReplayMoved says that another process goes on with the replay, or ended it.
 var ErrReplayMoved = errors.New("another process moved the replay")
 
@@ -236,14 +241,20 @@ func (q *Requeue) update(replay string) mongo.WriteModel {
 // its stamp's time have (N15).
 func StampPos(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
 
-// Outstanding counts, up to limit, what the replay queued in coll and the relay has not finished.
+// Outstanding counts, up to limit, what the replay queued in coll and the relay has not finished: by the index for that
+// alone, or where it is missing by that of all exceptions.
 func (r *Replays) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
 	coll, err := Outboxed(r.state.Client(), ns)
 	if err != nil {
 		return 0, err
 	}
-	n, err := Majority(coll).CountDocuments(ctx, bson.D{{Key: "origin", Value: OriginReplay}, {Key: "replayOf", Value: id}, {Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}},
-		options.Count().SetLimit(max(limit, 1)))
+	mine := bson.D{{Key: "origin", Value: OriginReplay}, {Key: "replayOf", Value: id}}
+	opts := options.Count().SetLimit(max(limit, 1))
+	n, err := Majority(coll).CountDocuments(ctx, mine, opts.SetHint(replayIndex))
+	if hasCode(err, codeBadValue) {
+		mine = append(mine, bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}})
+		n, err = Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
+	}
 	if err != nil {
 		return 0, privilege(err, "counting what replay "+id+" has queued in "+ns, "find", ns, "")
 	}

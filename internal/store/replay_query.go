@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// replyBytes bounds one reply of a replay's reads: envelopes are read without their payload.
+// replayReply bounds one read of a replay: a collection without the index on ts is sorted before the first reply comes.
 const replayReply = 2 * time.Minute
 
 // ReplayQuery says which delivered envelopes are meant. Every list that is not empty narrows it.
