@@ -89,7 +89,7 @@ func (p *Purger) once(ctx context.Context) {
 	begun := time.Now()
 	n, err := p.pass(ctx)
 	if n > 0 {
-		p.Log.Info("delivered envelopes purged", "count", n, "seconds", time.Since(begun).Round(time.Millisecond).Seconds())
+		p.Log.Debug("delivered envelopes purged", "count", n, "seconds", time.Since(begun).Round(time.Millisecond).Seconds())
 	}
 	if err != nil && ctx.Err() == nil {
 		p.Log.Warn("the purge waits; nothing is lost meanwhile, the outbox grows", "again_in", p.Interval, "error", err)

@@ -35,7 +35,7 @@ func newBench(t testing.TB) *bench {
 	o := store.Outbox{DB: db.Name(), Coll: "outbox", UUID: register(t, db, b.coll, "w")}
 	b.Purger = &Purger{
 		Client: db.Client(), State: db, Collections: func() []store.Outbox { return []store.Outbox{o} },
-		Retention: time.Minute, Margin: -1, Interval: time.Hour, Purged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, nil)),
+		Retention: time.Minute, Margin: -1, Interval: time.Hour, Purged: func(n int) { b.purged += n }, Log: slog.New(slog.NewTextHandler(b.log, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
 	b.defaults()
 	return b
@@ -253,6 +253,40 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 				t.Errorf("%d left", b.left(t))
 			}
 		})
+	}
+}
+
+// The purge drains what there is when it starts, and what has become old enough after it has waited.
+func TestRunPurgesAtStartAndAgain(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.Interval, b.Batch = 20*time.Millisecond, 4
+	b.position(t, "w/0of1", at(10_000))
+	b.insert(t, 21, 1_000)
+	b.insert(t, 5, 9_990)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	gone := make(chan int, 100)
+	b.Purged = func(n int) { gone <- n }
+	ended := make(chan error)
+	go func() { ended <- b.Run(ctx) }()
+	wait := func(n int) {
+		t.Helper()
+		for n > 0 {
+			select {
+			case one := <-gone:
+				n -= one
+			case <-ctx.Done():
+				t.Fatalf("%d more are waited for", n)
+			}
+		}
+	}
+	wait(21)
+	b.position(t, "w/0of1", at(11_000)) // the watcher has moved on
+	wait(5)
+	cancel()
+	if err := <-ended; !errors.Is(err, context.Canceled) || b.left(t) != 0 {
+		t.Errorf("%v, %d left", err, b.left(t))
 	}
 }
 
