@@ -256,6 +256,26 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 	}
 }
 
+func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	second := b.State.Collection("second")
+	both := append(b.Collections(), store.Outbox{DB: b.State.Name(), Coll: "second", UUID: register(t, b.State, second, "w")})
+	b.Collections = func() []store.Outbox { return both }
+	b.position(t, "w/0of1", at(10_000))
+	b.insert(t, 60, 1_000)
+	if _, err := second.InsertOne(t.Context(), bson.D{{Key: "ts", Value: bson.Timestamp{T: 1_000, I: 1}}}); err != nil {
+		t.Fatal(err)
+	}
+	b.pace.batch, b.turn = 10, 0 // a turn is one statement
+	var order []int
+	b.Purged = func(n int) { order = append(order, n) }
+	b.mustPass(t)
+	if want := []int{10, 1, 10, 10, 10, 10, 10}; !slices.Equal(order, want) {
+		t.Errorf("removed %v, want %v", order, want)
+	}
+}
+
 // The purge drains what there is when it starts, and what has become old enough after it has waited.
 func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	t.Parallel()
