@@ -3,6 +3,7 @@ package deadletter
 import (
 	"context"
 	"fmt"
+	"math"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -26,7 +27,7 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	}
 	var total int64
 	for s := (&scan{dead: dead, filter: q.filter()}); ; {
-		part, err := s.places(ctx, 1<<62)
+		part, err := s.places(ctx, MaxLetters, math.MaxInt)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}

@@ -6,7 +6,8 @@
 // passed it, changes nothing. The letter is made from the stream's image, so an envelope that was deleted meanwhile is
 // a letter all the same (N16), and its bytes are kept as they were, also those of a malformed one.
 //
-// A transaction holds at most [MaxLetters] letters and [MaxBytes] bytes, except that one letter may be larger alone.
+// A transaction holds at most [MaxLetters] letters and [MaxBytes] bytes, except that one letter may be larger alone, and
+// fewer where the server is slow: it has to end well within the lease.
 // Move blocks while the lease is suspended. It costs one round trip for the server's time, and for each transaction the
 // fence, one bulk write and one delete for each collection, and the commit.
 //

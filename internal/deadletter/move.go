@@ -41,13 +41,14 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 		rest[i] = p
 	}
 	var now time.Time
-	for len(rest) > 0 {
-		part := rest[:take(rest)]
+	for p := newPace(); len(rest) > 0; {
+		part := rest[:take(rest, p.n)]
 		rest = rest[len(part):]
 		if err := chunks(ctx, f, part); err != nil {
 			return total, err
 		}
 		var got Result
+		var began time.Time // of the last attempt: the wait for the turn is not the server's
 		err := f.Fenced(ctx, nil, func(tx context.Context) (err error) {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
@@ -61,12 +62,14 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 			for i := range part {
 				part[i].stamp(now)
 			}
+			began = time.Now()
 			got, err = write(tx, s.Client(), part)
 			return err
 		})
 		if err != nil {
 			return total, fmt.Errorf("moving %d of %d dead letters: %w", len(part), len(letters), err)
 		}
+		p.took(time.Since(began), len(part))
 		total.add(got)
 	}
 	return total, nil
@@ -79,11 +82,11 @@ func (r *Result) add(o Result) {
 	r.Chunked += o.Chunked
 }
 
-// take is how many letters, at least one, fit one transaction.
-func take(rest []prepared) int {
+// take is how many letters, at least one and at most limit, fit one transaction.
+func take(rest []prepared, limit int) int {
 	bytes := 0
 	for i := range rest {
-		if bytes += rest[i].size(); i == MaxLetters || i > 0 && bytes > MaxBytes {
+		if bytes += rest[i].size(); i == limit || i > 0 && bytes > MaxBytes {
 			return i
 		}
 	}

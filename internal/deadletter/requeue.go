@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -58,9 +59,9 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	if err != nil {
 		return total, err
 	}
-	s := &scan{dead: dead, filter: q.filter()}
+	s, p := &scan{dead: dead, filter: q.filter()}, newPace()
 	for {
-		part, err := s.places(ctx, MaxBytes)
+		part, err := s.places(ctx, p.n, MaxBytes)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
@@ -68,13 +69,22 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 		if err != nil {
 			return total, err
 		}
+		began := time.Now()
 		got, err := k.part(ctx, ns, letters, o)
+		took := time.Since(began)
+		p.took(took, len(part))
 		if err != nil {
 			return total, fmt.Errorf("requeueing %d letters of %s: %w", len(letters), ns, err)
 		}
 		total.add(got)
 		if did != nil {
 			did(total)
+		}
+		if o.DryRun || s.ended {
+			continue
+		}
+		if err := yield(ctx, took); err != nil {
+			return total, err
 		}
 	}
 }

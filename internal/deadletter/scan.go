@@ -28,13 +28,14 @@ type entry struct {
 	Chunks int    `bson:"chunks"`
 }
 
-// places are those of the next part; none at the end. A letter that is changed meanwhile is met once or not at all.
-func (s *scan) places(ctx context.Context, bytes int) ([]entry, error) {
+// places are those of the next part of at most so many letters and bytes; none at the end. A letter that is changed
+// meanwhile is met once or not at all.
+func (s *scan) places(ctx context.Context, letters, bytes int) ([]entry, error) {
 	if s.ended {
 		return nil, nil
 	}
 	cur, err := s.dead.Find(ctx, s.rest(), options.Find().SetSort(bson.D{{Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
-		SetLimit(MaxLetters).SetProjection(bson.D{{Key: "pos", Value: 1}, {Key: "size", Value: 1}, {Key: "chunks", Value: 1}}))
+		SetLimit(int64(letters)).SetProjection(bson.D{{Key: "pos", Value: 1}, {Key: "size", Value: 1}, {Key: "chunks", Value: 1}}))
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
 	}
@@ -42,7 +43,7 @@ func (s *scan) places(ctx context.Context, bytes int) ([]entry, error) {
 	if err := cur.All(ctx, &part); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
 	}
-	s.ended = len(part) < MaxLetters
+	s.ended = len(part) < letters
 	total := 0
 	for i := range part {
 		if total += part[i].Size + 512; i > 0 && total > bytes {
