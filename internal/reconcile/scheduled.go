@@ -76,6 +76,7 @@ type Scheduled struct {
 	ready  chan []claimed
 	asked  chan struct{} // 1 slot: the index is to be asked now
 	room   chan struct{} // 1 slot: something has landed
+	round  time.Duration // that the latest look at all collections took; for the one who asks the index
 
 	mu        sync.Mutex
 	calendars map[string]*calendar

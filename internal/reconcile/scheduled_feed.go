@@ -26,7 +26,7 @@ func (s *Scheduled) feed(ctx context.Context) error {
 	tick := time.NewTicker(s.Poll)
 	defer tick.Stop()
 	for {
-		list := s.watched()
+		list, begin := s.watched(), time.Now()
 		g, within := errgroup.WithContext(ctx)
 		g.SetLimit(feedAtOnce)
 		for _, c := range list {
@@ -35,6 +35,7 @@ func (s *Scheduled) feed(ctx context.Context) error {
 			}
 		}
 		_ = g.Wait()
+		s.round = time.Since(begin)
 		select {
 		case <-tick.C:
 		case <-s.asked:
@@ -124,7 +125,7 @@ func (s *Scheduled) again(ctx context.Context, c *calendar) time.Time {
 	if c.rested {
 		return c.began.Add(recheck)
 	}
-	return c.began.Add(min(max(s.Poll, slowLook*c.took), mostWait))
+	return c.began.Add(min(max(s.Poll, slowLook*c.took, 2*s.round), mostWait))
 }
 
 // close gives the cursor back; the collection is asked from the beginning again.
