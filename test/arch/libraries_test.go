@@ -30,6 +30,7 @@ var libraries = []library{
 	{path: "github.com/prometheus", in: []string{"internal/metrics", "internal/httpapi", "internal/app"}, why: "stages count through the set they are given"},
 	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "pkg/consumer", "internal/tracing", "internal/app", "pkg/relay"}, why: "trace context in and out"},
 	{path: "github.com/google/uuid", why: "UUID v7 event ids and names of instances"},
+	{path: "github.com/robfig/cron", in: []string{"pkg/outbox"}, why: "cron expressions of recurring events"},
 	{path: "golang.org/x/sync", why: "errgroup"},
 	{path: "golang.org/x/sys", in: []string{"internal/lease", "internal/devstack", "internal/devstack/stacktest", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs through a suspend, process groups, memory of a process"},
 	{path: "golang.org/x/term", in: []string{"cmd", "internal/demo"}, why: "keys and width of a terminal"},
