@@ -120,26 +120,3 @@ func resumeCollection(c lease.Collection) resume.Collection {
 	copy(r.UUID[:], c.UUID.Data)
 	return r
 }
-
-// indexes makes the indexes that are missing, beside the delivery: without them nothing is lost, only slow.
-func (t *term) indexes(ctx context.Context) {
-	for _, o := range t.outboxes() {
-		if ctx.Err() != nil {
-			return
-		}
-		t.index(ctx, o)
-	}
-	if err := t.events.Ensure(ctx); err != nil && ctx.Err() == nil {
-		t.log.Warn("the events log keeps its entries by count only", "reason", err)
-	}
-}
-
-func (t *term) index(ctx context.Context, o store.Outbox) {
-	if !t.cfg.MongoDB.Indexes {
-		return
-	}
-	err := store.EnsureIndexes(ctx, t.mongo.state.Database(o.DB).Collection(o.Coll))
-	if err != nil && ctx.Err() == nil {
-		t.log.Warn("an index is missing; sweeps and scheduled deliveries of this collection are slow without it", "collection", o.NS(), "reason", err, "advice", "run `outrelay doctor`, which prints the statements")
-	}
-}

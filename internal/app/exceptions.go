@@ -5,30 +5,68 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/resume"
 )
 
-// exceptions moves what is dead at once to the dead letters, as the stream showed it, in fenced transactions (N3, N16).
+// exceptions writes down, in fenced transactions, what is not sent: dead letters, and envelopes that wait, as the stream
+// showed them (N3, N16).
 type exceptions struct{ t *term }
 
-// Record implements dispatch.Exceptions.
+// Record implements dispatch.Exceptions. What is dead is moved first: an envelope that is dead for one target and waits for
+// another is written anew by what follows.
 func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) error {
-	letters := make([]deadletter.Letter, 0, len(batch))
+	if err := x.images(ctx, batch); err != nil {
+		return err
+	}
+	var letters []deadletter.Letter
+	var held []store.Exception
 	for i := range batch {
-		l, err := x.letter(ctx, &batch[i])
-		if err != nil {
-			return err
+		switch e := &batch[i]; {
+		case e.Raw == nil:
+			// Nothing is left to send. Its gates open again.
+			l, err := x.bare(e)
+			if err != nil {
+				return err
+			}
+			letters = append(letters, l)
+			for _, topic := range e.Pending {
+				x.t.disp.Open(string(e.NSHash), topic, e.Key)
+			}
+			e.State = ""
+		case e.State == "":
+			letters = append(letters, x.letter(e))
+		default:
+			held = x.held(held, e)
 		}
-		letters = append(letters, l)
+	}
+	if err := x.move(ctx, letters); err != nil || len(held) == 0 {
+		return err
+	}
+	if err := store.WriteExceptions(ctx, x.t.held, held); err != nil {
+		return err
+	}
+	for i := range held {
+		x.t.dirty.marked(held[i].NS)
+	}
+	x.t.rec.exceptions.Written(held)
+	return nil
+}
+
+func (x *exceptions) move(ctx context.Context, letters []deadletter.Letter) error {
+	if len(letters) == 0 {
+		return nil
 	}
 	moved, err := deadletter.Move(ctx, x.t.held, letters)
 	if err != nil {
@@ -41,105 +79,161 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	return nil
 }
 
-func (x *exceptions) letter(ctx context.Context, e *dispatch.Exception) (deadletter.Letter, error) {
-	doc := x.t.held.Document()
-	l := deadletter.Letter{
+func (x *exceptions) letter(e *dispatch.Exception) deadletter.Letter {
+	return deadletter.Letter{
 		NS: e.NS, Raw: e.Raw, Class: e.Why.Class, Reason: e.Why.Reason, Topic: e.Topic, Partition: record.AnyPartition, Pos: e.Pos,
-		Source: deadletter.Source{Kind: "relay", Watcher: x.t.cfg.Watcher, Node: x.t.cfg.Node, Epoch: doc.Epoch, Version: x.t.version},
+		Source: deadletter.Source{Kind: "relay", Watcher: x.t.cfg.Watcher, Node: x.t.cfg.Node, Epoch: x.t.held.Document().Epoch, Version: x.t.version},
 	}
-	if e.Raw != nil {
-		return l, nil
+}
+
+// held appends an envelope that waits. One that several targets gave back is written once.
+func (x *exceptions) held(list []store.Exception, e *dispatch.Exception) []store.Exception {
+	w := store.Exception{NS: e.NS, Raw: e.Raw, State: e.State, Pos: e.Pos, Pending: e.Pending, Key: e.Key, Node: x.t.cfg.Node}
+	if e.State == event.StateRetry {
+		w.Attempts, w.Delay = 1, x.t.retryPolicy().Delay(0)
+		w.Error = &store.ExceptionError{Class: e.Why.Class, Reason: e.Why.Reason, Topic: e.Topic}
 	}
-	if e.Floor.Token.IsZero() { // swept: the stream may not reach back to it
-		if found, err := x.find(ctx, e, &l); found || err != nil {
-			return l, err
+	for i := range list {
+		if o := &list[i]; o.NS == w.NS && o.Pos == w.Pos && bytes.Equal(o.Raw.Lookup("_id").Value, w.Raw.Lookup("_id").Value) {
+			if w.State == event.StateRetry {
+				w.Pending, *o = append(o.Pending, w.Pending...), w
+			} else {
+				o.Pending = append(o.Pending, w.Pending...)
+			}
+			return list
 		}
 	}
-	err := x.refetch(ctx, e, &l)
-	if err != nil && ctx.Err() == nil {
-		if found, _ := x.find(ctx, e, &l); found {
-			return l, nil
+	return append(list, w)
+}
+
+// images brings the envelopes of records that the sink gave back: it keeps encoded records only.
+func (x *exceptions) images(ctx context.Context, batch []dispatch.Exception) error {
+	missing := map[string][]*dispatch.Exception{}
+	left := 0
+	for i := range batch {
+		e := &batch[i]
+		if e.Raw == nil {
+			k := imageKey(e.ID, e.StringID, e.NSHash)
+			missing[k] = append(missing[k], e)
+			left++
 		}
 	}
-	if errors.Is(err, changestream.ErrNotInStream) {
-		return l, x.bare(e, &l)
+	if left == 0 {
+		return nil
 	}
-	return l, err
+	if x.t.sweeping.Load() == nil { // what was swept the stream may not reach back to
+		err := x.refetch(ctx, batch[0].Floor, missing)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err == nil {
+			return nil
+		}
+		x.t.log.Debug("some refused records are not in the stream behind the watermark", "reason", err)
+	}
+	for _, list := range missing {
+		for _, e := range list {
+			if e.Raw != nil {
+				continue
+			}
+			if err := x.find(ctx, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func imageKey(id []byte, text bool, ns []byte) string {
+	kind := byte(0)
+	if text {
+		kind = 1
+	}
+	return string(ns) + string(kind) + string(id)
+}
+
+// refetch reads the images again from the stream, behind the watermark: the documents may be gone from their collections.
+func (x *exceptions) refetch(ctx context.Context, floor resume.Position, missing map[string][]*dispatch.Exception) error {
+	var v event.View
+	var id []byte
+	var hit []*dispatch.Exception
+	left := len(missing)
+	want := func(ev *changestream.Event) bool {
+		raw := ev.Document
+		if !ev.HasDocument || event.Parse(raw, &v) != nil {
+			return false
+		}
+		id = v.AppendID(id[:0])
+		h := routing.NamespaceHash(string(ev.DB) + "." + string(ev.Coll))
+		for _, ns := range [][]byte{h[:], nil} {
+			for _, text := range []bool{v.AmbiguousID(), false} {
+				if hit = missing[imageKey(id, text, ns)]; hit != nil {
+					return hit[0].Raw == nil
+				}
+			}
+		}
+		return false
+	}
+	return x.t.stream.Refetch(ctx, floor, want, func(ev *changestream.Event, doc []byte) bool {
+		raw := slices.Clone(doc)
+		for _, e := range hit {
+			e.Raw, e.NS, e.Pos = raw, string(ev.DB)+"."+string(ev.Coll), string(ev.Data)
+		}
+		left--
+		return left > 0
+	})
 }
 
 // bare is the letter of an envelope that is nowhere any more: its id is what the refused record tells of it. Without it the
 // watermark would wait for an image that cannot come.
-func (x *exceptions) bare(e *dispatch.Exception, l *deadletter.Letter) error {
-	l.NS = x.t.scope.String()
+func (x *exceptions) bare(e *dispatch.Exception) (deadletter.Letter, error) {
+	e.NS = x.t.scope.String()
 	for _, o := range x.t.outboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
-			l.NS = o.NS()
+			e.NS = o.NS()
 		}
 	}
-	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: event.ParseID(string(e.ID))}})
-	l.Raw = raw
-	l.Reason += "; the envelope is gone, only its id is left"
-	return err
+	id := event.ParseID(string(e.ID))
+	if e.StringID {
+		id = event.NewID(string(e.ID))
+	}
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: id}})
+	e.Raw = raw
+	if e.Why.Class == "" {
+		e.Why.Class, e.Why.Reason = record.Malformed, "its target could not be written"
+	}
+	e.Why.Reason += "; the envelope is gone, only its id is left"
+	return x.letter(e), err
 }
 
-// find reads the envelope from its collection, for a record whose place in the stream is lost.
-func (x *exceptions) find(ctx context.Context, e *dispatch.Exception, l *deadletter.Letter) (bool, error) {
-	var dbs []string
-	if db, _ := x.t.scope.Target(); db != "" {
-		dbs = []string{db}
-	}
-	outboxes, err := store.ListOutboxes(ctx, x.t.mongo.state, x.t.scope.Matches, dbs...)
-	if err != nil {
-		return false, err
-	}
+// find reads an envelope from its collection, for a record whose place in the stream is lost. Its position is made of its
+// stamp.
+func (x *exceptions) find(ctx context.Context, e *dispatch.Exception) error {
 	text := string(e.ID)
-	for _, o := range outboxes {
+	ids := []event.ID{event.ParseID(text), event.NewID(text)}
+	if e.StringID {
+		ids = ids[1:]
+	}
+	for _, o := range x.t.outboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
 			continue
 		}
-		for _, id := range []event.ID{event.ParseID(text), event.NewID(text)} {
+		for _, id := range ids {
 			kind, val, err := id.MarshalBSONValue()
 			if err != nil {
-				return false, err
+				return err
 			}
 			raw, err := store.Fetch(ctx, x.t.mongo.stream.Database(o.DB).Collection(o.Coll), bson.RawValue{Type: bson.Type(kind), Value: val})
 			if errors.Is(err, store.ErrNotFound) {
 				continue
 			}
 			if err == nil {
-				l.NS, l.Raw, l.Pos = o.NS(), raw, ""
+				e.NS, e.Raw, e.Pos = o.NS(), raw, store.PosAt(reconcile.Stamp(raw))
 			}
-			return err == nil, err
+			return err
 		}
 	}
-	return false, nil
-}
-
-// refetch reads the image of an envelope again from the stream, behind the watermark: the sink keeps encoded records only,
-// and the document may be gone from its collection already.
-func (x *exceptions) refetch(ctx context.Context, e *dispatch.Exception, l *deadletter.Letter) error {
-	var v event.View
-	var id []byte
-	match := func(ev *changestream.Event) bool {
-		if ev.Op != changestream.Insert || event.Parse(ev.Document, &v) != nil {
-			return false
-		}
-		ns := string(ev.DB) + "." + string(ev.Coll)
-		if h := routing.NamespaceHash(ns); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
-			return false
-		}
-		if id = v.AppendID(id[:0]); !bytes.Equal(id, e.ID) {
-			return false
-		}
-		l.NS, l.Pos = ns, string(ev.Data)
-		return true
-	}
-	raw, err := x.t.stream.Refetch(ctx, e.Floor, match)
-	if errors.Is(err, changestream.ErrNotInStream) {
-		return fmt.Errorf("the envelope of a refused record is not in the stream behind the watermark: %w", err)
-	}
-	l.Raw = raw
-	return err
+	return nil
 }
 
 // withoutDocument is the envelope of an event that was too large for the stream and gone when it was fetched (N24): its id

@@ -129,9 +129,6 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 		blocked = append(blocked, Blocked{Topic: b.Topic, Reason: b.Reason, Since: b.Since, Count: b.Count, Kind: b.Kind})
 		t.unreachable = t.unreachable || b.Away()
 	}
-	for _, s := range disp.Stuck() {
-		blocked = append(blocked, Blocked{Topic: s.Topic, Reason: s.Reason, Since: s.Since, Count: s.Count, Kind: "refused"})
-	}
 	t.gaugeBlocked(blocked)
 	text := ""
 	if len(blocked) > 0 {
@@ -143,7 +140,7 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 	t.stats.observe(now, t, disp, stream, blocked)
 }
 
-// gaugeBlocked sets the gauges of what waits: by the sink for a target, or by the dispatcher for a refused record.
+// gaugeBlocked sets the gauges of what the sink holds for a target.
 func (r *Relay) gaugeBlocked(list []Blocked) {
 	g := r.metrics.BlockedTargets
 	g.Reset()

@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -24,4 +25,13 @@ func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context)
 		}
 		return store.ListOutboxes(ctx, client, scope.Matches)
 	}
+}
+
+// Router is the routing of the configuration.
+func Router(cfg config.Config) (*routing.Router, error) {
+	r, err := routing.New(cfg.Routing())
+	if err != nil {
+		return nil, fmt.Errorf("topics: %w", err)
+	}
+	return r, nil
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -25,12 +24,10 @@ const (
 // pump is the hot path: decode → route → dispatch. One goroutine runs it; what it reuses lives in it, so that an event
 // costs no allocation.
 type pump struct {
+	filling
 	scope  *changestream.Scope
-	router *routing.Router
-	filler *routing.Filler
 	disp   *dispatch.Dispatcher
 	ddl    func(ctx context.Context, ev *changestream.Event) error
-	dirty  func(ctx context.Context, ns string) error
 	now    func() time.Time // the server's time, for expiry
 	replay replay
 	tick   func() // after each batch, empty ones too
@@ -41,15 +38,17 @@ type pump struct {
 	dropExpired bool
 	dropped     func()
 
-	ev      changestream.Event
-	view    event.View
-	meta    routing.Meta
-	targets []routing.Target
-	item    dispatch.Item
-	ns      []byte
-	known   map[string]bool // namespaces in the dirty list of the watcher document
-	last    [16]byte        // collection of the event before
-	count   int
+	remember bool   // each delivery is to be written down
+	margin   uint32 // seconds by which a stamp may be older than the commit of its envelope
+	owned    *owned
+	saw      func(ns string, id bson.RawValue, dueAt time.Time) // hears of scheduled envelopes
+
+	ev    changestream.Event
+	item  dispatch.Item
+	ns    []byte
+	known *dirty
+	last  [16]byte // collection of the event before
+	count int
 }
 
 // replay is the stretch of the stream that the read-back covers.
@@ -93,7 +92,7 @@ func (p *pump) batch(ctx context.Context, b *changestream.Batch) error {
 	p.disp.Flush()
 	if p.replay.end != nil && b.Position.ClusterTime.After(p.replay.until) {
 		p.replay.end()
-		p.replay.end = nil
+		p.replay.end, p.owned = nil, nil
 	}
 	b.Release()
 	return nil
@@ -131,25 +130,27 @@ func (p *pump) hand(ctx context.Context, commitMS int64) error {
 		return p.refused(ctx, it, err)
 	}
 	if p.ownedByReconciler() {
-		return p.markDirty(ctx)
+		return p.leave(ctx)
 	}
+	if p.owned != nil && p.owned.has(p.namespace(), bson.Raw(p.ev.Document).Lookup("_id")) {
+		return nil // an earlier owner made an exception of it (N15)
+	}
+	p.remembered(it)
 	return p.disp.Deliver(ctx, it)
 }
 
 // ownedByReconciler: an insert that carries a state or a due time is never sent by the stream (N16, N19).
 func (p *pump) ownedByReconciler() bool { return p.view.State != nil || p.view.HasDueAt }
 
-// markDirty makes sure, before the watermark passes the first such envelope, that a take-over asks its collection (N17).
-func (p *pump) markDirty(ctx context.Context) error {
-	p.ns = append(append(append(p.ns[:0], p.ev.DB...), '.'), p.ev.Coll...)
-	if p.known[string(p.ns)] {
-		return nil
-	}
-	ns := string(p.ns)
-	if err := p.dirty(ctx, ns); err != nil {
+// leave makes sure, before the watermark passes an envelope of the reconciler's, that its collection is looked at (N17).
+func (p *pump) leave(ctx context.Context) error {
+	ns := p.namespace()
+	if err := p.known.mark(ctx, ns); err != nil {
 		return err
 	}
-	p.known[ns] = true
+	if p.view.State == nil && p.saw != nil {
+		p.saw(ns, bson.Raw(p.ev.Document).Lookup("_id"), time.UnixMilli(p.view.DueAt))
+	}
 	return nil
 }
 
@@ -165,28 +166,32 @@ func (p *pump) fill(it *dispatch.Item) error {
 	if p.ownedByReconciler() {
 		return nil
 	}
-	if p.view.HasExpiresAt && p.now().UnixMilli() > p.view.ExpiresAt {
-		return &record.Refusal{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
-	}
-	targets, err := p.router.Route(&p.view, p.targets[:0])
-	p.targets = targets
-	if err != nil {
+	if err := p.expired(p.now()); err != nil {
 		return err
 	}
 	p.meta.DB, p.meta.Coll, p.meta.ClusterTime, p.meta.CommitMS = p.ev.DB, p.ev.Coll, p.ev.ClusterTime, p.ev.WallMS
-	for i := range targets {
-		it.Records = append(it.Records, record.Record{})
-		rec := &it.Records[i]
-		if i > 0 {
-			*rec = it.Records[0]
-			rec.Topic, rec.Partition = targets[i].Topic, targets[i].Partition
-			continue
-		}
-		if err := p.filler.Fill(&p.view, &p.meta, targets[i], rec); err != nil {
-			return err
-		}
+	var err error
+	it.Records, err = p.records(it.Records)
+	return err
+}
+
+// remembered is what is written down of a delivery: where that is asked for, and where an envelope has no stamp of the
+// server, so that neither sweep nor purge could tell it from one that was not sent (N25).
+func (p *pump) remembered(it *dispatch.Item) {
+	ts := p.view.TS
+	if p.ev.ClusterTime.T > ts.T+p.margin {
+		ts = bson.Timestamp{} // copied here with a stamp of its own, which says nothing about it
 	}
-	return nil
+	if !p.remember && !ts.IsZero() {
+		return
+	}
+	id := bson.Raw(p.ev.Document).Lookup("_id")
+	it.Sent = &dispatch.Sent{NS: p.namespace(), ID: bson.RawValue{Type: id.Type, Value: slices.Clone(id.Value)}, TS: ts}
+}
+
+func (p *pump) namespace() string {
+	p.ns = append(append(append(p.ns[:0], p.ev.DB...), '.'), p.ev.Coll...)
+	return string(p.ns)
 }
 
 // refused hands an envelope that cannot be sent to the dead letters; an expired one may be dropped by policy.

@@ -31,6 +31,9 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error { return t.clock.sync(ctx, t.mongo.stream) }); err != nil {
 		return none, err
 	}
+	if err := t.guardSchema(ctx); err != nil {
+		return none, err
+	}
 	// Before the collections are looked for: what is committed to one that appears meanwhile is behind it.
 	began, err := t.operationTime(ctx)
 	if err != nil {
@@ -47,6 +50,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err := t.claimCollections(ctx, claims); err != nil {
 		return none, err
 	}
+	t.margin = store.Margin(ctx, t.mongo.stream)
 	disp := t.newDispatcher()
 	sink, err := t.openSink(ctx, &doc, disp)
 	if err != nil {
@@ -63,9 +67,16 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if t.stream, err = t.newStream(); err != nil {
 		return none, err
 	}
-	t.pump = t.newPump(&doc, until)
+	t.dirty = newDirty(t, &doc)
+	t.rec = t.newReconciler(&doc)
+	owned, err := t.loadExceptions(ctx)
+	if err != nil {
+		return none, err
+	}
+	t.pump = t.newPump(until, owned)
 	g.Go(func() error { return endOf(work, sink.Run(work)) })
 	g.Go(func() error { return endOf(work, disp.Run(work)) })
+	t.reconcile(ctx, work, g)
 	t.later(t.indexes)
 	t.delivering.Store(disp)
 	t.running.set(t)
@@ -99,7 +110,8 @@ func (t *term) untilDone(ctx context.Context, part string, op func(context.Conte
 func (t *term) newDispatcher() *dispatch.Dispatcher {
 	return dispatch.New(dispatch.Config{
 		Budget: int64(t.cfg.Limits.Memory), MaxTickets: t.cfg.Limits.Tickets,
-		Exceptions: &exceptions{t}, Retry: t.retryFenced, Log: t.log, Now: t.clock.now,
+		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Log: t.log, Now: t.clock.now,
+		Ready: func(topic string) { t.rec.exceptions.Wake(topic) },
 		Metrics: dispatch.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))
@@ -112,13 +124,14 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 					t.metrics.ObservePublish(topic, metrics.Refused, 1)
 				}
 			},
+			Held:    func(state string, n int) { t.metrics.Reconciled.WithLabelValues(state).Add(float64(n)) },
 			Latency: func(ms float64) { t.metrics.ObserveLatency(time.Duration(ms*float64(time.Millisecond)), 1) },
 		},
 	})
 }
 
 // openSink fences every earlier sender and persists this one. It goes on until Kafka answers, the lease is lost or ctx ends.
-func (t *term) openSink(ctx context.Context, doc *lease.Document, acks record.Acks) (*kafka.Sink, error) {
+func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch.Dispatcher) (*kafka.Sink, error) {
 	var sink *kafka.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
 		sink, err = kafka.Open(ctx, t.kafka, kafka.TakeOver{
@@ -130,7 +143,8 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, acks record.Ac
 			Bounds:          fence.Bounds{Bytes: int64(t.cfg.Kafka.ReadBack.Bytes), Time: t.cfg.Kafka.ReadBack.Time},
 			Alive:           doc.RenewedAt,
 			Event:           t.kafkaEvent,
-		}, claims{t.held}, acks)
+			Holder:          disp,
+		}, claims{t.held}, disp)
 		if errors.Is(err, kafka.ErrFenced) || errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
 		}
@@ -184,24 +198,23 @@ func (t *term) newStream() (*changestream.Stream, error) {
 	})
 }
 
-func (t *term) newPump(doc *lease.Document, until bson.Timestamp) *pump {
+func (t *term) newPump(until bson.Timestamp, owned *owned) *pump {
 	p := &pump{
-		scope: t.scope, router: t.router, filler: t.preset.Filler(), disp: t.disp, ddl: t.onDDL, now: t.clock.now,
+		filling: filling{router: t.router, filler: t.preset.Filler()},
+		scope:   t.scope, disp: t.disp, ddl: t.onDDL, now: t.clock.now,
 		replay:      replay{until: until, end: t.sink.EndReplay},
 		tick:        func() { t.progress.ticks.Add(1) },
 		dropExpired: t.cfg.Expired == "drop",
 		dropped:     func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },
-		known:       map[string]bool{},
+		known:       t.dirty,
+		owned:       owned,
+		saw:         t.rec.scheduled.Saw,
+		remember:    t.cfg.Recording != store.RecordWatermark,
+		margin:      uint32(t.margin / time.Second),
 		collections: t.collections,
 		adopt:       t.adopt,
 	}
 	p.meta.MultiCollection = t.scope.Multiple()
-	for _, ns := range doc.Dirty {
-		p.known[ns] = true
-	}
-	p.dirty = func(ctx context.Context, ns string) error {
-		return t.held.Save(ctx, lease.Update{Dirty: []string{ns}})
-	}
 	return p
 }
 

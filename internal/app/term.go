@@ -46,6 +46,9 @@ type term struct {
 	readers      sync.WaitGroup              // joined last: nobody waits for them before the lease is released
 	later        func(func(context.Context)) // runs beside the term, joined with readers
 	unreachable  bool                        // what waits does so because brokers are away; the monitor's
+	dirty        *dirty
+	rec          *reconciler
+	margin       time.Duration // by which stamps may be older than the commits of their envelopes
 	known        struct {
 		sync.Mutex
 		outboxes []store.Outbox // what is watched, as far as it is known
@@ -101,7 +104,7 @@ func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
 }
 
 // termParts are the parts of the state that a term reports on.
-var termParts = []string{"kafka", "stream", "mongodb", "stuck", "budget"}
+var termParts = []string{"kafka", "stream", "mongodb", "stuck", "budget", "reconciler"}
 
 // endOf is nil for a stage that ended because ctx did.
 func endOf(ctx context.Context, err error) error {
@@ -136,6 +139,7 @@ func (t *term) run(stop, work context.Context, g *errgroup.Group) error {
 		t.state.setRole(RoleStopping)
 	}
 	t.drain(work)
+	t.drainBesides(work)
 	switch {
 	case errors.Is(cause, errStopping):
 		return nil
@@ -210,7 +214,7 @@ func (t *term) drainStep(ctx context.Context) error {
 
 // blocked reports whether something waits for what a drain cannot bring.
 func (t *term) blocked() bool {
-	return len(t.disp.Stuck()) > 0 || slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 })
+	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 })
 }
 
 // release writes the last checkpoint and gives the lease back.

@@ -25,7 +25,7 @@ func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Clien
 	}
 	c := kafka.Config{
 		Brokers: cfg.Kafka.Brokers, TLS: tls, Compression: cfg.Kafka.Compression, RequestTimeout: cfg.Kafka.RequestTimeout,
-		Lanes: cfg.Kafka.Lanes, Log: log, Metrics: m,
+		Lanes: cfg.Kafka.Lanes, ParkBytes: int64(cfg.Limits.Memory), Log: log, Metrics: m,
 	}
 	if s := cfg.Kafka.SASL; s != nil {
 		password := s.Password

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -14,18 +13,19 @@ import (
 // ErrNotInStream says that the event looked for is not in the stretch of the stream that was read.
 var ErrNotInStream = errors.New("not in the change stream")
 
-// Refetch reads the stream again behind a position until match accepts an event, and returns a copy of that event's
-// document: the image of an envelope that is no longer in its collection. It gives up with ErrNotInStream at the cluster's time of
-// the call, and returns the server's error if the history is gone. It opens a stream of its own and may run beside Run.
-func (s *Stream) Refetch(ctx context.Context, after resume.Position, match func(*Event) bool) ([]byte, error) {
+// Refetch reads the stream again behind a position and hands take the documents of the inserts that want accepts, until
+// take returns false: the images of envelopes that may be no longer in their collection. Event and document are valid
+// during the call. It ends with ErrNotInStream at the cluster's time of the call, and with the server's error if the
+// history is gone. It opens a stream of its own and may run beside Run.
+func (s *Stream) Refetch(ctx context.Context, after resume.Position, want func(*Event) bool, take func(ev *Event, document []byte) (more bool)) error {
 	end, err := OperationTime(ctx, s.cfg.Client)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	opts := s.options()
 	if t, ok := after.Time(); after.Token.IsZero() {
 		if !ok {
-			return nil, ErrNoStart
+			return ErrNoStart
 		}
 		opts.SetStartAtOperationTime(&t)
 	} else {
@@ -33,7 +33,7 @@ func (s *Stream) Refetch(ctx context.Context, after resume.Position, match func(
 	}
 	c, err := s.watch(ctx, append(s.cfg.Scope.Pipeline(), slimStage), opts)
 	if err != nil {
-		return nil, fmt.Errorf("opening stream to read an event again: %w", err)
+		return fmt.Errorf("opening stream to read events again: %w", err)
 	}
 	defer c.close()
 	c.cs.SetBatchSize(firstDocuments)
@@ -42,39 +42,39 @@ func (s *Stream) Refetch(ctx context.Context, after resume.Position, match func(
 	for ctx.Err() == nil {
 		b.reset()
 		if err := c.fetch(s.cfg.MaxAwait+maxPatience, b); err != nil {
-			return nil, fmt.Errorf("reading an event again: %w", err)
+			return fmt.Errorf("reading events again: %w", err)
 		}
-		doc, err := s.find(ctx, b, match)
-		if doc != nil || err != nil {
-			return doc, err
+		if more, err := s.find(ctx, b, want, take); err != nil || !more {
+			return err
 		}
 		t, ok := resume.Token(c.cs.ResumeToken()).ClusterTime()
 		read := ok && (t.After(end) || len(b.Docs) == 0 && !t.Before(end))
 		if read || c.cs.ID() == 0 {
-			return nil, ErrNotInStream
+			return ErrNotInStream
 		}
 	}
-	return nil, context.Cause(ctx)
+	return context.Cause(ctx)
 }
 
-// find is a copy of the document of the first event in b that matches.
-func (s *Stream) find(ctx context.Context, b *Batch, match func(*Event) bool) ([]byte, error) {
+// find hands on what is wanted of a batch. A document that was too large for its event, and is gone, is passed over.
+func (s *Stream) find(ctx context.Context, b *Batch, want func(*Event) bool, take func(*Event, []byte) bool) (more bool, err error) {
 	var ev Event
 	for _, raw := range b.Docs {
 		if err := Parse(raw, &ev); err != nil {
-			return nil, err
+			return false, err
 		}
-		if ev.Op != Insert || !match(&ev) {
+		if ev.Op != Insert || !want(&ev) {
 			continue
 		}
-		if ev.HasDocument {
-			return slices.Clone(ev.Document), nil
+		doc := ev.Document
+		if !ev.HasDocument {
+			if doc, err = s.document(ctx, &ev); err != nil {
+				return false, err
+			}
 		}
-		doc, err := s.document(ctx, &ev)
-		if err == nil && doc == nil {
-			err = fmt.Errorf("%w: %s", ErrNotInStream, goneNote)
+		if doc != nil && !take(&ev, doc) {
+			return false, nil
 		}
-		return doc, err
 	}
-	return nil, nil
+	return true, nil
 }

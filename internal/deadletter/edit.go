@@ -27,8 +27,8 @@ type Edit struct {
 	Unset   []string
 }
 
-// fields names what is changed, in order and once.
-func (e Edit) fields() []string {
+// Fields names what is changed, in order and once.
+func (e Edit) Fields() []string {
 	out := slices.Clone(e.Unset)
 	for _, f := range e.Set {
 		out = append(out, f.Key)
@@ -38,7 +38,7 @@ func (e Edit) fields() []string {
 }
 
 func (e Edit) check() error {
-	names := e.fields()
+	names := e.Fields()
 	if len(names) == 0 {
 		return fmt.Errorf("the edit changes nothing; requeue the letter instead")
 	}
@@ -185,7 +185,7 @@ func (k Desk) edited(tx context.Context, d *Dead, e Edit, a again, dryRun bool) 
 	if e.Version == 0 {
 		unchanged[2].Value = nil
 	}
-	matched, err := k.markReplayed(tx, dead, unchanged, delivery, e.fields())
+	matched, err := k.markReplayed(tx, dead, unchanged, delivery, e.Fields())
 	if err != nil {
 		return 0, err
 	}

@@ -25,7 +25,7 @@ var purgeScenario = Scenario{
 	set: map[string]any{
 		"start":     "now",
 		"retention": purgeRetention.String(),
-		"purge":     map[string]any{"every": "200ms", "rate": purgeRate},
+		"purge":     map[string]any{"interval": purgeLook.String(), "rate": purgeRate},
 	},
 	run: runPurge,
 }
@@ -56,10 +56,12 @@ func (f *PurgeFinding) tell() []string {
 const (
 	purgePairs     = 5
 	purgeRetention = 11 * time.Minute // above the margin that the purge keeps for transactions that are open for long
-	purgeRate      = 5000             // envelopes a second
-	purgeRatio     = 1.25             // what the median of the ratios may be
-	purgeMost      = 20 * time.Second // for one purge
-	protected      = 200              // unsent envelopes as old as the purged ones
+	purgeRate      = 5000             // envelopes a second at most: the default
+	purgeLook      = 200 * time.Millisecond
+	purgeRatio     = 1.25                   // what the median of the ratios may be
+	purgeEdge      = 300 * time.Millisecond // after a purge, that belong to neither
+	purgeLeast     = 200                    // records in each stretch, to speak of percentiles
+	protected      = 200                    // unsent envelopes as old as the purged ones
 )
 
 func runPurge(ctx context.Context, s *stage) (Finding, error) {
@@ -69,7 +71,7 @@ func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	// A purge begins when the relay's position has passed the envelopes' stamps by the retention: so they get stamps that
 	// come to that age when their stretch begins.
 	first := time.Now().Add(5*time.Second + time.Duration(s.o.Events)*time.Second/10_000).Truncate(time.Second)
-	period := (2*stretch + 4*time.Second).Truncate(time.Second)
+	period := (2*stretch + 5*time.Second).Truncate(time.Second)
 	if err := s.insertOld(ctx, first, period, each); err != nil {
 		return f, err
 	}
@@ -154,8 +156,8 @@ type purgeRound struct {
 
 type purgeRounds []purgeRound
 
-// purgeRounds measures the pairs: in each, the purge comes by the age of the envelopes and is followed by as long a time
-// without one.
+// purgeRounds measures the pairs: in each, a purge comes by the age of the envelopes, and then there is none until the
+// next one begins.
 func (s *stage) purgeRounds(ctx context.Context, first time.Time, period, stretch time.Duration, each int) (purgeRounds, error) {
 	w := &delays{}
 	hear := w.hear
@@ -163,34 +165,36 @@ func (s *stage) purgeRounds(ctx context.Context, first time.Time, period, stretc
 	rounds := make(purgeRounds, purgePairs)
 	for pair := range rounds {
 		r, at := &rounds[pair], stampOf(first, period, pair)
-		if err := s.await(ctx, "the time of a purge", period+patience, func() bool { return !time.Now().Before(at.Add(purgeRetention)) }); err != nil {
+		already, err := s.purged(ctx, at, 1, each)
+		if err != nil {
 			return rounds, err
 		}
-		var gone int
-		var err error
-		look := func(n int) func() bool {
-			return func() bool { gone, err = s.goneOf(ctx, at, each); return err != nil || gone >= n }
+		began := time.Now()
+		if before := w.take(); pair > 0 {
+			rounds[pair-1].without = before
 		}
-		if err := errors.Join(s.await(ctx, "envelopes that are old enough are purged", purgeMost, look(1)), err); err != nil {
-			return rounds, err
-		}
-		began, already := time.Now(), gone
-		w.take()
-		if err := errors.Join(s.await(ctx, "all envelopes that are old enough are purged", purgeMost, look(each)), err); err != nil {
+		if _, err := s.purged(ctx, at, each, each); err != nil {
 			return rounds, err
 		}
 		r.with, r.took = w.take(), time.Since(began)*time.Duration(each)/time.Duration(max(each-already, 1))
-		if err := s.pass(ctx, lookEvery*10); err != nil {
+		s.say("%s purged in %.1f s", thousands(each), r.took.Seconds())
+		if err := s.pass(ctx, purgeEdge); err != nil {
 			return rounds, err
 		}
 		w.take()
-		if err := s.pass(ctx, min(stretch, time.Until(first.Add(time.Duration(pair+1)*period)))); err != nil {
-			return rounds, err
-		}
-		r.without = w.take()
-		s.say("%s purged in %.1f s: p99 %.1f ms, without a purge %.1f ms", thousands(each), r.took.Seconds(), quantile(r.with, 0.99), quantile(r.without, 0.99))
 	}
-	return rounds, nil
+	err := s.pass(ctx, stretch)
+	rounds[len(rounds)-1].without = w.take()
+	return rounds, err
+}
+
+// purged waits until so many envelopes of a stamp are purged, and returns how many are.
+func (s *stage) purged(ctx context.Context, at time.Time, n, of int) (gone int, err error) {
+	waited := s.await(ctx, fmt.Sprintf("%d of %d envelopes that are old enough are purged", n, of), patience, func() bool {
+		gone, err = s.goneOf(ctx, at, of)
+		return err != nil || gone >= n
+	})
+	return gone, errors.Join(waited, err)
 }
 
 // goneOf is how many envelopes of a stamp were purged, from the oldest that is left: a purge goes by stamp.
@@ -237,7 +241,10 @@ func (d *delays) take() []time.Duration {
 func (rs purgeRounds) figures(f *PurgeFinding, each int) {
 	var with50, with99, none50, none99 []float64
 	var took time.Duration
-	for _, r := range rs {
+	for i, r := range rs {
+		if n := min(len(r.with), len(r.without)); n < purgeLeast {
+			f.Broken = append(f.Broken, fmt.Sprintf("pair %d has a stretch of %d records, too few to compare", i+1, n))
+		}
 		w99, n99 := quantile(r.with, 0.99), quantile(r.without, 0.99)
 		with50, with99 = append(with50, quantile(r.with, 0.5)), append(with99, w99)
 		none50, none99 = append(none50, quantile(r.without, 0.5)), append(none99, n99)

@@ -282,7 +282,7 @@ func (s *stage) judge(ctx context.Context, o *Outcome, took time.Duration) error
 	o.Scenario, o.Events, o.Delivered, o.Lost, o.Dead = s.scenario.Name, r.Committed, r.Delivered, r.Waiting, int(dead)
 	o.Duplicates, o.OutOfOrder, o.Phantoms = r.Duplicates, r.OutOfOrder+r.Strayed, r.Phantoms+r.Altered
 	o.Seconds = round(took)
-	o.Broken = append([]string{}, s.bad.list...)
+	o.Broken = append(append([]string{}, o.Broken...), s.bad.list...)
 	o.Held = len(o.Broken) == 0
 	return nil
 }

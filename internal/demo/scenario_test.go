@@ -194,7 +194,7 @@ func TestPurgeFigures(t *testing.T) {
 	ms := func(n int) []time.Duration { return []time.Duration{time.Duration(n) * time.Millisecond} }
 	var f PurgeFinding
 	purgeRounds{{ms(12), ms(10), time.Second}, {ms(30), ms(10), time.Second}, {ms(10), ms(20), 2 * time.Second}}.figures(&f, 100)
-	if !slices.Equal(f.Ratios, []float64{1.2, 3, 0.5}) || f.Ratio != 1.2 || f.PurgeRate != 75 || f.WithP99MS != 12 || f.NoneP99MS != 10 {
+	if !slices.Equal(f.Ratios, []float64{1.2, 3, 0.5}) || f.Ratio != 1.2 || f.PurgeRate != 75 || f.WithP99MS != 12 || f.NoneP99MS != 10 || len(f.Broken) != 3 {
 		t.Errorf("%+v", f)
 	}
 }

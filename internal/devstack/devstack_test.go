@@ -187,6 +187,7 @@ func TestSingleMembers(t *testing.T) {
 			t.Errorf("write to a missing topic: %v; topics must not be created by themselves", err)
 		}
 	})
+	t.Run("topic", func(t *testing.T) { settings(t, s) })
 	began = time.Now()
 	s.Stop()
 	t.Logf("down after %v", time.Since(began).Round(time.Millisecond))
@@ -199,6 +200,40 @@ func TestSingleMembers(t *testing.T) {
 	}
 	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
 		t.Errorf("left after Stop: %v %v", left, err)
+	}
+}
+
+// settings changes a topic so that it refuses old records, and back.
+func settings(t *testing.T, s *devstack.Stack) {
+	t.Helper()
+	topic := stacktest.Name(t)
+	stacktest.CreateTopicOn(t, s.Brokers(), topic, 1, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	tr := &kafka.Transport{}
+	defer tr.CloseIdleConnections()
+	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr}
+	for _, c := range []struct {
+		value string
+		want  error
+	}{{"0", kafka.InvalidTimestamp}, {"3600000", nil}, {"0", kafka.InvalidTimestamp}, {"", nil}} {
+		if err := s.SetTopic(ctx, topic, "message.timestamp.before.max.ms", c.value); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, func() error {
+			old := kafka.NewRecordReader(kafka.Record{Time: time.Now().Add(-time.Second), Value: kafka.NewBytes([]byte("v"))})
+			res, err := cl.Produce(ctx, &kafka.ProduceRequest{Topic: topic, RequiredAcks: kafka.RequireAll, Records: old})
+			if err == nil {
+				err = res.Error
+			}
+			if !errors.Is(err, c.want) {
+				return fmt.Errorf("with %q an old record is answered %w", c.value, err)
+			}
+			return nil
+		})
+	}
+	if err := s.SetTopic(ctx, topic, "no.such.setting", "1"); err == nil {
+		t.Error("a setting that there is not was taken")
 	}
 }
 

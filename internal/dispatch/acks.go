@@ -6,6 +6,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -14,7 +15,10 @@ func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []recor
 	crash.At("after-ack-before-watermark")
 	n := len(tickets)
 	d.observe(tickets)
+	aside, whole := d.aside(base, tickets), d.arrived(tp, base, tickets)
 	d.tracker.Acked(tp, base, tickets)
+	bytes -= d.answered(tp, aside)
+	d.note(whole)
 	d.budget.release(int64(bytes))
 	if d.cfg.Metrics.Published != nil {
 		d.cfg.Metrics.Published(tp.Topic, n)
@@ -36,8 +40,15 @@ func (d *Dispatcher) observe(tickets []record.Ticket) {
 
 // Refused implements record.Acks.
 func (d *Dispatcher) Refused(topic string, t record.Ticket, why *record.Refusal, bytes int) {
-	floor, _ := d.tracker.Reached() // t is unresolved, so its event stands behind the watermark
-	d.refuse(Exception{Floor: floor, ID: why.ID, NSHash: why.NS, Topic: topic, Why: *why, ticket: t, bytes: int64(bytes)})
+	if t.IsSide() {
+		d.answer(t, record.Answer{Topic: topic, Partition: record.AnyPartition, Offset: -1, Refused: why})
+		return
+	}
+	e := Exception{ID: why.ID, NSHash: why.NS, Topic: topic, Why: *why, ticket: t, targets: 1, bytes: int64(bytes)}
+	if !why.Class.DeadAtOnce() {
+		e.State, e.Pending = event.StateRetry, []string{topic}
+	}
+	d.except(e)
 }
 
 // Restore implements record.Acks.
@@ -65,14 +76,27 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 				}
 				return err
 			}
-			for _, e := range batch {
-				d.tracker.Resolve(e.ticket)
-				d.budget.release(e.bytes)
-				if d.cfg.Metrics.Dead != nil {
-					d.cfg.Metrics.Dead(e.Topic, e.Why.Class)
-				}
+			for i := range batch {
+				d.recorded(&batch[i])
+			}
+			if d.cfg.Recorded != nil {
+				d.cfg.Recorded()
 			}
 		}
+	}
+}
+
+// recorded resolves what an exception stands for.
+func (d *Dispatcher) recorded(e *Exception) {
+	for range e.targets {
+		d.tracker.Resolve(e.ticket)
+	}
+	d.budget.release(e.bytes)
+	switch {
+	case e.State != "" && d.cfg.Metrics.Held != nil:
+		d.cfg.Metrics.Held(e.State, 1)
+	case e.State == "" && d.cfg.Metrics.Dead != nil:
+		d.cfg.Metrics.Dead(e.Topic, e.Why.Class)
 	}
 }
 
@@ -81,6 +105,10 @@ func (d *Dispatcher) take() []Exception {
 	defer d.mu.Unlock()
 	n := min(len(d.exceptions), maxExceptions)
 	batch := d.exceptions[:n:n]
+	floor, _ := d.tracker.Reached() // every ticket of the batch is unresolved: its event stands behind the watermark
+	for i := range batch {
+		batch[i].Floor = floor
+	}
 	d.exceptions = d.exceptions[n:]
 	if len(d.exceptions) == 0 {
 		d.exceptions = nil

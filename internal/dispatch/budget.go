@@ -10,7 +10,7 @@ import (
 type budget struct {
 	mu      sync.Mutex
 	changed *sync.Cond
-	share   int64 // what the stream may use; the rest of the configured bytes is the reconciler's
+	share   int64 // what its user may take of the configured bytes
 	used    int64
 	waiting int // callers that are blocked
 }
@@ -18,8 +18,8 @@ type budget struct {
 // reconcilerShare of the budget is kept for the reconciler, so that a full stream cannot starve retries.
 const reconcilerShare = 4 // one in four
 
-func newBudget(total int64) *budget {
-	b := &budget{share: max(total-total/reconcilerShare, 1)}
+func newBudget(share int64) *budget {
+	b := &budget{share: max(share, 1)}
 	b.changed = sync.NewCond(&b.mu)
 	return b
 }

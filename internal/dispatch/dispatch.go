@@ -2,8 +2,9 @@
 //
 // Order: events enter in the order of Deliver, and reach each partition in that order. Blocking: Deliver blocks while the
 // byte budget or the window of 200,000 tickets is full, and that is the only brake on the reader. Everything that the sink
-// calls returns at once. Cost: no allocation per event. Not promised: that a target which cannot be written lets the others
-// pass for ever; it holds the watermark, and the budget fills up behind it (State says so).
+// calls returns at once. Cost: no allocation per event that is sent. An envelope that has to wait is handed to Exceptions
+// with its position, its gate closes, and the stream goes on; who publishes it later does so by Publish, which takes no
+// part in the order of the stream.
 package dispatch
 
 import (
@@ -12,10 +13,12 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/watermark"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -31,21 +34,27 @@ type Sink interface {
 	Recycle(tickets []record.Ticket)
 }
 
-// Exception is an envelope whose fate is written down instead of sent.
+// Exception is an envelope whose fate is written down instead of sent: it is dead, or it waits.
 type Exception struct {
-	// Raw is the envelope as the stream showed it; nil when the sink refused a record later, and the image has to be read
-	// again from the stream, after Floor, by ID and NS (the values of the record's headers).
-	Raw    []byte
-	NS     string
-	Pos    string // hex position of the stream event, empty with Raw
-	Floor  resume.Position
-	ID     []byte
-	NSHash []byte
-	Topic  string // the target that refused it; empty if it never had one
-	Why    record.Refusal
+	// State is that of the envelope that waits; empty makes it a dead letter.
+	State   string
+	Pending []string // of one that waits: the targets that are to be sent yet
+	Key     string   // of one that waits: its ordering key
+	// Raw is the envelope as the stream showed it; nil when the sink gave a record back later, and the image has to be read
+	// again from the stream, after Floor, by ID and NSHash (the values of the record's headers).
+	Raw      []byte
+	NS       string
+	Pos      string // hex position of the stream event, empty with Raw
+	Floor    resume.Position
+	ID       []byte
+	StringID bool // ID is a string that reads like another type
+	NSHash   []byte
+	Topic    string // the target that refused it; empty if it never had one
+	Why      record.Refusal
 
-	ticket record.Ticket
-	bytes  int64
+	ticket  record.Ticket
+	targets int // of the ticket, that it resolves
+	bytes   int64
 }
 
 // Exceptions writes exceptions down: fenced, and majority-committed when it returns nil (N3). It is called by one
@@ -60,6 +69,8 @@ type Item struct {
 	Records  []record.Record // one for each target
 	// Dead is why the envelope cannot be sent at all.
 	Dead *record.Refusal
+	// Sent is not nil when the delivery has to be written down.
+	Sent *Sent
 	// Raw is the envelope, DB and Coll its collection, Pos the hexadecimal position of its event; they may alias a reply.
 	Raw, DB, Coll, Pos []byte
 }
@@ -68,7 +79,7 @@ type Item struct {
 func (it *Item) exception(why record.Refusal, t record.Ticket, bytes int) Exception {
 	return Exception{
 		Raw: slices.Clone(it.Raw), NS: string(it.DB) + "." + string(it.Coll), Pos: string(it.Pos),
-		Why: why, ticket: t, bytes: int64(bytes),
+		Why: why, ticket: t, targets: 1, bytes: int64(bytes),
 	}
 }
 
@@ -76,6 +87,7 @@ func (it *Item) exception(why record.Refusal, t record.Ticket, bytes int) Except
 type Metrics struct {
 	Published func(topic string, n int)
 	Dead      func(topic string, class record.Class)
+	Held      func(state string, n int)
 	Latency   func(ms float64)
 	Waited    func()
 }
@@ -84,7 +96,11 @@ type Metrics struct {
 type Config struct {
 	Budget     int64 // bytes read and not yet acked; must be positive
 	MaxTickets int   // Defaults to MaxTickets
+	MaxGates   int   // Defaults to MaxGates
 	Exceptions Exceptions
+	Recorder   Recorder
+	Recorded   func()                                           // hears that exceptions were written down; must not block
+	Ready      func(topic string)                               // hears that a topic that was parked can be written again; must not block
 	Retry      func(ctx context.Context, op func() error) error // repeats op until it succeeds, ctx ends or it is final
 	Metrics    Metrics
 	Log        *slog.Logger
@@ -98,20 +114,24 @@ type Dispatcher struct {
 	tracker *watermark.Tracker[resume.Position]
 	sink    Sink
 
+	spare   *budget // the reconciler's share
+	gates   *gates
+	besides atomic.Int64 // deliveries outside of the stream's order
+	sideMu  sync.Mutex
+	sides   map[record.Ticket]*side
+
+	remembered atomic.Int64 // envelopes whose delivery is to be written down
+	sentMu     sync.Mutex
+	sent       map[record.Ticket]*Sent
+	arrivals   []*Sent
+	record     chan struct{} // one token: there are deliveries to write down
+
 	mu         sync.Mutex
 	exceptions []Exception
-	stuck      map[string]*Stuck
 	wake       chan struct{} // one token: there are exceptions to write
 	times      []int64       // scratch of observe, under obs
 	obs        sync.Mutex
-}
-
-// Stuck is a record that Kafka refuses and that is not dead at once: it holds the watermark.
-type Stuck struct {
-	Topic  string
-	Reason string
-	Since  time.Time
-	Count  int
+	held       []int // scratch of Deliver
 }
 
 var _ record.Acks = (*Dispatcher)(nil)
@@ -124,7 +144,14 @@ func New(cfg Config) *Dispatcher {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	d := &Dispatcher{cfg: cfg, budget: newBudget(cfg.Budget), wake: make(chan struct{}, 1), stuck: map[string]*Stuck{}}
+	if cfg.MaxGates == 0 {
+		cfg.MaxGates = MaxGates
+	}
+	spare := cfg.Budget / reconcilerShare
+	d := &Dispatcher{
+		cfg: cfg, budget: newBudget(cfg.Budget - spare), spare: newBudget(spare), gates: newGates(cfg.MaxGates), wake: make(chan struct{}, 1),
+		sides: map[record.Ticket]*side{}, sent: map[record.Ticket]*Sent{}, record: make(chan struct{}, 1),
+	}
 	d.tracker = watermark.New[resume.Position](func(ts []record.Ticket) {
 		if d.sink != nil {
 			d.sink.Recycle(ts)
@@ -152,11 +179,20 @@ func (d *Dispatcher) Deliver(ctx context.Context, it *Item) error {
 	if err := d.budget.reserve(ctx, int64(size), d.room, d.waiting); err != nil {
 		return err
 	}
-	t := d.tracker.Begin(it.CommitMS, len(it.Records))
+	t := d.begin(it)
+	d.held = d.held[:0]
+	state := event.StateBlocked
 	for i := range it.Records {
 		rec := &it.Records[i]
 		err := d.sink.Send(rec, t)
-		if err == nil {
+		switch {
+		case err == nil:
+			continue
+		case errors.Is(err, record.ErrParked):
+			state = event.StateParked
+			fallthrough
+		case errors.Is(err, record.ErrBlocked):
+			d.held = append(d.held, i)
 			continue
 		}
 		why, ok := errors.AsType[*record.Refusal](err)
@@ -165,16 +201,30 @@ func (d *Dispatcher) Deliver(ctx context.Context, it *Item) error {
 		}
 		e := it.exception(*why, t, d.sink.Size(rec))
 		e.Topic = rec.Topic
-		d.refuse(e)
+		d.except(e)
+	}
+	if len(d.held) > 0 {
+		d.hold(it, d.held, state, t)
 	}
 	return nil
+}
+
+// begin gives the event its ticket. One whose delivery is to be written down has a target more.
+func (d *Dispatcher) begin(it *Item) record.Ticket {
+	n := len(it.Records)
+	if it.Sent == nil || n == 0 {
+		return d.tracker.Begin(it.CommitMS, n)
+	}
+	t := d.tracker.Begin(it.CommitMS, n+1)
+	d.remember(it.Sent, t, n)
+	return t
 }
 
 func (d *Dispatcher) dead(ctx context.Context, it *Item) error {
 	if err := d.budget.reserve(ctx, int64(len(it.Raw)), d.room, d.waiting); err != nil {
 		return err
 	}
-	d.refuse(it.exception(*it.Dead, d.tracker.Begin(it.CommitMS, 1), len(it.Raw)))
+	d.except(it.exception(*it.Dead, d.tracker.Begin(it.CommitMS, 1), len(it.Raw)))
 	return nil
 }
 
@@ -194,34 +244,14 @@ func (d *Dispatcher) waiting() {
 	}
 }
 
-// refuse queues an exception for Run, or holds the watermark where the class wants a retry (N17).
-func (d *Dispatcher) refuse(e Exception) {
+// except queues an exception for Run.
+func (d *Dispatcher) except(e Exception) {
+	d.astray(e.ticket, e.targets)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !e.Why.Class.DeadAtOnce() {
-		s := d.stuck[e.Topic]
-		if s == nil {
-			s = &Stuck{Topic: e.Topic, Reason: e.Why.Error(), Since: d.cfg.Now()}
-			d.stuck[e.Topic] = s
-			d.cfg.Log.Error("Kafka refuses a record of this topic; the watermark waits for it", "topic", e.Topic, "reason", e.Why.Error())
-		}
-		s.Count++
-		return
-	}
 	d.exceptions = append(d.exceptions, e)
 	select {
 	case d.wake <- struct{}{}:
 	default:
 	}
-}
-
-// Stuck lists what holds the watermark for a reason of its own.
-func (d *Dispatcher) Stuck() []Stuck {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	list := make([]Stuck, 0, len(d.stuck))
-	for _, s := range d.stuck {
-		list = append(list, *s)
-	}
-	return list
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -33,6 +34,7 @@ type Held struct {
 	saved    atomic.Int64 // on Lease.clock: when the position was last written
 	source   atomic.Pointer[func() Checkpoint]
 	control  chan Control // 1 slot, the latest
+	dirty    atomic.Pointer[[]string]
 	suspend  atomic.Bool
 
 	turn chan struct{} // 1 slot: held by whoever writes the owner's fields; guards what follows
@@ -60,6 +62,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	pulse := make(chan struct{})
 	h.pulse.Store(&pulse)
 	h.saved.Store(int64(sent))
+	h.dirty.Store(&doc.Dirty)
 	h.extend(sent)
 	l.cfg.Metrics.Takeovers.Inc()
 	l.stand(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
@@ -80,6 +83,16 @@ func (h *Held) Context() context.Context { return h.ctx }
 // Control delivers what operators ask, latest only, whenever it changes. A Control with Yield set means: drain and
 // Release now.
 func (h *Held) Control() <-chan Control { return h.control }
+
+// Dirty are the collections with exceptions or scheduled envelopes, as the last write of the document showed them: others than
+// the owner add to them (N17). The list is shared; do not change it.
+func (h *Held) Dirty() []string { return *h.dirty.Load() }
+
+// Cleaned notes that a fenced transaction took a collection off that list, before the next renewal shows it.
+func (h *Held) Cleaned(ns string) {
+	rest := slices.DeleteFunc(slices.Clone(h.Dirty()), func(x string) bool { return x == ns })
+	h.dirty.Store(&rest)
+}
 
 // SetSource names the function that renewals ask for the present checkpoint. It must not block, nor call back into the
 // Held.
@@ -169,6 +182,7 @@ type view struct {
 	Seq       int64     `bson:"seq"`
 	Control   Control   `bson:"control"`
 	RenewedAt time.Time `bson:"renewedAt"`
+	Dirty     []string  `bson:"dirty"`
 }
 
 // write sets fields and renews, or releases, in one fenced statement. Call it with the turn taken. Its errors are
@@ -194,7 +208,7 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 		{Key: "seq", Value: bson.D{{Key: "$lt", Value: seq}}},
 	}
 	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(bson.D{
-		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1},
+		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}, {Key: "dirty", Value: 1},
 	})
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
@@ -214,6 +228,7 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 			return view{}, err
 		}
 		h.trips.add(l.clock() - sent)
+		h.dirty.Store(&v.Dirty)
 		if !release {
 			h.extend(sent)
 		}
@@ -226,7 +241,7 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 func (h *Held) confirm(ctx context.Context, seq int64, released bool) (view, error) {
 	var v view
 	err := h.l.coll.FindOne(ctx, bson.D{{Key: "_id", Value: h.l.cfg.ID}}, options.FindOne().SetProjection(bson.D{
-		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1},
+		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}, {Key: "dirty", Value: 1},
 	})).Decode(&v)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):

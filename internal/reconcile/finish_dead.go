@@ -19,7 +19,7 @@ const lookUp = 100
 func (f *Finisher) letters(ctx context.Context, batch []*answered) error {
 	byNS := map[string][]*answered{}
 	for _, a := range batch {
-		if a.letter != nil {
+		if a.letter != nil && !a.buried {
 			byNS[a.NS] = append(byNS[a.NS], a)
 		}
 	}
@@ -35,6 +35,7 @@ func (f *Finisher) letters(ctx context.Context, batch []*answered) error {
 	return nil
 }
 
+// bury moves a part of them. One that is not found is gone; one that got further attempts meanwhile waits for them.
 func (f *Finisher) bury(ctx context.Context, ns string, part []*answered) error {
 	coll, err := store.Outboxed(f.c.Client, ns)
 	if err != nil {
@@ -47,12 +48,16 @@ func (f *Finisher) bury(ctx context.Context, ns string, part []*answered) error 
 		ids = append(ids, a.ID)
 	}
 	var letters []deadletter.Letter
-	size := 0
+	var moving []*answered
+	found, size := map[*answered]bool{}, 0
 	move := func() error {
 		if _, err := deadletter.Move(ctx, f.c.Fencer, letters); err != nil {
 			return err
 		}
-		letters, size = letters[:0], 0
+		for _, a := range moving {
+			a.buried = true
+		}
+		letters, moving, size = letters[:0], moving[:0], 0
 		return nil
 	}
 	err = store.FetchMany(ctx, coll, ids, func(raw bson.Raw) error {
@@ -60,11 +65,16 @@ func (f *Finisher) bury(ctx context.Context, ns string, part []*answered) error 
 		if a == nil || !store.SameDelivery(raw, a.Claim, a.Number) {
 			return nil
 		}
+		found[a] = true
+		if spent, _ := raw.Lookup("attempts").AsInt64OK(); a.letter.class == record.AttemptsExhausted && int32(spent) != a.Attempts {
+			a.fate.End, a.fate.Left = Waiting, a.Pending // somebody has given it further attempts
+			return nil
+		}
 		l, err := f.letter(a, raw)
 		if err != nil {
 			return err
 		}
-		letters = append(letters, l)
+		letters, moving = append(letters, l), append(moving, a)
 		if size += len(raw); size > deadletter.MaxBytes {
 			return move()
 		}
@@ -77,6 +87,12 @@ func (f *Finisher) bury(ctx context.Context, ns string, part []*answered) error 
 		return fmt.Errorf("moving exceptions of %s to the dead letters: %w", ns, err)
 	}
 	for _, a := range part {
+		if !found[a] {
+			a.fate.End = Gone
+		}
+		if !a.buried {
+			continue
+		}
 		f.c.Log.Warn("an envelope is dead", "collection", ns, "class", string(a.letter.class), "reason", a.letter.reason,
 			"topic", a.letter.topic, "attempts", a.Attempts)
 	}
@@ -106,6 +122,42 @@ func (f *Finisher) letter(a *answered, raw bson.Raw) (deadletter.Letter, error) 
 		l.Attempts = append(told.History, deadletter.Attempt{At: f.c.Now(), Topic: x.Topic, Class: x.Class, Reason: x.Reason, Node: f.c.Node})
 	}
 	return l, nil
+}
+
+// missed looks at what the outcomes of a batch did not find. An envelope that is gone waits for nothing any more.
+func (f *Finisher) missed(ctx context.Context, batch []*answered) error {
+	byNS := map[string]map[string]*answered{}
+	ids := map[string][]bson.RawValue{}
+	for _, a := range batch {
+		if a.outcome == nil || a.fate.End != Retrying && a.fate.End != Waiting {
+			continue
+		}
+		if byNS[a.NS] == nil {
+			byNS[a.NS] = map[string]*answered{}
+		}
+		byNS[a.NS][idKey(a.ID)] = a
+		ids[a.NS] = append(ids[a.NS], a.ID)
+	}
+	for ns, gone := range byNS {
+		coll, err := store.Outboxed(f.c.Client, ns)
+		if err != nil {
+			return err
+		}
+		err = store.FetchMany(ctx, coll, ids[ns], func(raw bson.Raw) error {
+			id := idKey(raw.Lookup("_id"))
+			if a := gone[id]; a != nil && store.SameDelivery(raw, "", a.Number) {
+				delete(gone, id)
+			}
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		for _, a := range gone {
+			a.fate.End = Gone
+		}
+	}
+	return nil
 }
 
 // idKey is an id as the key of a map.

@@ -53,23 +53,26 @@ type Outcome struct {
 
 // WriteOutcomes writes what became of the envelopes, inside of a transaction that holds the fence (N3). It is idempotent, and
 // leaves alone what somebody deleted or changed meanwhile: each statement names the id, that the document is still an
-// exception or bears the claim, and the delivery.
-func WriteOutcomes(tx context.Context, list []Outcome) error {
+// exception or bears the claim, and the delivery. It returns how many were what they had been; fewer than all, too, where a
+// repetition finds them written.
+func WriteOutcomes(tx context.Context, list []Outcome) (matched int64, err error) {
 	s := mongo.SessionFromContext(tx)
 	if s == nil {
-		return errOutside
+		return 0, errOutside
 	}
 	for _, b := range outcomeBatches(list) {
 		coll, err := Outboxed(s.Client(), b.ns)
 		if err != nil {
-			return err
+			return 0, err
 		}
-		if _, err := coll.BulkWrite(tx, b.models()); err != nil {
-			return privilege(err, "writing the fate of exceptions to "+b.ns, "find, update and remove", b.ns, "")
+		res, err := coll.BulkWrite(tx, b.models())
+		if err != nil {
+			return 0, privilege(err, "writing the fate of exceptions to "+b.ns, "find, update and remove", b.ns, "")
 		}
+		matched += res.MatchedCount + res.DeletedCount
 		crash.At("mid-exception-write")
 	}
-	return nil
+	return matched, nil
 }
 
 // Rejected reports whether the server refuses the contents of a write, as for a validator of the collection: to repeat it

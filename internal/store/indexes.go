@@ -11,10 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-const (
-	originReplay      = "replay" // of an exception that a replay made
-	codeIndexNotFound = 27
-)
+const codeIndexNotFound = 27
 
 // Index is one index that the relay declares.
 type Index struct {
@@ -37,7 +34,7 @@ func Indexes() []Index {
 		{Name: "nextAt_1", Keys: ascending("nextAt"), Partial: present("nextAt")},
 		{Name: "state_1_key_1_pos_1", Keys: ascending("state", "key", "pos"), Partial: present("state")},
 		// What a replay has queued and the relay has not sent yet: a replay waits while it is much.
-		{Name: "origin_1_replayOf_1", Keys: ascending("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: originReplay}}},
+		{Name: replayIndex, Keys: ascending("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: OriginReplay}}},
 	}
 }
 
@@ -46,6 +43,8 @@ func StateIndexes() map[string][]Index {
 	kept := int32(EventsKeptFor / time.Second)
 	return map[string][]Index{
 		"events": {{Name: "at_1", Keys: ascending("at"), TTL: &kept}},
+		// Of replays that are over; one that broke off has no such field, and stays.
+		"replays": {{Name: "finishedAt_1", Keys: ascending("finishedAt"), TTL: &kept}},
 	}
 }
 

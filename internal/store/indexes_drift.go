@@ -49,9 +49,9 @@ func (d Drift) Statements() []string {
 }
 
 // CompareIndexes reports how coll differs from want. superseded are indexes that an older version declared: one that is
-// still there is superfluous. Indexes that other people made are nobody's drift, and one of theirs that serves as well as
-// a declared one stands for it. A collection that does not exist misses all.
-func CompareIndexes(ctx context.Context, coll *mongo.Collection, want, superseded []Index) ([]Drift, error) {
+// still there is superfluous. optional names indexes that may be there or not. Those that other people made are nobody's
+// drift, and one of theirs that serves as well as a declared one stands for it. A collection that does not exist misses all.
+func CompareIndexes(ctx context.Context, coll *mongo.Collection, want, superseded []Index, optional ...string) ([]Drift, error) {
 	have, err := listIndexes(ctx, coll)
 	if err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func CompareIndexes(ctx context.Context, coll *mongo.Collection, want, supersede
 		}
 	}
 	for _, h := range have {
-		declared := slices.ContainsFunc(want, func(w Index) bool { return w.Name == h.Name })
+		declared := slices.Contains(optional, h.Name) || slices.ContainsFunc(want, func(w Index) bool { return w.Name == h.Name })
 		old := slices.ContainsFunc(superseded, func(s Index) bool { return s.Name == h.Name && h.sameKeys(s.Keys) })
 		if !declared && (old || strings.HasPrefix(h.Name, OwnPrefix)) {
 			out = append(out, drift(IndexSuperfluous, Index{Name: h.Name}, h.text()))

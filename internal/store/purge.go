@@ -272,24 +272,3 @@ func unstampedSent(before time.Time) bson.D {
 		bson.E{Key: "$or", Value: bson.A{side("$lte", bson.Timestamp{}), side("$gt", bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32})}},
 	)
 }
-
-// Purgeable counts what a purge up to the cut would remove, in two numbers: with a stamp, and without one. The first comes
-// from the index alone, less what it holds of exceptions.
-func Purgeable(ctx context.Context, coll *mongo.Collection, cut Cut) (stamped, unstamped int64, err error) {
-	within := bson.E{Key: "ts", Value: bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: cut.Before}}}
-	present := bson.D{{Key: "$exists", Value: true}, {Key: "$ne", Value: nil}}
-	count := func(filter bson.D) (n int64) {
-		if err == nil {
-			n, err = coll.CountDocuments(ctx, filter)
-		}
-		return n
-	}
-	stamped = count(bson.D{within})
-	stamped -= count(bson.D{{Key: "state", Value: present}, within})
-	stamped -= count(bson.D{{Key: "dueAt", Value: present}, {Key: "state", Value: nil}, within})
-	unstamped = count(unstampedSent(cut.SentBefore()))
-	if err != nil {
-		return 0, 0, privilege(err, "counting what to purge of "+Namespace(coll), "find", Namespace(coll), "")
-	}
-	return max(stamped, 0), unstamped, nil
-}

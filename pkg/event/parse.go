@@ -70,6 +70,7 @@ const (
 	fDelivery
 	fAttempts
 	fNextAt
+	fOnly
 )
 
 // fieldOf is the field of that name, 0 for one that the envelope does not know.
@@ -121,6 +122,8 @@ func fieldOf(name []byte) fields {
 		return fAttempts
 	case "nextAt":
 		return fNextAt
+	case "only":
+		return fOnly
 	}
 	return 0
 }
@@ -188,6 +191,10 @@ func (v *View) setOwn(f fields, c *cursor) error {
 	case fPos:
 		if c.typ == bson.TypeString {
 			v.Pos = text(c.val)
+		}
+	case fOnly:
+		if c.typ == bson.TypeString {
+			v.Only = text(c.val)
 		}
 	case fAttempts:
 		if n, ok := integer(c); ok && n >= 0 && n <= math.MaxInt32 {

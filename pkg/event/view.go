@@ -42,7 +42,8 @@ type View struct {
 	Pos      []byte // position of an exception
 	Delivery int32  // 0 for a first delivery, +1 by each requeue or replay (N7)
 	Attempts int32
-	NextAt   int64 // Unix milliseconds, 0 if absent
+	NextAt   int64  // Unix milliseconds, 0 if absent
+	Only     []byte // the one handler, as group/handler, that a requeued letter is for; nil is everybody (N18)
 
 	idText, keyText, versionText [36]byte // canonical text of values that are not strings
 }

@@ -38,6 +38,7 @@ var libraries = []library{
 	{path: "github.com/pierrec/lz4", in: []string{"internal/kafka"}, why: "record batches"},
 	{path: "github.com/HdrHistogram/hdrhistogram-go", in: []string{"internal/bench", "internal/demo"}, why: "latencies of a run"},
 	{path: "github.com/schollz/progressbar", in: []string{"internal/devstack", "internal/demo", "cmd"}, why: "a download of 40 MB shows that it moves"},
+	{path: "golang.org/x/time", in: []string{"internal/retention", "internal/admin", "internal/reconcile"}, why: "rates of the purge, of replays, of drains"},
 	{path: "github.com/gofrs/flock", in: []string{"internal/devstack", "internal/devstack/stacktest"}, why: "one download, and one stack of test servers at a time"},
 
 	{path: "github.com/google/go-cmp", testsOnly: true, why: "differences in tests"},

@@ -1,0 +1,299 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// planted is business data that no entry of the log may carry.
+const planted = "hunter2"
+
+// office is an operator of a watcher that somebody runs, with two outboxes.
+type office struct {
+	t     *testing.T
+	op    admin.Operator
+	state *mongo.Database
+	owner *lease.Held
+	a, b  *mongo.Collection
+}
+
+func openOffice(t *testing.T) *office {
+	t.Helper()
+	c := stacktest.Client(t)
+	f := &office{t: t, state: stacktest.Database(t, c)}
+	f.a, f.b = stacktest.Database(t, c).Collection("outbox"), stacktest.Database(t, c).Collection("outbox")
+	f.owner = held(t, f.state)
+	f.op = admin.Operator{State: f.state, Watcher: "orders", Actor: "ann"}
+	for i, coll := range []*mongo.Collection{f.a, f.b} {
+		if _, err := store.NewRegistry(f.state.Collection("collections")).Claim(t.Context(), [16]byte{byte(i + 1)}, store.Namespace(coll), "orders"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return f
+}
+
+// die moves an envelope to the dead letters of coll.
+func (f *office) die(coll *mongo.Collection, class record.Class, doc bson.D) {
+	f.t.Helper()
+	raw, err := bson.Marshal(doc)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	_, err = deadletter.Move(f.t.Context(), f.owner, []deadletter.Letter{{
+		NS: store.Namespace(coll), Raw: raw, Class: class, Reason: "refused (87)", Topic: "orders", Partition: 1, Pos: "8265", Source: deadletter.Source{Kind: "relay", Watcher: "orders"},
+	}})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func letterOf(id any, payload any) bson.D {
+	return bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: payload}}
+}
+
+func (f *office) log() []store.Event {
+	f.t.Helper()
+	list, err := store.NewEvents(f.state.Collection("events"), "", "").Latest(f.t.Context(), 100)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	for _, e := range list {
+		if strings.Contains(string(e.Fields), planted) {
+			f.t.Errorf("%s carries a payload: %s", e.Kind, e.Fields)
+		}
+		if e.Fields.Lookup("actor").StringValue() != "ann" {
+			f.t.Errorf("%s is not by ann", e.Kind)
+		}
+	}
+	return list
+}
+
+func (f *office) envelopes(coll *mongo.Collection) int64 {
+	f.t.Helper()
+	n, err := store.Majority(coll).CountDocuments(f.t.Context(), bson.D{})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return n
+}
+
+func TestDeadLettersAreSeenOverAllCollections(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	oid := bson.NewObjectID()
+	f.die(f.a, record.RecordRefused, append(letterOf("both", planted), bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "secretfield", Value: planted}))
+	f.die(f.a, record.RecordRefused, letterOf("both", planted))
+	f.die(f.b, record.Malformed, letterOf("both", planted))
+	f.die(f.b, record.Malformed, letterOf(oid, bson.D{{Key: "a", Value: 1}}))
+	page, err := f.op.DeadList(t.Context(), admin.DeadFilter{}, 3, "")
+	if err != nil || len(page.Letters) != 3 || page.Total != 4 || page.Next == "" || page.Letters[0].ID != oid.Hex() || page.Letters[0].Key != "7" {
+		t.Fatalf("%+v, %v", page, err)
+	}
+	if page, err = f.op.DeadList(t.Context(), admin.DeadFilter{}, 3, page.Next); err != nil || len(page.Letters) != 1 || page.Next != "" {
+		t.Errorf("%+v, %v", page, err)
+	}
+	for want, filter := range map[int64]admin.DeadFilter{
+		1: {IDs: []string{oid.Hex()}}, 2: {Class: "malformed", Stand: "any"}, 3: {IDs: []string{"both"}}, 0: {From: time.Now().Add(time.Hour)},
+	} {
+		if n, err := f.op.DeadCount(t.Context(), filter); err != nil || n != want {
+			t.Errorf("%+v: %d, %v", filter, n, err)
+		}
+	}
+	groups, err := f.op.DeadSummary(t.Context(), admin.DeadFilter{Collection: store.Namespace(f.b)})
+	if err != nil || len(groups) != 1 || groups[0].Count != 2 || groups[0].Class != "malformed" {
+		t.Errorf("%+v, %v", groups, err)
+	}
+	for name, filter := range map[string]admin.DeadFilter{
+		"a class": {Class: "malfored"}, "a source": {Source: "me"}, "a stand": {Stand: "no"}, "a window": {From: time.Now(), To: time.Now().Add(-time.Hour)},
+		"an id": {IDs: []string{""}}, "a collection": {Collection: "a.b"},
+	} {
+		if _, err := f.op.DeadCount(t.Context(), filter); err == nil {
+			t.Errorf("%s was taken", name)
+		}
+	}
+	if _, err := (admin.Operator{State: f.state, Watcher: "nobody"}).DeadCount(t.Context(), admin.DeadFilter{}); err == nil || !strings.Contains(err.Error(), "nobody") {
+		t.Errorf("an unknown watcher: %v", err)
+	}
+}
+
+func TestDeadShowHidesThePayload(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	f.die(f.a, record.RecordRefused, append(letterOf("x", planted), bson.E{Key: "delivery", Value: int32(1)}, bson.E{Key: "secretfield", Value: planted}))
+	f.die(f.a, record.RecordRefused, letterOf("x", planted))
+	f.die(f.b, record.Malformed, letterOf("y", planted))
+	f.die(f.a, record.Malformed, letterOf("y", planted))
+	ref := admin.DeadRef{ID: "x", Delivery: -1}
+	l, err := f.op.DeadShow(t.Context(), ref, false)
+	if err != nil || l.Delivery != 1 || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"type":"OrderPlaced"`) || !strings.Contains(string(l.Envelope), `"hidden":true`) {
+		t.Errorf("%+v %s, %v", l, l.Envelope, err)
+	}
+	if l, err := f.op.DeadShow(t.Context(), ref, true); err != nil || strings.Count(string(l.Envelope), planted) != 2 {
+		t.Errorf("with its payload: %s, %v", l.Envelope, err)
+	}
+	ref.Delivery = 0
+	if l, err := f.op.DeadShow(t.Context(), ref, false); err != nil || l.Delivery != 0 || len(l.Attempts) != 1 || l.Reason != "refused (87)" {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if _, err := f.op.DeadShow(t.Context(), admin.DeadRef{ID: "y", Delivery: -1}, false); err == nil || !strings.Contains(err.Error(), "name the collection") {
+		t.Errorf("an id of two collections: %v", err)
+	}
+	if _, err := f.op.DeadShow(t.Context(), admin.DeadRef{ID: "y", Delivery: -1, Collection: store.Namespace(f.b)}, false); err != nil {
+		t.Error(err)
+	}
+	if _, err := f.op.DeadShow(t.Context(), admin.DeadRef{ID: "z", Delivery: -1}, false); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("nobody's: %v", err)
+	}
+}
+
+func TestDeadRequeueIsCountedAndLogged(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	for i := range 5 {
+		f.die([]*mongo.Collection{f.a, f.b}[i%2], record.RecordRefused, letterOf(fmt.Sprint("id", i), planted))
+	}
+	f.die(f.b, record.Malformed, bson.D{{Key: "_id", Value: "bare"}})
+	if _, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{}, admin.DeadOptions{}, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
+		t.Errorf("an empty filter: %v", err)
+	}
+	if _, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{All: true, Stand: "replayed"}, admin.DeadOptions{}, nil); err == nil {
+		t.Error("letters that were requeued already were taken")
+	}
+	var steps []int64
+	for _, dry := range []bool{true, false} {
+		steps = nil
+		got, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{DryRun: dry}, func(n int64) { steps = append(steps, n) })
+		if err != nil || got.Matched != 6 || got.Requeued != 5 || got.Refused != 1 || len(got.Why) != 1 || got.Why[0].ID != "bare" || got.DryRun != dry {
+			t.Fatalf("dry %v: %+v, %v", dry, got, err)
+		}
+		if n := f.envelopes(f.a) + f.envelopes(f.b); dry && n != 0 || !dry && n != 5 {
+			t.Errorf("dry %v: %d envelopes", dry, n)
+		}
+		if dry && len(f.log()) != 0 {
+			t.Error("a dry run is in the log")
+		}
+	}
+	if len(steps) != 2 || steps[1] != 6 {
+		t.Errorf("progress %v", steps)
+	}
+	log := f.log()
+	if len(log) != 1 || log[0].Kind != "dead_requeued" || log[0].Fields.Lookup("requeued").AsInt64() != 5 || log[0].Fields.Lookup("refused").AsInt64() != 1 ||
+		!log[0].Fields.Lookup("complete").Boolean() || !log[0].Fields.Lookup("query", "all").Boolean() {
+		t.Fatalf("%+v", log)
+	}
+	l, err := f.op.DeadShow(t.Context(), admin.DeadRef{ID: "id0", Delivery: -1}, false)
+	if err != nil || l.Replayed == nil || l.Replayed.Actor != "ann" || l.Replayed.Run != log[0].Fields.Lookup("run").StringValue() {
+		t.Errorf("%+v, %v", l, err)
+	}
+	if got, err := f.op.DeadRequeue(t.Context(), admin.DeadFilter{All: true, Class: "record_refused"}, admin.DeadOptions{}, nil); err != nil || got.Matched != 0 || len(f.log()) != 1 {
+		t.Errorf("again: %+v, %v", got, err)
+	}
+}
+
+func TestAnActionThatIsCalledOffIsLoggedAsFarAsItCame(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	f.die(f.a, record.RecordRefused, letterOf("1", planted))
+	f.die(f.b, record.RecordRefused, letterOf("2", planted))
+	ctx, cancel := context.WithCancel(t.Context())
+	got, err := f.op.DeadRequeue(ctx, admin.DeadFilter{All: true}, admin.DeadOptions{}, func(int64) { cancel() })
+	if !errors.Is(err, context.Canceled) || got.Requeued != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if log := f.log(); len(log) != 1 || log[0].Fields.Lookup("requeued").AsInt64() != 1 || log[0].Fields.Lookup("complete").Boolean() {
+		t.Errorf("%+v", log)
+	}
+}
+
+func TestDeadEditKeepsOrMakesTheTypeOfThePayload(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	for i, c := range []struct {
+		old  any
+		edit admin.DeadEdit
+		want any // nil: refused
+	}{
+		{bson.Binary{Subtype: 0x80, Data: []byte(planted)}, admin.DeadEdit{Payload: []byte{0xff}}, bson.Binary{Subtype: 0x80, Data: []byte{0xff}}},
+		{planted, admin.DeadEdit{Payload: []byte("new")}, "new"},
+		{planted, admin.DeadEdit{Payload: []byte{0xff}}, nil},
+		{planted, admin.DeadEdit{Payload: []byte{0xff}, PayloadAs: "binary"}, bson.Binary{Data: []byte{0xff}}},
+		{bson.D{{Key: "a", Value: planted}}, admin.DeadEdit{Payload: []byte(`{"z":1,"a":[true]}`)}, bson.D{{Key: "z", Value: int32(1)}, {Key: "a", Value: bson.A{true}}}},
+		{bson.A{planted}, admin.DeadEdit{Payload: []byte(`[2]`)}, bson.A{int32(2)}},
+		{bson.A{planted}, admin.DeadEdit{Payload: []byte(`{},"x":{}`)}, nil},
+		{bson.A{planted}, admin.DeadEdit{Payload: []byte(`7`)}, nil},
+		{nil, admin.DeadEdit{Payload: []byte("x")}, nil},
+		{nil, admin.DeadEdit{Payload: []byte("x"), PayloadAs: "string"}, "x"},
+		{planted, admin.DeadEdit{PayloadAs: "null"}, bson.Null{}},
+		{planted, admin.DeadEdit{PayloadAs: "text"}, nil},
+		{planted, admin.DeadEdit{Version: 1, Payload: []byte("new")}, nil},
+		{planted, admin.DeadEdit{Fields: map[string]string{"partition": "x"}}, nil},
+		{planted, admin.DeadEdit{Fields: map[string]string{"partition": "3", "expiresAt": "2099-01-01T00:00:00Z", "topic": "t"}, Headers: [][2]string{{"h", "1"}, {"h", "2"}}}, planted},
+	} {
+		id := fmt.Sprint("id", i)
+		f.die(f.a, record.RecordRefused, letterOf(id, c.old))
+		got, err := f.op.DeadEdit(t.Context(), admin.DeadRef{ID: id, Delivery: -1}, c.edit, admin.DeadOptions{})
+		if c.want == nil {
+			if err == nil || strings.Contains(err.Error(), planted) {
+				t.Errorf("%d: %+v, %v", i, got, err)
+			}
+			continue
+		}
+		if err != nil || got.Delivery != 1 {
+			t.Errorf("%d: %+v, %v", i, got, err)
+			continue
+		}
+		raw, err := f.a.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := bson.Marshal(bson.D{{Key: "p", Value: c.want}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !raw.Lookup("payload").Equal(bson.Raw(want).Lookup("p")) {
+			t.Errorf("%d: %s", i, raw)
+		}
+	}
+	log := f.log()
+	if len(log) != 8 || log[0].Kind != "dead_edited" || log[0].Fields.Lookup("edited").String() != `["expiresAt","headers","partition","topic"]` {
+		t.Errorf("%d entries: %+v", len(log), log[0])
+	}
+}
+
+func TestDeadDiscard(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	for i := range 4 {
+		f.die([]*mongo.Collection{f.a, f.b}[i%2], []record.Class{record.Malformed, record.Expired}[i/3], letterOf(fmt.Sprint("id", i), planted))
+	}
+	if _, err := f.op.DeadDiscard(t.Context(), admin.DeadFilter{}, false, nil); !errors.Is(err, deadletter.ErrEmptyQuery) {
+		t.Errorf("an empty filter: %v", err)
+	}
+	filter := admin.DeadFilter{Class: "malformed"}
+	if got, err := f.op.DeadDiscard(t.Context(), filter, true, nil); err != nil || got.Matched != 3 || got.Discarded != 0 || len(f.log()) != 0 {
+		t.Errorf("dry run: %+v, %v", got, err)
+	}
+	if got, err := f.op.DeadDiscard(t.Context(), filter, false, nil); err != nil || got.Matched != 3 || got.Discarded != 3 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if n, err := f.op.DeadCount(t.Context(), admin.DeadFilter{}); err != nil || n != 1 {
+		t.Errorf("%d are left, %v", n, err)
+	}
+	if log := f.log(); len(log) != 2 || log[1].Kind != "dead_discarding" || log[1].Fields.Lookup("matched").AsInt64() != 3 || log[0].Kind != "dead_discarded" || log[0].Fields.Lookup("discarded").AsInt64() != 3 {
+		t.Errorf("%+v", log)
+	}
+}

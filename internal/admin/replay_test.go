@@ -1,0 +1,588 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// stand is a watcher without a relay: the test says where it stands.
+type stand struct {
+	t           *testing.T
+	state, shop *mongo.Database
+	box         *mongo.Collection
+	r           admin.Replayer
+}
+
+func newStand(t *testing.T, c *mongo.Client) *stand {
+	t.Helper()
+	s := &stand{t: t, state: stacktest.Database(t, c), shop: stacktest.Database(t, c)}
+	s.box = s.shop.Collection("outbox", options.Collection().SetWriteConcern(writeconcern.Majority()))
+	if err := store.EnsureIndexes(t.Context(), s.box); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.NewRegistry(s.state.Collection("collections")).Claim(t.Context(), [16]byte{1}, s.ns(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	router, err := routing.New(routing.Config{Rules: []routing.Rule{{AggregateType: "order", To: []string{"orders", "audit"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.r = admin.Replayer{
+		Operator: admin.Operator{State: s.state, Watcher: "orders", Actor: "ann"}, Router: router,
+		Compacted: func(context.Context, []string) ([]string, error) { return nil, nil },
+	}
+	return s
+}
+
+func (s *stand) ns() string { return store.Namespace(s.box) }
+
+// at puts the watcher where the cluster is now, and returns that.
+func (s *stand) at(ctx context.Context) bson.Timestamp {
+	raw, err := s.state.Client().Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
+	if err != nil {
+		if ctx.Err() == nil {
+			s.t.Error(err)
+		}
+		return bson.Timestamp{}
+	}
+	var ts bson.Timestamp
+	ts.T, ts.I = raw.Lookup("operationTime").Timestamp()
+	if _, err := s.state.Collection("watchers").UpdateOne(ctx, bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: ts}}}}); err != nil && ctx.Err() == nil {
+		s.t.Error(err)
+	}
+	return ts
+}
+
+// runs makes the watcher move until the test ends, and calls relay, if there is one, between two steps.
+func (s *stand) runs(relay func(ctx context.Context)) {
+	s.at(s.t.Context())
+	ctx, cancel := context.WithCancel(context.WithoutCancel(s.t.Context()))
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(30 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick.C:
+				if s.at(ctx); relay != nil {
+					relay(ctx)
+				}
+			}
+		}
+	}()
+	s.t.Cleanup(func() { cancel(); <-ended })
+}
+
+// sends finishes up to n queued envelopes, as the relay does.
+func (s *stand) sends(n int64) func(ctx context.Context) {
+	return func(ctx context.Context) {
+		cur, err := s.box.Find(ctx, bson.D{{Key: "state", Value: "retry"}}, options.Find().SetSort(bson.D{{Key: "pos", Value: 1}}).SetLimit(n).SetProjection(bson.D{{Key: "_id", Value: 1}}))
+		if err != nil {
+			return
+		}
+		var docs []struct {
+			ID any `bson:"_id"`
+		}
+		if cur.All(ctx, &docs) != nil {
+			return
+		}
+		ids := make(bson.A, len(docs))
+		for i, d := range docs {
+			ids[i] = d.ID
+		}
+		if _, err := s.box.UpdateMany(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, mongo.Pipeline{
+			{{Key: "$set", Value: bson.D{{Key: "sentAt", Value: "$$NOW"}, {Key: "ts", Value: "$$CLUSTER_TIME"}}}},
+			{{Key: "$unset", Value: bson.A{"state", "pos", "pending", "attempts", "nextAt", "origin"}}},
+		}); err != nil && ctx.Err() == nil {
+			s.t.Error(err)
+		}
+	}
+}
+
+func (s *stand) append(docs ...bson.D) {
+	s.t.Helper()
+	for len(docs) > 0 {
+		n := min(len(docs), 1000)
+		if _, err := s.box.InsertMany(s.t.Context(), docs[:n]); err != nil {
+			s.t.Fatal(err)
+		}
+		docs = docs[n:]
+	}
+}
+
+func envelope(id any, and ...bson.E) bson.D {
+	return append(bson.D{
+		{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "Placed"},
+		{Key: "payload", Value: bson.Binary{Data: []byte{0, 1, 2}}}, {Key: "ts", Value: bson.Timestamp{}},
+	}, and...)
+}
+
+func many(n int) []bson.D {
+	docs := make([]bson.D, n)
+	for i := range docs {
+		docs[i] = envelope(fmt.Sprintf("e%05d", i), bson.E{Key: "key", Value: fmt.Sprint(i % 7)})
+	}
+	return docs
+}
+
+var everything = admin.ReplayOrder{From: time.Unix(1, 0)}
+
+func (s *stand) start(o admin.ReplayOrder) string {
+	s.t.Helper()
+	i, err := s.r.Start(s.t.Context(), o)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return i.ID
+}
+
+func (s *stand) raw(id any) bson.Raw {
+	s.t.Helper()
+	raw, err := s.box.FindOne(s.t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return raw
+}
+
+func (s *stand) queued() []string {
+	s.t.Helper()
+	cur, err := s.box.Find(s.t.Context(), bson.D{{Key: "origin", Value: "replay"}}, options.Find().SetSort(bson.D{{Key: "pos", Value: 1}}))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	var docs []struct {
+		ID string `bson:"_id"`
+	}
+	if err := cur.All(s.t.Context(), &docs); err != nil {
+		s.t.Fatal(err)
+	}
+	ids := []string{}
+	for _, d := range docs {
+		ids = append(ids, d.ID)
+	}
+	return ids
+}
+
+func TestN18_AReplayIsANewDeliveryOfTheSameEnvelope(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	s.append(
+		envelope("a", bson.E{Key: "sentAt", Value: time.Now()}, bson.E{Key: "sent", Value: bson.A{}}, bson.E{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}}),
+		envelope("b", bson.E{Key: "key", Value: int32(5)}, bson.E{Key: "delivery", Value: int32(2)}),
+		envelope("waits", bson.E{Key: "state", Value: "parked"}, bson.E{Key: "pos", Value: "82"}),
+		envelope("later", bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}),
+		bson.D{{Key: "_id", Value: "malformed"}, {Key: "ts", Value: bson.Timestamp{}}},
+		envelope("expired", bson.E{Key: "expiresAt", Value: time.Now().Add(-time.Second)}),
+	)
+	before := s.raw("a")
+	s.runs(nil)
+	plan, err := s.r.Plan(t.Context(), everything)
+	if err != nil || plan.Found != 3 || plan.LeftOut != 1 || len(plan.Topics) != 2 || plan.Topics[1].Name != "orders" || plan.Collections[0].Name != s.ns() {
+		t.Errorf("plan %+v, %v", plan, err)
+	}
+	id := s.start(everything)
+	i, err := s.r.Run(t.Context(), id, admin.ReplayRun{})
+	if err != nil || i.State != store.ReplayDone || i.Queued != 2 || i.Skipped != 2 || i.Actor != "ann" || i.FinishedAt == nil {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	a := s.raw("a")
+	var x struct {
+		State, Origin, ReplayOf, Pos, Key string
+		NextAt                            time.Time
+		Attempts, Delivery                int32
+		TS                                bson.Timestamp
+	}
+	if err := bson.Unmarshal(lower(t, a), &x); err != nil {
+		t.Fatal(err)
+	}
+	var old bson.Timestamp
+	old.T, old.I = before.Lookup("ts").Timestamp()
+	if x.State != "retry" || x.Origin != "replay" || x.ReplayOf != id || x.Delivery != 1 || x.Key != "7" || !x.TS.After(old) ||
+		x.Pos != fmt.Sprintf("82%08X%08X", old.T, old.I) || time.Since(x.NextAt).Abs() > time.Minute {
+		t.Errorf("queued as %v", a)
+	}
+	for _, gone := range []string{"sentAt", "sent", "pending"} {
+		if _, err := a.LookupErr(gone); err == nil {
+			t.Errorf("%s is left", gone)
+		}
+	}
+	for _, kept := range []string{"payload", "headers", "aggregateid", "type"} {
+		if !a.Lookup(kept).Equal(before.Lookup(kept)) {
+			t.Errorf("%s was changed", kept)
+		}
+	}
+	if b := s.raw("b"); b.Lookup("delivery").AsInt64() != 3 || b.Lookup("key").AsInt64() != 5 {
+		t.Errorf("queued as %v", b)
+	}
+	if got := s.queued(); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("in the order of their positions: %v", got)
+	}
+	var w struct {
+		Dirty []string
+		Fence int64
+	}
+	if err := s.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w); err != nil || !slices.Equal(w.Dirty, []string{s.ns()}) || w.Fence == 0 {
+		t.Errorf("N3: the watcher has %+v, %v", w, err)
+	}
+	// The same again finds nothing: what is queued is an exception, and its stamp is new.
+	if i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{}); err != nil || i.Queued != 0 {
+		t.Errorf("%+v, %v", i, err)
+	}
+	log, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 4)
+	if err != nil || len(log) != 4 || log[3].Kind != "replay_ordered" || log[2].Kind != "replay_queued" || log[2].Fields.Lookup("actor").StringValue() != "ann" {
+		t.Errorf("%+v, %v", log, err)
+	}
+}
+
+// lower renames the fields to what a struct without tags wants.
+func lower(t *testing.T, raw bson.Raw) bson.Raw {
+	t.Helper()
+	elems, err := raw.Elements()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d bson.D
+	for _, e := range elems {
+		d = append(d, bson.E{Key: strings.ToLower(e.Key()), Value: e.Value()})
+	}
+	out, err := bson.Marshal(d)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestAReplayIsNarrowed(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	oid := bson.NewObjectID()
+	s.append(
+		envelope("str"),
+		envelope(oid, bson.E{Key: "key", Value: int64(42)}),
+		envelope("id", bson.E{Key: "key", Value: oid}),
+		envelope("own", bson.E{Key: "topic", Value: "special"}),
+		bson.D{{Key: "_id", Value: "user"}, {Key: "aggregatetype", Value: "user"}, {Key: "aggregateid", Value: int32(42)}, {Key: "type", Value: "Made"}, {Key: "payload", Value: nil}, {Key: "ts", Value: bson.Timestamp{}}},
+	)
+	s.runs(nil)
+	for name, c := range map[string]struct {
+		narrow func(*admin.ReplayOrder)
+		found  int64
+	}{
+		"all":            {func(*admin.ReplayOrder) {}, 5},
+		"id":             {func(o *admin.ReplayOrder) { o.IDs = []string{oid.Hex(), "str", "nobody"}; o.From = time.Time{} }, 2},
+		"number as key":  {func(o *admin.ReplayOrder) { o.Keys = []string{"42"} }, 2},
+		"id as key":      {func(o *admin.ReplayOrder) { o.Keys = []string{oid.Hex()} }, 1},
+		"type":           {func(o *admin.ReplayOrder) { o.Types = []string{"Made"} }, 1},
+		"aggregate type": {func(o *admin.ReplayOrder) { o.AggregateTypes = []string{"order", "x"} }, 4},
+		"topic":          {func(o *admin.ReplayOrder) { o.Topics = []string{"audit"} }, 3},
+		"named topic":    {func(o *admin.ReplayOrder) { o.Topics = []string{"special"} }, 1},
+		"both topics":    {func(o *admin.ReplayOrder) { o.Topics = []string{"audit", "orders"}; o.Types = []string{"Placed"} }, 3},
+		"future":         {func(o *admin.ReplayOrder) { o.From = time.Now().Add(time.Hour) }, 0},
+		"past":           {func(o *admin.ReplayOrder) { o.To = time.Now().Add(-time.Hour) }, 0},
+		"collection":     {func(o *admin.ReplayOrder) { o.Collections = []string{s.ns()} }, 5},
+	} {
+		o := everything
+		c.narrow(&o)
+		if p, err := s.r.Plan(t.Context(), o); err != nil || p.Found != c.found {
+			t.Errorf("%s: %+v, %v; want %d", name, p, err, c.found)
+		}
+	}
+	for name, o := range map[string]admin.ReplayOrder{
+		"no bound":           {Types: []string{"Made"}},
+		"unknown collection": {From: time.Unix(1, 0), Collections: []string{"a.b"}},
+	} {
+		if _, err := s.r.Start(t.Context(), o); err == nil {
+			t.Errorf("%s: no error", name)
+		}
+	}
+	nobody := s.r
+	nobody.Watcher = "nobody"
+	if _, err := nobody.Start(t.Context(), everything); !errors.Is(err, store.ErrNoWatcher) {
+		t.Errorf("%v", err)
+	}
+	o := everything
+	o.Topics = []string{"audit", "special"}
+	if i, err := s.r.Run(t.Context(), s.start(o), admin.ReplayRun{}); err != nil || i.Queued != 4 || i.Skipped != 1 {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if got := s.raw("str").Lookup("pending").String(); got != `["audit"]` {
+		t.Errorf("only one of two topics is pending: %s", got)
+	}
+	if _, err := s.raw("own").LookupErr("pending"); err == nil {
+		t.Error("all of its topics are wanted, and yet it lists them")
+	}
+}
+
+func TestN10_AReplayIntoACompactedTopicNeedsForce(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	s.append(envelope("a"))
+	s.runs(nil)
+	var asked []string
+	s.r.Compacted = func(_ context.Context, topics []string) ([]string, error) { asked = topics; return topics[:1], nil }
+	_, err := s.r.Start(t.Context(), everything)
+	if c, ok := errors.AsType[*admin.CompactedError](err); !ok || !slices.Equal(c.Topics, []string{"audit"}) || !slices.Equal(asked, []string{"audit", "orders"}) {
+		t.Fatalf("%v, asked for %v", err, asked)
+	}
+	o := everything
+	o.Topics = []string{"orders"}
+	s.r.Compacted = func(context.Context, []string) ([]string, error) { return []string{"audit"}, nil }
+	if _, err := s.r.Start(t.Context(), o); err != nil {
+		t.Errorf("the compacted topic is not meant: %v", err)
+	}
+	s.r.Compacted = func(context.Context, []string) ([]string, error) { return nil, errors.New("no broker") }
+	if _, err := s.r.Start(t.Context(), everything); err == nil {
+		t.Error("went on although nobody knows")
+	}
+	o.Force = true
+	if _, err := s.r.Start(t.Context(), o); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
+	t.Parallel()
+	c := stacktest.Client(t)
+	s := newStand(t, c)
+	s.append(envelope("sent"))
+	// Stamped before the watcher's place, committed behind it.
+	sess, err := c.StartSession(options.Session().SetDefaultTransactionOptions(options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority())))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.EndSession(context.WithoutCancel(t.Context()))
+	if err := sess.StartTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	tx := mongo.NewSessionContext(t.Context(), sess)
+	for _, id := range []string{"open", "fails"} {
+		if _, err := s.shop.Collection("outbox").InsertOne(tx, envelope(id)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.append(envelope("other")) // so that the place is behind the stamps
+	s.at(t.Context())
+	if err := sess.CommitTransaction(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	id := s.start(everything)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var waited atomic.Bool
+	if _, err := s.r.Run(ctx, id, admin.ReplayRun{Progress: func(admin.ReplayInfo) { waited.Store(true); cancel() }}); !errors.Is(err, context.Canceled) || !waited.Load() {
+		t.Fatalf("it did not wait for the watcher: %v", err)
+	}
+	if got := s.queued(); len(got) != 0 {
+		t.Errorf("replayed without knowing what was delivered: %v", got)
+	}
+	// The watcher delivers the one, and the other becomes an exception before the place passes it.
+	if _, err := s.box.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "fails"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "state", Value: "blocked"}, {Key: "origin", Value: "stream"}}}}); err != nil {
+		t.Fatal(err)
+	}
+	s.runs(nil)
+	if i, err := s.r.Run(t.Context(), id, admin.ReplayRun{}); err != nil || i.Queued != 3 {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if got := s.queued(); !slices.Equal(got, []string{"sent", "open", "other"}) {
+		t.Errorf("replayed %v", got)
+	}
+}
+
+// A process that dies at any statement of a transaction, and two that run the same replay.
+func TestACrashedReplayGoesOnAndQueuesEachEnvelopeOnce(t *testing.T) {
+	t.Parallel()
+	var left atomic.Int64
+	var mu sync.Mutex
+	var kill context.CancelFunc
+	c := stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+		if e.CommandName == "update" || e.CommandName == "commitTransaction" {
+			if left.Add(-1) == 0 {
+				mu.Lock()
+				defer mu.Unlock()
+				kill()
+			}
+		}
+	}}))
+	s := newStand(t, stacktest.Client(t))
+	const n = 1200
+	s.append(many(n)...)
+	s.runs(nil)
+	id := s.start(everything)
+	dying := s.r
+	dying.State = c.Database(s.state.Name())
+	for round := 0; ; round++ {
+		if round == 100 {
+			t.Fatal("no round came through")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		mu.Lock()
+		kill = cancel
+		mu.Unlock()
+		left.Store(1 + rand.Int64N(5) + int64(round))
+		i, err := dying.Run(ctx, id, admin.ReplayRun{Open: 100})
+		cancel()
+		if err == nil {
+			if i.Queued != n || i.State != store.ReplayDone || round == 0 {
+				t.Errorf("after %d crashes: %+v", round, i)
+			}
+			break
+		}
+		if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	}
+	once(t, s, n)
+}
+
+func once(t *testing.T, s *stand, n int64) {
+	t.Helper()
+	for _, f := range []bson.D{{{Key: "delivery", Value: 1}}, {{Key: "delivery", Value: 1}, {Key: "state", Value: "retry"}}} {
+		if got, err := s.box.CountDocuments(t.Context(), f); err != nil || got != n {
+			t.Errorf("%d envelopes of %d are %v, %v", got, n, f, err)
+		}
+	}
+	got := s.queued()
+	if !slices.IsSorted(got) {
+		t.Error("their positions are not in the order in which they were written")
+	}
+}
+
+func TestTwoThatRunTheSameReplayQueueEachEnvelopeOnce(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	const n = 1500
+	s.append(many(n)...)
+	s.runs(nil)
+	id := s.start(everything)
+	var wg sync.WaitGroup
+	errs := make([]error, 3)
+	for i := range errs {
+		wg.Go(func() { _, errs[i] = s.r.Run(t.Context(), id, admin.ReplayRun{Open: 100}) })
+	}
+	wg.Wait()
+	came := 0
+	for _, err := range errs {
+		if err == nil {
+			came++
+		} else if !errors.Is(err, store.ErrReplayMoved) {
+			t.Error(err)
+		}
+	}
+	if came == 0 {
+		if _, err := s.r.Run(t.Context(), id, admin.ReplayRun{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	once(t, s, n)
+}
+
+func TestAReplayWaitsForTheRelay(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	const n, open = 260, 50
+	s.append(many(n)...)
+	s.runs(s.sends(40))
+	var most atomic.Int64
+	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{Wait: true, Open: open, Progress: func(admin.ReplayInfo) {
+		queued, err := s.box.CountDocuments(t.Context(), bson.D{{Key: "state", Value: "retry"}})
+		if err != nil {
+			t.Error(err)
+		}
+		most.Store(max(most.Load(), queued))
+	}})
+	if err != nil || i.Queued != n || i.Outstanding != 0 || i.State != store.ReplayDone {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	if most.Load() > open || most.Load() == 0 {
+		t.Errorf("%d were queued at a time, want at most %d", most.Load(), open)
+	}
+	if left, err := s.box.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}); err != nil || left != 0 {
+		t.Errorf("it returned while %d were not sent, %v", left, err)
+	}
+}
+
+func TestAReplayKeepsItsRateAndCanBeCancelled(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	s.append(many(100)...)
+	s.runs(nil)
+	o := everything
+	o.Rate = 200
+	id := s.start(o)
+	began := time.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	i, err := s.r.Run(ctx, id, admin.ReplayRun{Progress: func(i admin.ReplayInfo) {
+		if i.Queued >= 80 {
+			cancel()
+		}
+	}})
+	if !errors.Is(err, context.Canceled) || i.Queued != 80 || i.State != store.ReplayRunning {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	if took := time.Since(began); took < 200*time.Millisecond {
+		t.Errorf("80 in %v at 200/s", took)
+	}
+	list, err := s.r.List(t.Context(), 10)
+	if err != nil || len(list) != 1 || list[0].ID != id || list[0].Queued != 80 || list[0].Found != 100 {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := s.r.Cancel(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.r.Run(t.Context(), id, admin.ReplayRun{}); err == nil {
+		t.Error("a cancelled replay went on")
+	}
+	if err := s.r.Cancel(t.Context(), id); !errors.Is(err, store.ErrReplayMoved) {
+		t.Errorf("cancelled twice: %v", err)
+	}
+}
+
+// Copied documents may share a stamp.
+func TestEqualStampsAreNotBrokenApart(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	ts := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}
+	docs := many(1300)
+	for i := range docs {
+		if i >= 20 { // the first have stamps of their own, but later ones
+			docs[i][5].Value = ts
+		}
+	}
+	s.append(docs...)
+	s.runs(nil)
+	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{})
+	if err != nil || i.Queued != 1300 {
+		t.Errorf("%+v, %v", i, err)
+	}
+	if got, err := s.box.CountDocuments(t.Context(), bson.D{{Key: "delivery", Value: 1}}); err != nil || got != 1300 {
+		t.Errorf("%d, %v", got, err)
+	}
+}

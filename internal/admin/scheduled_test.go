@@ -1,0 +1,141 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// dueShop is an operator of a watcher with two outboxes, and what schedules an event in one of them.
+func dueShop(t *testing.T) (o admin.Operator, dbs []*mongo.Database, schedule func(db int, typ string, in time.Duration) string) {
+	t.Helper()
+	client := stacktest.Client(t)
+	o = admin.Operator{State: stacktest.Database(t, client), Watcher: "orders", Actor: "ann"}
+	r := store.NewRegistry(o.State.Collection("collections"))
+	var boxes []*outbox.Box
+	for i := range 2 {
+		db := stacktest.Database(t, client)
+		if _, err := r.Claim(t.Context(), [16]byte{byte(i + 1)}, db.Name()+".outbox", "orders"); err != nil {
+			t.Fatal(err)
+		}
+		box, err := outbox.New(db, outbox.WithoutTransaction())
+		if err != nil {
+			t.Fatal(err)
+		}
+		dbs, boxes = append(dbs, db), append(boxes, box)
+	}
+	return o, dbs, func(db int, typ string, in time.Duration) string {
+		t.Helper()
+		id, err := boxes[db].Schedule(t.Context(), event.New("order", "o-1", typ, []byte("p")), time.Now().Add(in))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id.String()
+	}
+}
+
+func lastNote(t *testing.T, o admin.Operator) store.Event {
+	t.Helper()
+	log, err := store.NewEvents(o.State.Collection("events"), "", "").Latest(t.Context(), 1)
+	if err != nil || len(log) != 1 {
+		t.Fatalf("the events log: %v %v", log, err)
+	}
+	return log[0]
+}
+
+func TestScheduledOverCollections(t *testing.T) {
+	t.Parallel()
+	o, dbs, schedule := dueShop(t)
+	want := map[string]bool{}
+	for i := range 7 {
+		want[schedule(i%2, []string{"a", "b", "c"}[i%3], time.Duration(i+1)*time.Hour)] = true
+	}
+	for _, size := range []int{1, 2, 3, 4, 7, 8} {
+		seen, after := map[string]bool{}, ""
+		for pages := 1; ; pages++ {
+			page, err := o.ScheduledList(t.Context(), admin.ScheduledFilter{}, size, after)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if page.Total != 7 || len(page.Events) > size || pages > 8 {
+				t.Fatalf("page %d of %d: %+v", pages, size, page)
+			}
+			for _, e := range page.Events {
+				if seen[e.ID] || !want[e.ID] {
+					t.Fatalf("%s is on two pages, or of nobody", e.ID)
+				}
+				seen[e.ID] = true
+			}
+			if after = page.Next; after == "" {
+				break
+			}
+		}
+		if len(seen) != 7 {
+			t.Errorf("%d on pages of %d", len(seen), size)
+		}
+	}
+	page, err := o.ScheduledList(t.Context(), admin.ScheduledFilter{Collection: dbs[1].Name() + ".outbox"}, 10, "")
+	if err != nil || page.Total != 3 {
+		t.Errorf("of one collection: %+v %v", page, err)
+	}
+	groups, err := o.ScheduledSummary(t.Context(), admin.ScheduledFilter{})
+	if err != nil || len(groups) != 3 || groups[0].Count != 3 || groups[1].Count != 2 || !groups[0].Earliest.Before(groups[1].Earliest) {
+		t.Errorf("%+v %v", groups, err)
+	}
+}
+
+func TestScheduledCancelAndReschedule(t *testing.T) {
+	t.Parallel()
+	o, dbs, schedule := dueShop(t)
+	taken, moved := schedule(0, "a", time.Hour), schedule(1, "a", time.Hour)
+	schedule(0, "b", time.Hour)
+	schedule(1, "b", time.Hour)
+	if _, err := dbs[0].Collection("outbox").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: event.ParseID(taken)}},
+		bson.D{{Key: "$set", Value: bson.D{{Key: "claim", Value: bson.D{{Key: "token", Value: "x"}, {Key: "epoch", Value: int64(1)}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	to := time.Now().Add(48 * time.Hour).Truncate(time.Millisecond)
+	r, err := o.Reschedule(t.Context(), admin.ScheduledFilter{IDs: []string{taken, moved, "nobody"}}, to)
+	if err != nil || len(r.Moved) != 1 || r.Moved[0] != moved || len(r.NotScheduled) != 2 {
+		t.Fatalf("%+v %v", r, err)
+	}
+	if n := lastNote(t, o); n.Kind != "scheduled_moved" || n.Fields.Lookup("actor").StringValue() != "ann" || n.Fields.Lookup("count").AsInt64() != 1 {
+		t.Errorf("%+v", n)
+	}
+	page, err := o.ScheduledList(t.Context(), admin.ScheduledFilter{From: to, To: to.Add(time.Second)}, 10, "")
+	if err != nil || len(page.Events) != 1 || page.Events[0].ID != moved {
+		t.Errorf("%+v %v", page, err)
+	}
+	if _, err := o.ScheduledCancel(t.Context(), admin.ScheduledFilter{Collection: dbs[0].Name() + ".outbox"}, nil); !errors.Is(err, admin.ErrNothingSaid) {
+		t.Errorf("without a condition: %v", err)
+	}
+	var told []int64
+	n, err := o.ScheduledCancel(t.Context(), admin.ScheduledFilter{Type: "b"}, func(n int64) { told = append(told, n) })
+	if err != nil || n != 2 || len(told) != 2 || told[1] != 2 {
+		t.Fatalf("%d %v %v", n, told, err)
+	}
+	if n := lastNote(t, o); n.Kind != "scheduled_cancelled" || n.Fields.Lookup("type").StringValue() != "b" || n.Fields.Lookup("count").AsInt64() != 2 {
+		t.Errorf("%+v", n)
+	}
+	if n, err := o.ScheduledCancel(t.Context(), admin.ScheduledFilter{All: true}, nil); err != nil || n != 1 {
+		t.Errorf("all: %d %v; one is claimed and stays", n, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := o.ScheduledCancel(ctx, admin.ScheduledFilter{All: true}, nil); err == nil {
+		t.Error("a cancelled context was disregarded")
+	}
+	if _, err := (admin.Operator{State: o.State, Watcher: "nobody"}).ScheduledSummary(t.Context(), admin.ScheduledFilter{}); err == nil {
+		t.Error("a watcher that nobody knows was accepted")
+	}
+}

@@ -1,0 +1,140 @@
+package app
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// dirty is the list of collections that hold exceptions or scheduled envelopes, as the watcher document has it: a
+// take-over, and the reconciler, ask those alone (N17).
+type dirty struct {
+	t  *term
+	mu sync.Mutex
+	ns map[string]bool
+}
+
+func newDirty(t *term, doc *lease.Document) *dirty {
+	d := &dirty{t: t, ns: map[string]bool{}}
+	for _, ns := range doc.Dirty {
+		d.ns[ns] = true
+	}
+	return d
+}
+
+// mark puts a collection on the list, majority-committed when it returns nil; one that is on it costs nothing.
+func (d *dirty) mark(ctx context.Context, ns string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ns[ns] {
+		return nil
+	}
+	if err := d.t.held.Save(ctx, lease.Update{Dirty: []string{ns}}); err != nil {
+		return err
+	}
+	d.ns[ns] = true
+	return nil
+}
+
+// marked notes what a fenced transaction has put on the list.
+func (d *dirty) marked(ns string) {
+	d.mu.Lock()
+	d.ns[ns] = true
+	d.mu.Unlock()
+}
+
+// collections are those on the list that this watcher reads, with what others put there meanwhile.
+func (d *dirty) collections() []store.Outbox {
+	d.mu.Lock()
+	for _, ns := range d.t.held.Dirty() {
+		d.ns[ns] = true
+	}
+	names := make([]string, 0, len(d.ns))
+	for ns := range d.ns {
+		names = append(names, ns)
+	}
+	d.mu.Unlock()
+	if len(names) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(d.t.outboxes(), func(o store.Outbox) bool { return !slices.Contains(names, o.NS()) })
+}
+
+// cleanEvery is how often the list is looked through for collections that hold nothing any more.
+const cleanEvery = time.Minute
+
+// run takes collections off the list until ctx ends.
+func (d *dirty) run(ctx context.Context) error {
+	tick := time.NewTicker(cleanEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		for _, o := range d.collections() {
+			if err := d.clean(ctx, o); err != nil && ctx.Err() == nil {
+				d.t.log.Debug("a collection stays on the list of those with exceptions", "collection", o.NS(), "reason", err)
+			}
+		}
+	}
+}
+
+// clean takes one off if it holds neither an exception nor a scheduled envelope. The statement that looks and the one that
+// takes it off are one transaction with the fence, which every other writer of exceptions takes, too; and what the stream
+// brings meanwhile waits in mark.
+func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	gone := false
+	err := d.t.held.Fenced(ctx, nil, func(tx context.Context) error {
+		gone = false
+		client := mongo.SessionFromContext(tx).Client()
+		still, err := store.StillDirty(tx, client.Database(o.DB).Collection(o.Coll))
+		if err != nil || still {
+			return err
+		}
+		_, err = client.Database(d.t.cfg.MongoDB.State).Collection("watchers").UpdateOne(tx,
+			bson.D{{Key: "_id", Value: d.t.held.Document().ID}}, bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}})
+		gone = err == nil
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("taking a collection off the list of those with exceptions: %w", err)
+	}
+	if gone {
+		delete(d.ns, o.NS())
+		d.t.held.Cleaned(o.NS())
+	}
+	return nil
+}
+
+// owned are the envelopes behind the checkpoint that an earlier owner made exceptions of: the stream brings them once more,
+// and only their tickets are resolved (N15). It is filled before the stream is opened.
+type owned struct {
+	ids map[[16]byte]struct{}
+	buf []byte
+}
+
+func (o *owned) key(ns string, id bson.RawValue) [16]byte {
+	o.buf = append(append(append(o.buf[:0], ns...), 0, byte(id.Type)), id.Value...)
+	sum := sha256.Sum256(o.buf)
+	return [16]byte(sum[:])
+}
+
+func (o *owned) add(ns string, id bson.RawValue) { o.ids[o.key(ns, id)] = struct{}{} }
+
+func (o *owned) has(ns string, id bson.RawValue) bool {
+	_, ok := o.ids[o.key(ns, id)]
+	return ok
+}

@@ -1,0 +1,118 @@
+package app
+
+import (
+	"context"
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/resume"
+)
+
+// outlet brings envelopes to the dispatcher that come from the collections instead of the stream. It implements
+// reconcile.Outlet.
+type outlet struct {
+	t    *term
+	pool sync.Pool // of *outgoing: the loops of the reconciler publish side by side
+}
+
+// outgoing is what one Publish works with.
+type outgoing struct {
+	filling
+	recs []record.Record
+}
+
+func newOutlet(t *term) *outlet {
+	o := &outlet{t: t}
+	o.pool.New = func() any {
+		return &outgoing{filling: filling{router: t.router, filler: t.preset.Filler()}}
+	}
+	return o
+}
+
+// Publish implements reconcile.Outlet.
+func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []string, answer func(record.Published)) error {
+	w := o.pool.Get().(*outgoing)
+	defer o.pool.Put(w)
+	if err := event.Parse(e.Raw, &w.view); err != nil {
+		return err
+	}
+	now := o.t.clock.now()
+	if err := w.expired(now); err != nil {
+		return err
+	}
+	w.meta = routing.Meta{
+		DB: e.DB, Coll: e.Coll, ClusterTime: e.TS, CommitMS: now.UnixMilli(), // N12: the time of its sending
+		MultiCollection: o.t.scope.Multiple(), Redelivered: e.Redelivered,
+	}
+	var err error
+	if w.recs, err = w.records(w.recs[:0]); err != nil {
+		return err
+	}
+	if topics != nil {
+		w.only(topics)
+	}
+	return o.t.disp.Publish(ctx, w.recs, answer)
+}
+
+// only keeps the records of those topics. One that the rules of now do not name any more gets its record as well: it was
+// promised when the envelope was held.
+func (w *outgoing) only(topics []string) {
+	model := w.recs[0]
+	kept := w.recs[:0]
+	for _, topic := range topics {
+		rec := model
+		rec.Topic, rec.Partition = topic, record.AnyPartition
+		for _, t := range w.targets {
+			if t.Topic == topic {
+				rec.Partition = t.Partition
+			}
+		}
+		kept = append(kept, rec)
+	}
+	w.recs = kept
+}
+
+// Settle implements reconcile.Outlet.
+func (o *outlet) Settle(tickets []record.Ticket) { o.t.disp.Settle(tickets) }
+
+// Open implements reconcile.Outlet.
+func (o *outlet) Open(ns, topic, key string) { o.t.disp.Open(o.ns(ns), topic, key) }
+
+// Resume implements reconcile.Outlet.
+func (o *outlet) Resume(ns, topic, key string) { o.t.disp.Resume(o.ns(ns), topic, key) }
+
+// Flush implements reconcile.Outlet.
+func (o *outlet) Flush() { o.t.disp.Flush() }
+
+// ns is the namespace as records carry it, by which gates are named (N7, N15).
+func (o *outlet) ns(ns string) string {
+	if !o.t.scope.Multiple() {
+		return ""
+	}
+	h := routing.NamespaceHash(ns)
+	return string(h[:])
+}
+
+// Reached implements reconcile.Outlet.
+func (o *outlet) Reached() string {
+	p, ok := o.t.disp.Reached()
+	if !ok {
+		return ""
+	}
+	return position(p)
+}
+
+// position is the hexadecimal form in which exceptions store their places. One that is a time only stands before every
+// event of that time.
+func position(p resume.Position) string {
+	if d := p.Token.Data(); d != "" {
+		return d
+	}
+	return store.PosAt(p.ClusterTime)
+}
+
+var _ reconcile.Outlet = (*outlet)(nil)

@@ -1,0 +1,154 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/dispatch"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retention"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// reconciler is what brings to Kafka, beside the stream, the envelopes that the stream cannot: retried, held, requeued and
+// scheduled ones. It costs nothing while no collection is on the dirty list.
+type reconciler struct {
+	finisher   *reconcile.Finisher
+	exceptions *reconcile.Exceptions
+	scheduled  *reconcile.Scheduled
+	purger     *retention.Purger
+
+	stop  context.CancelFunc // ends the loops that publish
+	ended chan struct{}      // closed when they have
+}
+
+func (t *term) retryPolicy() retry.Policy {
+	return retry.Policy{Base: t.cfg.Retry.Base, Cap: t.cfg.Retry.Cap}
+}
+
+func (t *term) newReconciler(doc *lease.Document) *reconciler {
+	out := newOutlet(t)
+	trouble := func(err error) { t.report("reconciler", err, false) }
+	well := func() { t.state.clear("reconciler") }
+	f := reconcile.NewFinisher(reconcile.Finishing{
+		Client: t.mongo.state, Fencer: t.held, Outlet: out, Retry: t.retryPolicy(), MaxAttempts: t.cfg.Retry.MaxAttempts,
+		Recording: t.cfg.Recording, DropExpired: t.cfg.Expired == "drop", Watcher: t.cfg.Watcher, Node: t.cfg.Node, Version: t.version,
+		Epoch: doc.Epoch, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
+		Count: func(end reconcile.End, class record.Class, n int) {
+			t.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
+			if end == reconcile.Dead {
+				t.metrics.DeadLetters.WithLabelValues(string(class)).Add(float64(n))
+			}
+		},
+	})
+	return &reconciler{
+		finisher: f,
+		exceptions: &reconcile.Exceptions{
+			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Now: t.clock.now, Log: t.log,
+			Trouble: trouble, Well: well,
+		},
+		scheduled: reconcile.NewScheduled(reconcile.ScheduledConfig{
+			Client: t.mongo.state, Fencer: t.held, Epoch: doc.Epoch, Collections: t.dirty.collections, Outlet: out, Finisher: f,
+			Now: t.clock.now, Log: t.log, Trouble: trouble,
+			Late: func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
+		}),
+		purger: &retention.Purger{
+			Client: t.mongo.state, State: t.mongo.state.Database(t.cfg.MongoDB.State), Collections: t.outboxes, Retention: t.cfg.Retention,
+			Interval: t.cfg.Purge.Interval, Rate: t.cfg.Purge.Rate, Batch: t.cfg.Purge.Batch, Valid: t.held.Valid, Log: t.log,
+			Purged: func(n int) { t.metrics.Purged.Add(float64(n)) },
+		},
+	}
+}
+
+// loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions
+// already (N15).
+func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
+	own := &owned{ids: map[[16]byte]struct{}{}}
+	out := newOutlet(t)
+	var n reconcile.Loaded
+	err := t.untilDone(ctx, "mongodb", func(context.Context) (err error) {
+		t.disp.ForgetGates()
+		clear(own.ids)
+		n, err = t.rec.exceptions.Load(ctx, position(t.from),
+			func(ns, topic, key string) { t.disp.Gate(out.ns(ns), topic, key) },
+			func(ns string, idType byte, id []byte) {
+				own.add(ns, bson.RawValue{Type: bson.Type(idType), Value: id})
+			})
+		t.progress.ticks.Add(1)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if n.Exceptions > 0 {
+		t.log.Info("envelopes wait from before", "exceptions", n.Exceptions, "gates", n.Gates, "behind_the_position", n.Known)
+	}
+	if len(own.ids) == 0 {
+		return nil, nil
+	}
+	return own, nil
+}
+
+// reconcile starts what goes on beside the stream. Publishing ends with ctx or with stopReconciling; what writes down what
+// became of it goes on until work ends.
+func (t *term) reconcile(ctx, work context.Context, g *errgroup.Group) {
+	r := t.rec
+	pub, cancel := context.WithCancel(ctx)
+	r.stop, r.ended = cancel, make(chan struct{})
+	loops, pub := errgroup.WithContext(pub)
+	for _, run := range []func(context.Context) error{r.exceptions.Run, r.scheduled.Run, r.purger.Run, t.dirty.run} {
+		loops.Go(func() error { return endOf(pub, run(pub)) })
+	}
+	g.Go(func() error {
+		defer close(r.ended)
+		err := loops.Wait()
+		if errors.Is(err, context.Canceled) || ctx.Err() != nil {
+			return nil
+		}
+		return err
+	})
+	g.Go(func() error { return endOf(work, r.finisher.Run(work)) })
+	g.Go(func() error { return endOf(work, t.disp.RunRecorder(work)) })
+}
+
+// drainBesides ends publishing beside the stream and waits, for as long as a drain may take, until what became of it is
+// written down. The rest the next owner finds in its read-back.
+func (t *term) drainBesides(work context.Context) {
+	r := t.rec
+	if r == nil || r.stop == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(work, t.cfg.Drain)
+	defer cancel()
+	r.stop()
+	select {
+	case <-r.ended:
+	case <-ctx.Done():
+		return
+	}
+	if t.disp.Besides() > 0 && !t.blocked() {
+		_ = t.sink.Drain(ctx)
+	}
+	if err := r.finisher.Drain(ctx); err != nil {
+		t.log.Warn("not everything that was sent beside the stream could be written down; the next owner finds it in the topics", "reason", err)
+	}
+}
+
+// Sent implements dispatch.Recorder.
+func (x *exceptions) Sent(ctx context.Context, batch []*dispatch.Sent) error {
+	list := make([]store.Sent, len(batch))
+	for i, s := range batch {
+		list[i] = store.Sent{NS: s.NS, ID: s.ID, TS: s.TS}
+		for _, a := range s.Answers {
+			list[i].Positions = append(list[i].Positions, store.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset})
+		}
+	}
+	return store.RecordSent(ctx, x.t.held, x.t.cfg.Recording, list)
+}

@@ -1,0 +1,113 @@
+package dispatch
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// MaxGates is how many keys may wait one by one. Beyond it every key of their topics waits, so that memory stays bounded.
+const MaxGates = 100_000
+
+// gates are N15: the number of exceptions that wait for each (namespace, topic, key). A gate closes when the decision that
+// an envelope has to wait is taken, in stream order, and opens when the last of them was sent and written down, or is
+// dead; it is never opened by a query, which could miss what is about to be written. Its lock is a leaf.
+type gates struct {
+	active atomic.Int64 // gates and stopped keys; 0 is the healthy case, which costs one load per record
+
+	mu      sync.Mutex
+	max     int
+	keys    map[gate]int
+	topics  map[string]int    // how many wait for each topic, over all keys
+	wide    bool              // there are too many keys: a topic is one gate, until none is left
+	stopped map[gate]struct{} // keys of which a delivery outside of the stream's order was refused and not yet written down
+	total   int
+}
+
+// gate is the scope of an order: the collection, by the value of its header, the topic, and the key.
+type gate struct {
+	ns, topic, key string
+}
+
+func newGates(most int) *gates {
+	return &gates{max: most, keys: map[gate]int{}, topics: map[string]int{}, stopped: map[gate]struct{}{}}
+}
+
+// add changes the number that waits behind a gate by n.
+func (g *gates) add(ns, topic, key string, n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.topics[topic]+n < 0 {
+		return // one that was counted before the gates were loaded anew
+	}
+	g.total += n
+	if g.topics[topic] += n; g.topics[topic] == 0 {
+		delete(g.topics, topic)
+	}
+	if g.wide = g.wide && g.total > 0; !g.wide {
+		id := gate{ns, topic, key}
+		if g.keys[id] += n; g.keys[id] <= 0 {
+			delete(g.keys, id)
+		}
+		if len(g.keys) > g.max {
+			g.wide = true
+			clear(g.keys)
+		}
+	}
+	g.count()
+}
+
+func (g *gates) count() { g.active.Store(int64(g.total + len(g.stopped))) }
+
+func (g *gates) forget() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	clear(g.keys)
+	clear(g.topics)
+	g.total, g.wide = 0, false
+	g.count()
+}
+
+// stop keeps deliveries outside of the stream's order of a key back until resume.
+func (g *gates) stop(ns, topic, key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stopped[gate{ns, topic, key}] = struct{}{}
+	g.count()
+}
+
+func (g *gates) resume(ns, topic, key string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.stopped, gate{ns, topic, key})
+	g.count()
+}
+
+func (g *gates) closed(rec *record.Record, side bool) error {
+	if g.active.Load() == 0 {
+		return nil
+	}
+	var ns []byte
+	for i := range rec.Headers {
+		if string(rec.Headers[i].Key) == "outrelay-ns" {
+			ns = rec.Headers[i].Value
+			break
+		}
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	shut := false
+	switch id := (gate{string(ns), rec.Topic, string(rec.Key)}); {
+	case side:
+		_, shut = g.stopped[id]
+	case g.wide:
+		shut = g.topics[rec.Topic] > 0
+	default:
+		shut = g.keys[id] > 0
+	}
+	if shut {
+		return record.ErrBlocked
+	}
+	return nil
+}

@@ -1,0 +1,96 @@
+package dispatch
+
+import (
+	"errors"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+var _ record.Holder = (*Dispatcher)(nil)
+
+// Closed implements record.Holder.
+func (d *Dispatcher) Closed(rec *record.Record, side bool) error { return d.gates.closed(rec, side) }
+
+// Hold implements record.Holder.
+func (d *Dispatcher) Hold(tp record.TopicPartition, offset int64) { d.tracker.Hold(tp, offset) }
+
+// Unhold implements record.Holder.
+func (d *Dispatcher) Unhold(tp record.TopicPartition) { d.tracker.Unhold(tp) }
+
+// Ready implements record.Holder.
+func (d *Dispatcher) Ready(topic string) {
+	if d.cfg.Ready != nil {
+		d.cfg.Ready(topic)
+	}
+}
+
+// Withdrawn implements record.Holder: the gates close before anything later of these keys can be sent.
+func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
+	for i := range list {
+		w := &list[i]
+		if w.Ticket.IsSide() {
+			if w.Why != nil {
+				d.gates.stop(string(w.NS), w.Topic, string(w.Key))
+			}
+			d.answer(w.Ticket, record.Answer{Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refused: w.Why, Held: w.Held})
+			continue
+		}
+		e := Exception{
+			ID: w.ID, StringID: w.StringID, NSHash: w.NS, Topic: w.Topic, Pending: []string{w.Topic}, Key: string(w.Key),
+			ticket: w.Ticket, targets: 1, bytes: int64(w.Bytes),
+		}
+		switch {
+		case w.Why != nil:
+			e.State, e.Why = event.StateRetry, *w.Why
+		case errors.Is(w.Held, record.ErrParked):
+			e.State = event.StateParked
+		default:
+			e.State = event.StateBlocked
+		}
+		d.gates.add(string(w.NS), w.Topic, string(w.Key), 1)
+		d.except(e)
+	}
+}
+
+// Gate counts an exception of an earlier owner; ns is the value of the header `outrelay-ns`, empty where records carry none.
+func (d *Dispatcher) Gate(ns, topic, key string) { d.gates.add(ns, topic, key, 1) }
+
+// ForgetGates opens every gate, for a load from the beginning. Nothing may be on its way meanwhile.
+func (d *Dispatcher) ForgetGates() { d.gates.forget() }
+
+// Besides is how many deliveries outside of the stream's order have no answer yet.
+func (d *Dispatcher) Besides() int { return int(d.besides.Load()) }
+
+// Open takes one off a gate: an exception of the stream was sent to topic and that is written down, or it is dead.
+func (d *Dispatcher) Open(ns, topic, key string) { d.gates.add(ns, topic, key, -1) }
+
+// Resume lets deliveries outside of the stream's order of a key go on, after the refusal of one was written down.
+func (d *Dispatcher) Resume(ns, topic, key string) { d.gates.resume(ns, topic, key) }
+
+// Gated is how many exceptions the gates count, over all topics.
+func (d *Dispatcher) Gated() int {
+	d.gates.mu.Lock()
+	defer d.gates.mu.Unlock()
+	return d.gates.total
+}
+
+// hold makes an exception of an envelope some of whose targets have to wait.
+func (d *Dispatcher) hold(it *Item, held []int, state string, t record.Ticket) {
+	rec := &it.Records[held[0]]
+	var ns string
+	for i := range rec.Headers {
+		if string(rec.Headers[i].Key) == "outrelay-ns" {
+			ns = string(rec.Headers[i].Value)
+			break
+		}
+	}
+	e := it.exception(record.Refusal{}, t, 0)
+	e.State, e.Key, e.targets = state, string(rec.Key), len(held)
+	for _, i := range held {
+		e.Pending = append(e.Pending, it.Records[i].Topic)
+		e.bytes += int64(d.sink.Size(&it.Records[i]))
+		d.gates.add(ns, it.Records[i].Topic, e.Key, 1)
+	}
+	d.except(e)
+}

@@ -1,0 +1,137 @@
+package dispatch
+
+import (
+	"context"
+	"errors"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// side is a delivery outside of the stream's order: a retried, parked, scheduled or replayed envelope.
+type side struct {
+	targets []target
+	left    int
+	bytes   int64
+	answers []record.Answer
+	tell    func(record.Published)
+}
+
+type target struct {
+	topic string
+	size  int
+	done  bool
+}
+
+// Publish hands the records of one envelope, one for each topic, to the sink outside of the stream's order. It blocks while
+// the reconciler's share of the budget is full (N13), and returns the cause of ctx's end, or the error that ended the sink;
+// then tell is not called. Else tell is called once, when each target has its answer, maybe from within Publish; it must
+// not block, nor call the dispatcher or the sink. The stored offsets wait for Settle.
+func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell func(record.Published)) error {
+	s := &side{left: len(recs), tell: tell, targets: make([]target, len(recs))}
+	for i := range recs {
+		s.targets[i] = target{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
+		s.bytes += int64(s.targets[i].size)
+	}
+	if err := d.spare.reserve(ctx, s.bytes, always, d.sink.Flush); err != nil {
+		return err
+	}
+	t := d.tracker.Side()
+	if len(recs) == 0 {
+		d.spare.release(s.bytes)
+		tell(record.Published{Ticket: t})
+		return nil
+	}
+	d.sideMu.Lock()
+	d.sides[t] = s
+	d.sideMu.Unlock()
+	d.besides.Add(1)
+	for i := range recs {
+		err := d.sink.Send(&recs[i], t)
+		if err == nil {
+			continue
+		}
+		a := record.Answer{Topic: recs[i].Topic, Partition: record.AnyPartition, Offset: -1}
+		if errors.As(err, &a.Refused); a.Refused == nil {
+			if !errors.Is(err, record.ErrParked) && !errors.Is(err, record.ErrBlocked) {
+				d.forget(t)
+				return err
+			}
+			a.Held = err
+		}
+		d.answer(t, a)
+	}
+	return nil
+}
+
+func always() bool { return true }
+
+// Settle says that what became of deliveries outside of the stream's order is majority-committed (N8).
+func (d *Dispatcher) Settle(tickets []record.Ticket) { d.tracker.Settle(tickets) }
+
+// answer notes what became of one target.
+func (d *Dispatcher) answer(t record.Ticket, a record.Answer) (bytes int) {
+	d.sideMu.Lock()
+	s := d.sides[t]
+	if s == nil {
+		d.sideMu.Unlock()
+		return 0
+	}
+	for i := range s.targets {
+		if x := &s.targets[i]; !x.done && x.topic == a.Topic {
+			x.done, bytes = true, x.size
+			break
+		}
+	}
+	s.answers = append(s.answers, a)
+	s.left--
+	over := s.left == 0
+	if over {
+		delete(d.sides, t)
+	}
+	d.sideMu.Unlock()
+	if over {
+		d.besides.Add(-1)
+		d.spare.release(s.bytes)
+		s.tell(record.Published{Ticket: t, Answers: s.answers})
+	}
+	return bytes
+}
+
+func (d *Dispatcher) forget(t record.Ticket) {
+	d.sideMu.Lock()
+	s := d.sides[t]
+	delete(d.sides, t)
+	d.sideMu.Unlock()
+	if s != nil {
+		d.besides.Add(-1)
+		d.spare.release(s.bytes)
+	}
+}
+
+// place is the offset of one delivery outside of the stream's order in an acked batch.
+type place struct {
+	ticket record.Ticket
+	offset int64
+}
+
+// aside picks out of an acked batch what is not the stream's. It is nil, at the cost of a load, while there is nothing.
+func (d *Dispatcher) aside(base int64, tickets []record.Ticket) []place {
+	if d.besides.Load() == 0 {
+		return nil
+	}
+	var list []place
+	for i, t := range tickets {
+		if t.IsSide() {
+			list = append(list, place{t, base + int64(i)})
+		}
+	}
+	return list
+}
+
+// answered tells of the deliveries of list that tp has them, and returns the bytes that they had reserved.
+func (d *Dispatcher) answered(tp record.TopicPartition, list []place) (bytes int) {
+	for _, p := range list {
+		bytes += d.answer(p.ticket, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: p.offset})
+	}
+	return bytes
+}

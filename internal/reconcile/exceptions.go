@@ -1,0 +1,406 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+const (
+	defaultPoll   = 500 * time.Millisecond
+	defaultFlying = 10_000
+	probeEvery    = 10 * time.Second // a parked topic is tried with its first envelopes, should its wake-up be lost
+	sureEvery     = time.Minute      // everything is looked at, should any other signal be lost
+	flushEvery    = 64               // envelopes
+	mostKeys      = 10_000           // keys that are remembered one by one; beyond, everything is looked at
+	keysAtOnce    = 200              // keys of one query
+	dueAtOnce     = 1000             // due retries of one query; as many make a pass over everything worth it
+	pageDocs      = 1000
+	pageBytes     = 4 << 20
+)
+
+// Exceptions is the loop over the retried, blocked and parked envelopes of one term: whatever of a watcher's collections has
+// a state goes to the Outlet when its turn comes, and its fate to the Finisher.
+//
+// Order (N15): per collection, topic and key an envelope is published only when every one with a lower position was, and a
+// failed one goes alone. Envelopes that are merely held go one behind the other, without waiting for answers; as soon as one of them
+// comes back, the rest of its key is given up and begins anew when all of it is back. An exception of the stream waits
+// until the watermark has passed it, so that nothing earlier of its key can still come.
+//
+// Cost: one indexed query per dirty collection and Poll, and reads of what has a reason to be looked at; no query at all
+// while Collections is empty. Memory: MaxFlying envelopes without their bodies, and one page. Run blocks in Publish only.
+//
+// All fields but those with a default are needed. Wake and Written may be called from any goroutine, at any time.
+type Exceptions struct {
+	Client      *mongo.Client
+	Collections func() []store.Outbox // the dirty ones; called often
+	Outlet      Outlet
+	Finisher    *Finisher
+	// Route tells the topics of an envelope that does not list its targets. nil: only the Outlet knows, and such an envelope
+	// takes its turn for all topics at once.
+	Route func(e *Envelope) ([]string, error)
+	Now   func() time.Time // the server's
+	Poll  time.Duration    // defaults to 500 ms
+	// MaxFlying bounds the envelopes that are published and not written down yet. Defaults to 10,000.
+	MaxFlying int
+	Log       *slog.Logger // nil for none
+	Trouble   func(error)  // hears of reads that failed and are made again; nil for nobody
+	Well      func()       // hears that they succeed again; nil for nobody
+
+	once sync.Once
+	wake chan struct{} // holds one token
+	room chan struct{} // holds one token: something has landed
+
+	mu     sync.Mutex
+	flying map[string]*flight
+	keys   map[orderKey]*keyState
+	landed map[string]bool     // since the page was asked for; true if the rest of the key has to wait
+	parked map[string]struct{} // topics that take nothing
+	cur    turn                // the key that the pass is at
+	jobs   jobs
+}
+
+// orderKey is the scope of an order, but for the topic.
+type orderKey struct{ ns, key string }
+
+// keyRef is a key as text and as it is stored.
+type keyRef struct {
+	orderKey
+	stored bson.RawValue
+}
+
+// flight is one published envelope.
+type flight struct {
+	ref     keyRef
+	topics  []string // "" stands for all
+	partial bool     // it waits for more topics than these
+	alone   bool
+}
+
+// keyState is what is in flight of one key.
+type keyState struct {
+	n      int
+	topics map[string]int
+	alone  map[string]bool
+	broken bool // something came back: nothing more until all of it is back
+	resume map[string]struct{}
+}
+
+// jobs is what has a reason to be looked at.
+type jobs struct {
+	all    bool
+	topics map[string]struct{}
+	keys   map[orderKey]bson.RawValue
+	later  map[orderKey]bson.RawValue // at the next poll
+	ahead  map[orderKey]ahead         // when the watermark has come to them
+	aheadN string                     // the lowest position that found no room there; "" for none
+}
+
+type ahead struct {
+	stored bson.RawValue
+	pos    string
+}
+
+func (x *Exceptions) init() {
+	x.once.Do(func() {
+		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
+		x.flying, x.keys, x.landed = map[string]*flight{}, map[orderKey]*keyState{}, map[string]bool{}
+		x.parked = map[string]struct{}{}
+		x.jobs = jobs{all: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
+			later: map[orderKey]bson.RawValue{}, ahead: map[orderKey]ahead{}}
+		if x.Poll <= 0 {
+			x.Poll = defaultPoll
+		}
+		if x.MaxFlying <= 0 {
+			x.MaxFlying = defaultFlying
+		}
+		if x.Log == nil {
+			x.Log = slog.New(slog.DiscardHandler)
+		}
+	})
+}
+
+// Wake says that a topic can be written again, or, with "", that everything should be looked at. It does not block.
+func (x *Exceptions) Wake(topic string) {
+	x.init()
+	x.mu.Lock()
+	if topic == "" {
+		x.jobs.all = true
+		clear(x.parked)
+	} else {
+		delete(x.parked, topic)
+		x.jobs.topics[topic] = struct{}{}
+	}
+	x.mu.Unlock()
+	poke(x.wake)
+}
+
+// Written says that these exceptions were just written, so that those whose turn it is go on at once. It does not block.
+func (x *Exceptions) Written(list []store.Exception) {
+	x.init()
+	x.mu.Lock()
+	for i := range list {
+		e := &list[i]
+		if e.State == event.StateRetry && e.Delay > 0 || x.allParked(e.Pending) {
+			continue // its time, or its topic, will call
+		}
+		ref := keyRef{orderKey{e.NS, e.Key}, e.Raw.Lookup("key")}
+		if ref.stored.Type == 0 || ref.stored.Type == bson.TypeNull {
+			ref.stored = text(e.Key)
+		}
+		x.look(x.jobs.keys, ref)
+	}
+	x.mu.Unlock()
+	poke(x.wake)
+}
+
+func (x *Exceptions) allParked(topics []string) bool {
+	for _, t := range topics {
+		if _, ok := x.parked[t]; !ok {
+			return false
+		}
+	}
+	return len(topics) > 0
+}
+
+// look remembers that a key has to be looked at.
+func (x *Exceptions) look(at map[orderKey]bson.RawValue, ref keyRef) {
+	if len(at) >= mostKeys {
+		x.jobs.all = true
+		return
+	}
+	stored := ref.stored
+	if stored.Type == 0 {
+		stored = bson.RawValue{Type: bson.TypeNull}
+	}
+	at[ref.orderKey] = keep(stored)
+}
+
+// InFlight is how many envelopes are published and not written down yet.
+func (x *Exceptions) InFlight() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.flying)
+}
+
+// Run publishes until ctx ends, and returns its cause. Faults of the server are waited out. What is in flight then is the
+// Finisher's to write.
+func (x *Exceptions) Run(ctx context.Context) error {
+	x.init()
+	tick := time.NewTicker(x.Poll)
+	defer tick.Stop()
+	back := retry.Reopen.Start()
+	probed, sure := time.Now(), time.Now()
+	due := true
+	for {
+		switch now := time.Now(); {
+		case due && now.Sub(sure) >= sureEvery:
+			sure, probed = now, now
+			x.Wake("")
+		case due && now.Sub(probed) >= probeEvery:
+			probed = now
+			x.probe()
+		}
+		err := x.round(ctx, due)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err != nil:
+			if x.Trouble != nil {
+				x.Trouble(err)
+			}
+			if back.Wait(ctx) != nil {
+				return context.Cause(ctx)
+			}
+			x.Wake("")
+			due = true
+			continue
+		case back.Attempts() > 0:
+			back.Reset()
+			if x.Well != nil {
+				x.Well()
+			}
+		}
+		select {
+		case <-x.wake:
+			due = false
+		case <-tick.C:
+			due = true
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// probe tries the parked topics.
+func (x *Exceptions) probe() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for t := range x.parked {
+		x.jobs.topics[t] = struct{}{}
+	}
+	clear(x.parked)
+}
+
+// round does what there is a reason for.
+func (x *Exceptions) round(ctx context.Context, due bool) error {
+	colls := x.Collections()
+	if len(colls) == 0 {
+		return nil
+	}
+	x.promote(due)
+	all, topics := x.passes()
+	for _, c := range colls {
+		ns := c.NS()
+		refs := x.keysOf(ns)
+		if due {
+			found, many, err := x.due(ctx, c)
+			if err != nil {
+				return err
+			}
+			if refs = append(refs, found...); many && !all {
+				if err := x.pass(ctx, c, reading{}); err != nil {
+					return err
+				}
+			}
+		}
+		for len(refs) > 0 {
+			part := refs[:min(len(refs), keysAtOnce)]
+			refs = refs[len(part):]
+			if err := x.pass(ctx, c, reading{keys: part}); err != nil {
+				return err
+			}
+		}
+		var err error
+		switch {
+		case all:
+			err = x.pass(ctx, c, reading{sparing: true})
+		case len(topics) > 0:
+			err = x.pass(ctx, c, reading{sparing: true, only: topics})
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// promote makes jobs of what has waited for the watermark or for the next poll.
+func (x *Exceptions) promote(due bool) {
+	reached := x.Outlet.Reached()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for k, a := range x.jobs.ahead {
+		if a.pos <= reached {
+			delete(x.jobs.ahead, k)
+			x.look(x.jobs.keys, keyRef{k, a.stored})
+		}
+	}
+	if x.jobs.aheadN != "" && x.jobs.aheadN <= reached {
+		x.jobs.all, x.jobs.aheadN = true, ""
+	}
+	if due {
+		for k, stored := range x.jobs.later {
+			delete(x.jobs.later, k)
+			x.look(x.jobs.keys, keyRef{k, stored})
+		}
+	}
+}
+
+// passes takes the reasons for passes over whole collections.
+func (x *Exceptions) passes() (all bool, topics []string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for t := range x.jobs.topics {
+		topics = append(topics, t)
+	}
+	clear(x.jobs.topics)
+	all, x.jobs.all = x.jobs.all, false
+	return all, topics
+}
+
+func (x *Exceptions) keysOf(ns string) []bson.RawValue {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var refs []bson.RawValue
+	for k, stored := range x.jobs.keys {
+		if k.ns == ns {
+			delete(x.jobs.keys, k)
+			refs = append(refs, stored)
+		}
+	}
+	return refs
+}
+
+// due asks for retries whose time has come, without those of keys that are in flight. many says that they are too many to
+// be looked up one by one.
+func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawValue, many bool, err error) {
+	x.mu.Lock()
+	skip := x.parkedTopics()
+	x.mu.Unlock()
+	found, err := store.DueRetries(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now(), skip, dueAtOnce)
+	if err != nil {
+		return nil, false, err
+	}
+	if len(found) >= dueAtOnce {
+		return nil, true, nil
+	}
+	seen := map[string]struct{}{}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, k := range found {
+		stored := k.Key
+		if stored.Type == 0 {
+			stored = bson.RawValue{Type: bson.TypeNull}
+		}
+		if _, again := seen[idKey(stored)]; again || x.keys[orderKey{c.NS(), keyText(k.Key, k.AggregateID)}] != nil {
+			continue
+		}
+		seen[idKey(stored)] = struct{}{}
+		refs = append(refs, stored)
+	}
+	return refs, false, nil
+}
+
+func (x *Exceptions) parkedTopics() []string {
+	list := make([]string, 0, len(x.parked))
+	for t := range x.parked {
+		list = append(list, t)
+	}
+	return list
+}
+
+// unusable reports an error of Publish that is not the envelope's.
+func unusable(err error) (why *record.Refusal, bad error) {
+	if errors.As(err, &why) {
+		return why, nil
+	}
+	return nil, err
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// text is a string as a value of BSON.
+func text(s string) bson.RawValue {
+	_, v, _ := bson.MarshalValue(s)
+	return bson.RawValue{Type: bson.TypeString, Value: v}
+}
+
+func keep(v bson.RawValue) bson.RawValue {
+	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
+}

@@ -1,0 +1,231 @@
+package reconcile
+
+import (
+	"context"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// reading is one pass over a collection in the order of its keys.
+type reading struct {
+	keys    []bson.RawValue // only these
+	only    []string        // only for these topics
+	sparing bool            // leave what waits for parked topics to the server
+	skip    map[string]struct{}
+	view    event.View
+	since   int // envelopes since the last flush
+	db, co  []byte
+}
+
+// turn is the key that a pass is at. It goes from its lowest position up, and what holds an envelope up holds up all that
+// is behind it.
+type turn struct {
+	orderKey
+	at      bool
+	all     bool // nothing more of this key
+	stopped map[string]struct{}
+}
+
+// item is an envelope that the pass is at.
+type item struct {
+	id      bson.RawValue
+	flyID   string
+	ref     keyRef
+	state   string
+	pos     string
+	origin  string
+	pending []string // nil: it does not say
+	topics  []string // pending, or those that it routes to, or "" for all of them
+}
+
+func (x *Exceptions) pass(ctx context.Context, c store.Outbox, p reading) error {
+	ns := c.NS()
+	p.db, p.co, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
+	scan := store.ExceptionScan{Coll: x.Client.Database(c.DB).Collection(c.Coll), Keys: p.keys, Only: p.only}
+	x.mu.Lock()
+	x.cur = turn{}
+	x.mu.Unlock()
+	docs, bytes, limit := 0, 0, firstReply
+	for more := true; more; {
+		if x.page(&p) {
+			break
+		}
+		if p.sparing {
+			scan.Skip = sorted(p.skip)
+		}
+		var err error
+		more, err = scan.Page(ctx, limit, func(raw bson.Raw) error {
+			docs++
+			bytes += len(raw)
+			return x.consider(ctx, &p, ns, raw)
+		})
+		x.Outlet.Flush()
+		if err != nil {
+			return err
+		}
+		limit = max(firstReply, min(pageDocs, pageBytes*docs/max(bytes, 1)))
+	}
+	return nil
+}
+
+// page begins a page: what lands from here on may still be shown as it was before. It reports whether the pass is over because each
+// topic that it is for takes nothing.
+func (x *Exceptions) page(p *reading) (over bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	clear(x.landed)
+	if p.sparing { // never fewer than before: what was left out of an earlier page comes first
+		for t := range x.parked {
+			p.skip[t] = struct{}{}
+		}
+	}
+	for _, t := range p.only {
+		if _, skip := p.skip[t]; !skip {
+			return false
+		}
+	}
+	return p.only != nil
+}
+
+func sorted(set map[string]struct{}) []string {
+	list := make([]string, 0, len(set))
+	for t := range set {
+		list = append(list, t)
+	}
+	slices.Sort(list)
+	return list
+}
+
+// consider publishes the envelope for those topics for which it is its turn.
+func (x *Exceptions) consider(ctx context.Context, p *reading, ns string, raw bson.Raw) error {
+	if err := x.await(ctx, p); err != nil {
+		return err
+	}
+	malformed := event.Parse(raw, &p.view)
+	it := x.item(p, ns, raw, malformed)
+	now, reached := x.Now().UnixMilli(), x.Outlet.Reached()
+	topics, fl := x.admit(p, it, now, reached)
+	if len(topics) == 0 {
+		return nil
+	}
+	d := &Delivery{
+		NS: ns, ID: keep(it.id), Number: p.view.Delivery, Key: it.ref.key, State: it.state, Pos: it.pos, Origin: it.origin,
+		Pending: it.pending, Attempts: p.view.Attempts, Latched: true,
+		Done: func(f Fate) { x.land(it.flyID, fl, f) },
+	}
+	var why *record.Refusal
+	switch {
+	case malformed != nil:
+		why = refusal(malformed)
+	case p.view.HasExpiresAt && p.view.ExpiresAt <= now:
+		why = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
+	default:
+		e := Envelope{DB: p.db, Coll: p.co, TS: p.view.TS, Raw: raw, Redelivered: it.origin == store.OriginReplay}
+		if it.pending == nil && topics[0] == everything {
+			topics = nil
+		} else if d.Pending == nil {
+			d.Pending = it.topics
+		}
+		err := x.Outlet.Publish(ctx, &e, topics, func(a record.Published) {
+			x.answered(fl, a.Answers)
+			x.Finisher.Answered(d, a)
+		})
+		if err == nil {
+			if p.since++; p.since >= flushEvery {
+				p.since = 0
+				x.Outlet.Flush()
+			}
+			return nil
+		}
+		if why, err = unusable(err); err != nil {
+			x.forget(it.flyID, fl)
+			return err
+		}
+	}
+	x.breakKey(fl.ref.orderKey)
+	x.Finisher.Refused(d, why)
+	return nil
+}
+
+// await waits for room among what is in flight.
+func (x *Exceptions) await(ctx context.Context, p *reading) error {
+	for {
+		x.mu.Lock()
+		full := len(x.flying) >= x.MaxFlying
+		x.mu.Unlock()
+		if !full {
+			return nil
+		}
+		p.since = 0
+		x.Outlet.Flush()
+		select {
+		case <-x.room:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// item reads what its turn depends on.
+func (x *Exceptions) item(p *reading, ns string, raw bson.Raw, malformed error) *item {
+	it := &item{id: raw.Lookup("_id"), state: string(p.view.State)}
+	it.flyID = ns + "\x00" + idKey(it.id)
+	key := raw.Lookup("key")
+	it.ref = keyRef{orderKey{ns, keyText(key, raw.Lookup("aggregateid"))}, key}
+	if malformed == nil {
+		it.ref.key = string(p.view.OrderingKey())
+	}
+	it.pos, _ = raw.Lookup("pos").StringValueOK()
+	it.origin, _ = raw.Lookup("origin").StringValueOK()
+	if it.pending = texts(raw.Lookup("pending")); len(it.pending) == 0 {
+		it.pending = nil // a list that lists nothing says nothing
+	}
+	it.topics = it.pending
+	if it.pending == nil {
+		it.topics = []string{everything}
+		if x.Route != nil && malformed == nil {
+			if list, err := x.Route(&Envelope{DB: p.db, Coll: p.co, TS: p.view.TS, Raw: raw}); err == nil && len(list) > 0 {
+				it.topics = slices.Clone(list)
+			}
+		}
+	}
+	return it
+}
+
+// keyText is the canonical text of the ordering key.
+func keyText(key, aggregateID bson.RawValue) string {
+	for _, v := range []bson.RawValue{key, aggregateID} {
+		if s, ok := v.StringValueOK(); ok {
+			return s
+		}
+		if v.Type != 0 && v.Type != bson.TypeNull {
+			return textOf(v)
+		}
+	}
+	return ""
+}
+
+// textOf is the text of a key that is not a string, as the codec has it.
+func textOf(v bson.RawValue) string {
+	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: "x"}, {Key: "aggregatetype", Value: "x"}, {Key: "aggregateid", Value: v},
+		{Key: "type", Value: "x"}, {Key: "payload", Value: nil}})
+	var view event.View
+	if err != nil || event.Parse(raw, &view) != nil {
+		return string(v.Value)
+	}
+	return string(view.OrderingKey())
+}
+
+// refusal is the error of an envelope that cannot be read at all.
+func refusal(malformed error) *record.Refusal {
+	why, other := unusable(malformed)
+	if other != nil {
+		why = &record.Refusal{Class: record.Malformed, Reason: other.Error()}
+	}
+	return why
+}

@@ -1,0 +1,89 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// Loaded counts what Load found.
+type Loaded struct {
+	Exceptions int64 // in all dirty collections
+	Gates      int64 // one for each topic that an exception of the stream waits for
+	Known      int64 // exceptions of the stream behind the position
+}
+
+// Load tells, before the stream of a new term is opened, which keys wait (N15): gate is called once for each topic that an
+// exception of the stream waits for, with "" for one that does not list them; known, for each of them whose event stands behind
+// after, so that it comes in the stream once more and is not sent by it. Call it behind Recover, with both functions
+// ready to be called a million times: nothing is collected here. idType and id are the type and the value of `_id`; id is
+// valid during the call only.
+func (x *Exceptions) Load(ctx context.Context, after string, gate func(ns, topic, key string), known func(ns string, idType byte, id []byte)) (Loaded, error) {
+	x.init()
+	var n Loaded
+	for _, c := range x.Collections() {
+		ns := c.NS()
+		err := store.EachException(ctx, x.Client.Database(c.DB).Collection(c.Coll), func(raw bson.Raw) error {
+			n.Exceptions++
+			switch origin, _ := raw.Lookup("origin").StringValueOK(); origin {
+			case store.OriginScheduled, store.OriginRequeue, store.OriginReplay:
+				return nil // they are in nobody's way
+			}
+			key := keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
+			topics := texts(raw.Lookup("pending"))
+			if len(topics) == 0 {
+				topics = []string{everything}
+			}
+			for _, t := range topics {
+				n.Gates++
+				gate(ns, t, key)
+			}
+			if pos, _ := raw.Lookup("pos").StringValueOK(); pos > after {
+				n.Known++
+				id := raw.Lookup("_id")
+				known(ns, byte(id.Type), id.Value)
+			}
+			return nil
+		})
+		if err != nil {
+			return n, fmt.Errorf("loading what waits: %w", err)
+		}
+	}
+	return n, nil
+}
+
+// Counts tells how much waits in the dirty collections, by state and topic.
+func (x *Exceptions) Counts(ctx context.Context) ([]store.ExceptionCount, error) {
+	x.init()
+	var all []store.ExceptionCount
+	for _, c := range x.Collections() {
+		list, err := store.CountExceptions(ctx, x.Client.Database(c.DB).Collection(c.Coll))
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
+}
+
+// texts are the strings of an array; nil if it is none.
+func texts(v bson.RawValue) []string {
+	arr, ok := v.ArrayOK()
+	if !ok {
+		return nil
+	}
+	vals, err := arr.Values()
+	if err != nil {
+		return nil
+	}
+	list := make([]string, 0, len(vals))
+	for _, e := range vals {
+		if s, ok := e.StringValueOK(); ok {
+			list = append(list, s)
+		}
+	}
+	return list
+}

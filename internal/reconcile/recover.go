@@ -1,0 +1,140 @@
+package reconcile
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// Hit is a record of ours that a take-over found in the tail of a partition (N7).
+type Hit struct {
+	NSHash   *[8]byte // of the namespace; nil where the watcher has one collection
+	ID       string   // canonical text
+	StringID bool     // the id is a string although its text reads like another type
+	Delivery int32
+	Topic    string
+	TP       record.TopicPartition
+	Offset   int64
+}
+
+// recoverAtOnce is how many ids are looked up at a time.
+const recoverAtOnce = 500
+
+// Recover finishes exceptions and claimed envelopes whose records an earlier owner had sent already, so that they are not sent again
+// (N8, N19). Call it at a take-over, behind the read-back, before Load and before anything is published; the read-back's offsets may be
+// given free when it has returned without an error. A hit that is of no exception is the stream's. An envelope that does
+// not list its targets is finished only if Route tells them; another's are found by the sink when they are sent again.
+func (x *Exceptions) Recover(ctx context.Context, hits []Hit) (finished int, err error) {
+	x.init()
+	if len(hits) == 0 {
+		return 0, nil
+	}
+	for _, c := range x.Collections() {
+		mine := hitsOf(c.NS(), hits)
+		ids := make([]bson.RawValue, 0, len(mine))
+		for _, h := range mine {
+			ids = append(ids, h[0].id())
+		}
+		for len(ids) > 0 {
+			part := ids[:min(len(ids), recoverAtOnce)]
+			ids = ids[len(part):]
+			n, err := x.recoverSome(ctx, c, part, mine)
+			finished += n
+			if err != nil {
+				return finished, fmt.Errorf("finishing what an earlier owner had sent: %w", err)
+			}
+		}
+	}
+	return finished, nil
+}
+
+// hitsOf sorts the hits that may be of a collection by their id.
+func hitsOf(ns string, hits []Hit) map[string][]*Hit {
+	hash := routing.NamespaceHash(ns)
+	mine := map[string][]*Hit{}
+	for i := range hits {
+		h := &hits[i]
+		if h.NSHash != nil && *h.NSHash != [8]byte(hash[:8]) {
+			continue
+		}
+		id := idKey(h.id())
+		mine[id] = append(mine[id], h)
+	}
+	return mine
+}
+
+func (h *Hit) id() bson.RawValue {
+	id := event.ParseID(h.ID)
+	if h.StringID {
+		id = event.NewID(h.ID)
+	}
+	kind, val, err := id.MarshalBSONValue()
+	if err != nil {
+		return bson.RawValue{Type: bson.TypeNull}
+	}
+	return bson.RawValue{Type: bson.Type(kind), Value: val}
+}
+
+func (x *Exceptions) recoverSome(ctx context.Context, c store.Outbox, ids []bson.RawValue, hits map[string][]*Hit) (int, error) {
+	var batch []*answered
+	err := store.FetchMany(ctx, x.Client.Database(c.DB).Collection(c.Coll), ids, func(raw bson.Raw) error {
+		if a := x.recovered(c, raw, hits[idKey(raw.Lookup("_id"))]); a != nil {
+			batch = append(batch, a)
+		}
+		return nil
+	})
+	if err != nil || len(batch) == 0 {
+		return 0, err
+	}
+	return len(batch), x.Finisher.write(ctx, batch)
+}
+
+// recovered is what the hits make of an envelope, nil for nothing.
+func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answered {
+	claim, _ := raw.Lookup("claim", "token").StringValueOK()
+	state, _ := raw.Lookup("state").StringValueOK()
+	if state != "" {
+		claim = ""
+	} else if claim == "" {
+		return nil // the stream's, or not yet taken
+	}
+	number, _ := raw.Lookup("delivery").AsInt64OK()
+	if !store.SameDelivery(raw, claim, int32(number)) {
+		return nil
+	}
+	pending := texts(raw.Lookup("pending"))
+	if len(pending) == 0 {
+		if x.Route == nil {
+			return nil
+		}
+		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll), Raw: raw}
+		list, err := x.Route(&e)
+		if err != nil || len(list) == 0 {
+			return nil
+		}
+		pending = slices.Clone(list)
+	}
+	d := &Delivery{NS: c.NS(), ID: keep(raw.Lookup("_id")), Number: int32(number), State: state, Claim: claim, Pending: pending}
+	var answers []record.Answer
+	for _, t := range pending {
+		for _, h := range hits {
+			if h.Topic == t && h.Delivery == d.Number {
+				answers = append(answers, record.Answer{Topic: t, Partition: h.TP.Partition, Offset: h.Offset})
+				break
+			}
+		}
+	}
+	if len(answers) == 0 || claim != "" && len(answers) < len(pending) {
+		return nil // a claimed one is sent to all, and the sink knows those that have it
+	}
+	a := &answered{Delivery: d}
+	x.Finisher.decide(a, answers)
+	return a
+}

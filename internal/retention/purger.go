@@ -1,0 +1,181 @@
+package retention
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// idleLongest is between two looks at a collection with nothing to remove, unless the interval is longer.
+const idleLongest = time.Minute
+
+// Purger removes what was delivered from the collections of one watcher, on behalf of its owner. Client, State and
+// Collections are needed.
+type Purger struct {
+	Client      *mongo.Client
+	State       *mongo.Database       // with the registry and the watcher documents
+	Collections func() []store.Outbox // those that the watcher reads now
+	Slot        int                   // of the owner; only slot 0 purges
+	Retention   time.Duration         // 0 keeps everything, and Run only waits
+	Interval    time.Duration         // between two passes. Defaults to 10 s
+	Rate        int                   // envelopes a second; 0 is no limit
+	Batch       int                   // envelopes in one statement at the most. Defaults to 500
+	Valid       func() bool           // whether work may be done now (N2). Defaults to always
+	Margin      time.Duration         // overrides the server's (see store.Margin), below 0 with none; for tests
+	Purged      func(n int)           // called after each statement that removed some. Defaults to nothing
+	Log         *slog.Logger          // defaults to slog.Default
+
+	pace   pace
+	margin time.Duration
+	idle   map[[16]byte]rest
+	told   map[[16]byte]store.HeldError
+}
+
+// rest is how long a collection with nothing to remove is left alone.
+type rest struct {
+	until time.Time
+	next  time.Duration
+}
+
+// Run purges until ctx ends, and returns its cause. Faults of the server are logged and end a pass, not the Purger.
+func (p *Purger) Run(ctx context.Context) error {
+	p.defaults()
+	if p.Slot != 0 || p.Retention <= 0 {
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}
+	tick := time.NewTicker(p.Interval)
+	defer tick.Stop()
+	for {
+		p.once(ctx)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+func (p *Purger) defaults() {
+	if p.Interval <= 0 {
+		p.Interval = 10 * time.Second
+	}
+	if p.Batch <= 0 {
+		p.Batch = 500
+	}
+	if p.Valid == nil {
+		p.Valid = func() bool { return true }
+	}
+	if p.Purged == nil {
+		p.Purged = func(int) {}
+	}
+	if p.Log == nil {
+		p.Log = slog.Default()
+	}
+	p.pace = pace{limit: p.Rate, batch: p.Batch}
+	p.margin = p.Margin
+	p.idle = make(map[[16]byte]rest)
+	p.told = make(map[[16]byte]store.HeldError)
+}
+
+// once is one pass over all collections, logged once.
+func (p *Purger) once(ctx context.Context) {
+	begun := time.Now()
+	n, err := p.pass(ctx)
+	if n > 0 {
+		p.Log.Debug("delivered envelopes purged", "count", n, "seconds", time.Since(begun).Round(time.Millisecond).Seconds())
+	}
+	if err != nil && ctx.Err() == nil {
+		p.Log.Warn("the purge waits; nothing is lost meanwhile, the outbox grows", "again_in", p.Interval, "error", err)
+	}
+}
+
+// errSuspended ends a pass: the lease is past its local deadline (N2).
+var errSuspended = errors.New("the lease is not confirmed")
+
+func (p *Purger) pass(ctx context.Context) (total int64, err error) {
+	if p.margin == 0 {
+		// Not asked again: who changes a server's parameter restarts it, or waits for those transactions to end.
+		m, err := store.AskMargin(ctx, p.Client)
+		if err != nil {
+			return 0, err
+		}
+		p.margin = m
+	}
+	now := time.Now()
+	p.pace.begin(now)
+	cuts := store.NewCuts(p.State, max(p.margin, p.Retention))
+	for _, o := range p.Collections() {
+		if p.idle[o.UUID].until.After(now) {
+			continue
+		}
+		n, err := p.collection(ctx, o, cuts)
+		total += n
+		switch held := new(store.HeldError); {
+		case errors.As(err, &held):
+			p.tell(o, held)
+		case errors.Is(err, errSuspended):
+			return total, nil // a later pass goes on
+		case err != nil:
+			return total, err
+		default:
+			delete(p.told, o.UUID)
+			p.idled(o, n)
+		}
+	}
+	return total, nil
+}
+
+// idled doubles the time until a collection with nothing to remove is looked at again, so that a thousand quiet tenants
+// cost little.
+func (p *Purger) idled(o store.Outbox, removed int64) {
+	if removed > 0 {
+		delete(p.idle, o.UUID)
+		return
+	}
+	r := p.idle[o.UUID]
+	r.next = min(max(2*r.next, p.Interval), max(idleLongest, p.Interval))
+	// Less a little: a tick comes when it comes.
+	r.until = time.Now().Add(r.next - p.Interval/2)
+	p.idle[o.UUID] = r
+}
+
+// tell says why a collection is not purged, once as long as that is the reason.
+func (p *Purger) tell(o store.Outbox, held *store.HeldError) {
+	if p.told[o.UUID] == *held {
+		return
+	}
+	p.told[o.UUID] = *held
+	level := slog.LevelWarn
+	if held.Hold == store.HoldNoPosition || held.Hold == store.HoldGap {
+		level = slog.LevelInfo // as it should be
+	}
+	p.Log.Log(context.Background(), level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
+}
+
+// collection removes from one collection what is in front of the cut, batch by batch.
+func (p *Purger) collection(ctx context.Context, o store.Outbox, cuts *store.Cuts) (int64, error) {
+	return store.PurgeLoop{
+		Coll: p.Client.Database(o.DB).Collection(o.Coll),
+		Size: p.pace.next,
+		Cut: func(ctx context.Context) (store.Cut, error) {
+			if !p.Valid() { // N2
+				return store.Cut{}, errSuspended
+			}
+			return cuts.Of(ctx, o)
+		},
+		Step: func(ctx context.Context, n int64) error {
+			if n > 0 {
+				p.Purged(int(n))
+			}
+			crash.At("mid-purge")
+			return p.pace.removed(ctx, n, time.Now())
+		},
+	}.Run(ctx)
+}

@@ -1,0 +1,211 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// ExceptionScan reads the exceptions of a collection page by page, in the order of key and position (N15), which is that of
+// the index: retry, blocked and parked ones together. A page sees everything that was committed before it was asked for,
+// majority committed (N21). The zero value of each field but Coll leaves nothing out.
+type ExceptionScan struct {
+	Coll *mongo.Collection
+	Keys []bson.RawValue // only these values of `key`
+	Only []string        // only those that wait for one of these topics, or do not say for which
+	Skip []string        // not those that wait for these topics only; may grow between two pages
+
+	begun bool
+	rest  bool // the key of last may have more
+	last  struct {
+		key, pos bson.RawValue
+		ids      bson.A // read with this very key and position
+	}
+}
+
+// Page hands up to limit exceptions to take; the bytes are valid during the call only, and an error of take ends it. more
+// is false behind the last page. After an error the same page is asked for again, from behind what take got.
+func (s *ExceptionScan) Page(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
+	sess, err := caughtUp(ctx, s.Coll)
+	if err != nil {
+		return false, err
+	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
+	ctx = mongo.NewSessionContext(ctx, sess)
+	for {
+		rest := s.rest
+		n, err := s.read(ctx, limit, take)
+		switch {
+		case err != nil:
+			return false, err
+		case n == limit:
+			return true, nil
+		case !rest: // there is nothing behind it
+			return false, nil
+		}
+		s.rest = false
+		limit -= n
+	}
+}
+
+// read makes one query: of the rest of the last key, or of all keys behind it.
+func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw) error) (n int, err error) {
+	cur, err := Majority(s.Coll).Find(ctx, s.filter(), options.Find().SetSort(bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}}).
+		SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetAllowDiskUse(true)) // N21
+	if err != nil {
+		return 0, privilege(err, "reading exceptions of "+Namespace(s.Coll), "find", Namespace(s.Coll), "")
+	}
+	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
+	for cur.Next(ctx) {
+		n++
+		s.reached(cur.Current)
+		if err := take(cur.Current); err != nil {
+			return n, err
+		}
+	}
+	if err := cur.Err(); err != nil {
+		return n, fmt.Errorf("reading exceptions of %s: %w", Namespace(s.Coll), err)
+	}
+	return n, nil
+}
+
+func (s *ExceptionScan) reached(raw bson.Raw) {
+	key, pos, id := raw.Lookup("key"), raw.Lookup("pos"), clone(raw.Lookup("_id"))
+	if s.begun && key.Equal(s.last.key) && pos.Equal(s.last.pos) {
+		s.last.ids = append(s.last.ids, id)
+		return
+	}
+	s.begun, s.rest = true, true
+	s.last.key, s.last.pos, s.last.ids = clone(key), clone(pos), bson.A{id}
+}
+
+func (s *ExceptionScan) filter() bson.D {
+	d := bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}}
+	switch {
+	case !s.begun && s.Keys != nil:
+		d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: s.Keys}}})
+	case !s.begun:
+	case s.rest:
+		d = append(d, bson.E{Key: "key", Value: orNull(s.last.key)}, bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: s.last.ids}}})
+		if s.last.pos.Type == bson.TypeString {
+			d = append(d, bson.E{Key: "pos", Value: bson.D{{Key: "$gte", Value: s.last.pos}}})
+		}
+	default:
+		if s.Keys != nil {
+			d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: s.Keys}}})
+		}
+		// $expr compares across types, as the index does.
+		d = append(d, bson.E{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$key", lit(orNull(s.last.key))}}}})
+	}
+	return append(d, waiting(s.Only, s.Skip)...)
+}
+
+// waiting is the condition on the targets that an exception waits for.
+func waiting(only, skip []string) bson.D {
+	var and bson.A
+	either := func(cond bson.D) {
+		and = append(and, bson.D{{Key: "$or", Value: bson.A{
+			bson.D{{Key: "pending", Value: nil}}, bson.D{{Key: "pending", Value: cond}},
+		}}})
+	}
+	if only != nil {
+		either(bson.D{{Key: "$in", Value: only}})
+	}
+	if len(skip) > 0 {
+		either(bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: skip}}}})
+	}
+	if and == nil {
+		return nil
+	}
+	return bson.D{{Key: "$and", Value: and}}
+}
+
+func orNull(v bson.RawValue) any {
+	if v.Type == 0 {
+		return nil
+	}
+	return v
+}
+
+func clone(v bson.RawValue) bson.RawValue {
+	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
+}
+
+// caughtUp is a session whose reads see everything that was committed before. A majority read without it may miss what a
+// transaction just before has written, and show an envelope as waiting that is finished.
+func caughtUp(ctx context.Context, coll *mongo.Collection) (*mongo.Session, error) {
+	sess, err := coll.Database().Client().StartSession(options.Session().SetCausalConsistency(true))
+	if err != nil {
+		return nil, fmt.Errorf("starting a session: %w", err)
+	}
+	err = coll.Database().RunCommand(mongo.NewSessionContext(ctx, sess), bson.D{{Key: "ping", Value: 1}}).Err()
+	if err == nil && sess.OperationTime() == nil {
+		err = errors.New("the server gives none")
+	}
+	if err != nil {
+		sess.EndSession(context.WithoutCancel(ctx))
+		return nil, fmt.Errorf("asking for the cluster's time: %w", err)
+	}
+	return sess, nil
+}
+
+// ExceptionKey is how an exception names its ordering key: Key as stored, which may be missing, and the text of what stands
+// in for it.
+type ExceptionKey struct {
+	Key         bson.RawValue `bson:"key"`
+	AggregateID bson.RawValue `bson:"aggregateid"`
+}
+
+// DueRetries are the keys of up to limit exceptions whose next attempt is due by the server's clock, the earliest first; a
+// key may be named several times. near is about the server's time, and only chooses the range of the index. Those that wait
+// only for topics of skip are left out. It is one read of an index range, cheap where nothing is due.
+func DueRetries(ctx context.Context, coll *mongo.Collection, near time.Time, skip []string, limit int) ([]ExceptionKey, error) {
+	filter := append(bson.D{
+		{Key: "nextAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(near.Add(time.Second))}}},
+		{Key: "state", Value: "retry"},
+		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$nextAt", "$$NOW"}}}},
+	}, waiting(nil, skip)...)
+	cur, err := Majority(coll).Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
+		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}}))
+	if err != nil {
+		return nil, privilege(err, "looking for due retries in "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	var out []ExceptionKey
+	if err := cur.All(ctx, &out); err != nil {
+		return nil, fmt.Errorf("looking for due retries in %s: %w", Namespace(coll), err)
+	}
+	return out, nil
+}
+
+// EachException hands the place of each exception of coll to take, in no order: its id, key, pos, pending and origin. The
+// bytes are valid during the call only. It sees everything that was committed before the call. It holds one reply in memory.
+func EachException(ctx context.Context, coll *mongo.Collection, take func(bson.Raw) error) error {
+	sess, err := caughtUp(ctx, coll)
+	if err != nil {
+		return err
+	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
+	ctx = mongo.NewSessionContext(ctx, sess)
+	cur, err := Majority(coll).Find(ctx, bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}},
+		options.Find().SetBatchSize(5000).SetProjection(bson.D{
+			{Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "pos", Value: 1}, {Key: "pending", Value: 1}, {Key: "origin", Value: 1},
+		}))
+	if err != nil {
+		return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
+	for cur.Next(ctx) {
+		if err := take(cur.Current); err != nil {
+			return err
+		}
+	}
+	if err := cur.Err(); err != nil {
+		return fmt.Errorf("reading exceptions of %s: %w", Namespace(coll), err)
+	}
+	return nil
+}

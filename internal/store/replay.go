@@ -1,0 +1,262 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// The states of a replay.
+const (
+	ReplayRunning   = "running" // or broken off: it can be resumed
+	ReplayDone      = "done"    // all that it found is queued
+	ReplayCancelled = "cancelled"
+)
+
+const (
+	replayIndex  = "origin_1_replayOf_1"
+	codeBadValue = 2 // of a hint to an index that is not there
+)
+
+// ErrReplayMoved says that another process goes on with the replay, or ended it.
+var ErrReplayMoved = errors.New("another process moved the replay")
+
+// ReplayCursor is how far a replay came: the collections before At are done, and of that one every stamp up to TS.
+type ReplayCursor struct {
+	At int            `bson:"at"` // into the collections of the query
+	TS bson.Timestamp `bson:"ts"`
+}
+
+// Replay is one document of `replays` in the state database. Its times are the server's.
+type Replay struct {
+	ID         string       `bson:"_id"`
+	Watcher    string       `bson:"watcher"`
+	Query      ReplayQuery  `bson:"query"`
+	State      string       `bson:"state"`
+	Actor      string       `bson:"actor"`
+	Cursor     ReplayCursor `bson:"cursor"`
+	Batch      string       `bson:"batch"`   // of the latest transaction
+	Found      int64        `bson:"found"`   // when it was ordered
+	Queued     int64        `bson:"queued"`  // handed to the relay so far
+	Skipped    int64        `bson:"skipped"` // found and left out: expired, malformed, or routed to none of the topics
+	Rate       float64      `bson:"rate"`    // envelopes a second; 0 is unlimited
+	StartedAt  time.Time    `bson:"startedAt"`
+	UpdatedAt  time.Time    `bson:"updatedAt"`
+	FinishedAt *time.Time   `bson:"finishedAt,omitempty"`
+}
+
+// Replays is `replays` of the state database: what was replayed, and where one that broke off goes on.
+type Replays struct {
+	state *mongo.Database
+	coll  *mongo.Collection
+}
+
+// NewReplays keeps them in the state database.
+func NewReplays(state *mongo.Database) *Replays {
+	return &Replays{state: state, coll: Majority(state.Collection("replays"))}
+}
+
+// Start writes a new replay down; its times are set by the server.
+func (r *Replays) Start(ctx context.Context, p Replay) error {
+	p.State = ReplayRunning
+	raw, err := bson.Marshal(p)
+	if err != nil {
+		return fmt.Errorf("writing replay %s: %w", p.ID, err)
+	}
+	// An upsert, because an insert could carry a client's time only.
+	_, err = r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: p.ID}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$mergeObjects", Value: bson.A{
+		lit(bson.Raw(raw)), bson.D{{Key: "startedAt", Value: "$$NOW"}, {Key: "updatedAt", Value: "$$NOW"}},
+	}}}}}}, options.UpdateOne().SetUpsert(true))
+	if err != nil {
+		return privilege(err, "writing replay "+p.ID, "find, insert and update", Namespace(r.coll), "")
+	}
+	return nil
+}
+
+// Get reads one; [ErrNotFound] if there is none.
+func (r *Replays) Get(ctx context.Context, id string) (Replay, error) {
+	var p Replay
+	err := r.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&p)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		err = ErrNotFound
+	}
+	if err != nil {
+		return p, privilege(err, "reading replay "+id, "find", Namespace(r.coll), "")
+	}
+	return p, nil
+}
+
+// List returns the latest n of a watcher, or of all for "".
+func (r *Replays) List(ctx context.Context, watcher string, n int64) ([]Replay, error) {
+	filter := bson.D{}
+	if watcher != "" {
+		filter = bson.D{{Key: "watcher", Value: watcher}}
+	}
+	cur, err := r.coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "startedAt", Value: -1}, {Key: "_id", Value: -1}}).SetLimit(n))
+	if err != nil {
+		return nil, privilege(err, "listing replays", "find", Namespace(r.coll), "")
+	}
+	out := []Replay{}
+	if err := cur.All(ctx, &out); err != nil {
+		return nil, fmt.Errorf("listing replays: %w", err)
+	}
+	return out, nil
+}
+
+// End makes a running replay done or cancelled, and counts what was skipped last. One that is ended already is
+// [ErrReplayMoved].
+func (r *Replays) End(ctx context.Context, id, state string, skipped int64) error {
+	res, err := r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "state", Value: ReplayRunning}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "state", Value: state}, {Key: "updatedAt", Value: "$$NOW"}, {Key: "finishedAt", Value: "$$NOW"},
+		{Key: "skipped", Value: bson.D{{Key: "$add", Value: bson.A{"$skipped", skipped}}}},
+	}}}})
+	if err != nil {
+		return privilege(err, "ending replay "+id, "find and update", Namespace(r.coll), "")
+	}
+	if res.MatchedCount == 0 {
+		return fmt.Errorf("ending replay %s: %w", id, ErrReplayMoved)
+	}
+	return nil
+}
+
+// Requeue is one envelope that a replay sends again.
+type Requeue struct {
+	ID      bson.RawValue
+	TS      bson.Timestamp // its stamp; the envelope is left alone if it has another by now
+	Key     string         // canonical text of its ordering key, if the envelope names none; else ""
+	Pending []string       // topics that get it; nil: all that it routes to
+}
+
+// ReplayBatch is what one transaction does: it queues the envelopes of one collection, and moves the cursor.
+type ReplayBatch struct {
+	Name      string // unique; a transaction whose outcome was unknown is known again by it
+	NS        string
+	From, To  ReplayCursor
+	Envelopes []Requeue // at most 1,000
+	Skipped   int64     // that were read beside them
+}
+
+// Queue writes one batch in one transaction and returns how many envelopes it queued: those that have the stamp still and
+// are no exception meanwhile. If the cursor is not at From it writes nothing: [ErrReplayMoved].
+//
+// N18: a queued envelope is an exception in state retry, due at once, with its next delivery number. It gets a new stamp,
+// because retention counts from its latest delivery, so the same replay never finds it twice. Its `pos` is made of the
+// stamp it had, so within a key the order is the old one.
+func (r *Replays) Queue(ctx context.Context, id string, watcher string, b ReplayBatch) (queued int64, err error) {
+	coll, err := Outboxed(r.state.Client(), b.NS)
+	if err != nil {
+		return 0, err
+	}
+	models := make([]mongo.WriteModel, len(b.Envelopes))
+	for i := range b.Envelopes {
+		models[i] = b.Envelopes[i].update(id)
+	}
+	again := false
+	err = Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
+		queued, again = 0, false
+		moved, err := r.move(tx, id, b)
+		if err != nil || !moved {
+			again = err == nil
+			return err
+		}
+		if len(models) > 0 {
+			res, err := coll.BulkWrite(tx, models)
+			if err != nil {
+				return privilege(err, "queueing envelopes of "+b.NS, "find and update", b.NS, "")
+			}
+			queued = res.MatchedCount
+		}
+		_, err = r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, bson.D{{Key: "$inc", Value: bson.D{{Key: "queued", Value: queued}, {Key: "skipped", Value: b.Skipped}}}})
+		if err != nil {
+			return fmt.Errorf("counting for replay %s: %w", id, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("replay %s: %w", id, err)
+	}
+	if again {
+		queued = int64(len(b.Envelopes)) // the counts are in the document
+	}
+	return queued, nil
+}
+
+// move is false if this very batch was committed before.
+func (r *Replays) move(tx context.Context, id string, b ReplayBatch) (bool, error) {
+	var p struct {
+		State  string       `bson:"state"`
+		Cursor ReplayCursor `bson:"cursor"`
+		Batch  string       `bson:"batch"`
+	}
+	if err := r.coll.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&p); err != nil {
+		return false, privilege(err, "reading replay "+id, "find", Namespace(r.coll), "")
+	}
+	switch {
+	case p.Batch == b.Name:
+		return false, nil
+	case p.State != ReplayRunning || p.Cursor != b.From:
+		return false, ErrReplayMoved
+	}
+	_, err := r.coll.UpdateOne(tx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "cursor", Value: lit(b.To)}, {Key: "batch", Value: lit(b.Name)}, {Key: "updatedAt", Value: "$$NOW"},
+	}}}})
+	if err != nil {
+		return false, privilege(err, "moving replay "+id, "find and update", Namespace(r.coll), "")
+	}
+	return true, nil
+}
+
+// update is the write to one envelope.
+func (q *Requeue) update(replay string) mongo.WriteModel {
+	set := bson.D{
+		{Key: "state", Value: "retry"},
+		{Key: "nextAt", Value: "$$NOW"},
+		{Key: "attempts", Value: lit(int32(0))},
+		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$delivery", int32(0)}}}, int32(1)}}}},
+		{Key: "origin", Value: OriginReplay},
+		{Key: "replayOf", Value: lit(replay)},
+		{Key: "pos", Value: StampPos(q.TS)},
+		{Key: "ts", Value: "$$CLUSTER_TIME"},
+	}
+	if q.Key != "" {
+		set = append(set, bson.E{Key: "key", Value: lit(q.Key)})
+	}
+	drop := bson.A{"sentAt", "sent", "lastError", "history", "claim"}
+	if q.Pending != nil {
+		set = append(set, bson.E{Key: "pending", Value: lit(q.Pending)})
+	} else {
+		drop = append(drop, "pending")
+	}
+	return mongo.NewUpdateOneModel().
+		SetFilter(bson.D{{Key: "_id", Value: q.ID}, {Key: "ts", Value: q.TS}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}).
+		SetUpdate(mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: drop}}})
+}
+
+// StampPos is the position of an envelope that has no event of its own to be ordered by: the beginning that the tokens of
+// its stamp's time have (N15).
+func StampPos(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
+
+// Outstanding counts, up to limit, what the replay queued in coll and the relay has not finished: by the index for that
+// alone, or where it is missing by that of all exceptions.
+func (r *Replays) Outstanding(ctx context.Context, id string, ns string, limit int64) (int64, error) {
+	coll, err := Outboxed(r.state.Client(), ns)
+	if err != nil {
+		return 0, err
+	}
+	mine := bson.D{{Key: "origin", Value: OriginReplay}, {Key: "replayOf", Value: id}}
+	opts := options.Count().SetLimit(max(limit, 1))
+	n, err := Majority(coll).CountDocuments(ctx, mine, opts.SetHint(replayIndex))
+	if hasCode(err, codeBadValue) {
+		mine = append(mine, bson.E{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}})
+		n, err = Majority(coll).CountDocuments(ctx, mine, options.Count().SetLimit(max(limit, 1)))
+	}
+	if err != nil {
+		return 0, privilege(err, "counting what replay "+id+" has queued in "+ns, "find", ns, "")
+	}
+	return n, nil
+}

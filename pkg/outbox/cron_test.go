@@ -1,0 +1,193 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"log"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// A report every weekday at half past nine in Berlin, kept by every process of the service.
+func ExampleNewCron() {
+	var (
+		ctx context.Context
+		box *outbox.Box
+	)
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		log.Fatal(err)
+	}
+	c, err := outbox.NewCron(box, outbox.CronEntry{
+		Name:     "daily-report",
+		Schedule: "30 9 * * 1-5",
+		Zone:     berlin,
+		Event: func(at time.Time) event.Event {
+			return event.New("report", "sales", "ReportDue", nil, event.WithTime(at))
+		},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := c.Run(ctx); !errors.Is(err, context.Canceled) {
+		log.Fatal(err)
+	}
+}
+
+func tick(name, schedule string) outbox.CronEntry {
+	return outbox.CronEntry{Name: name, Schedule: schedule, Event: func(at time.Time) event.Event {
+		return event.New("clock", name, "Tick", []byte(at.UTC().Format(time.RFC3339)))
+	}}
+}
+
+func (b bundle) cron(t *testing.T, entries ...outbox.CronEntry) *outbox.Cron {
+	t.Helper()
+	c, err := outbox.NewCron(b.box, entries...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// run runs a Cron until stop, which may be called more than once.
+func runCron(t *testing.T, c *outbox.Cron) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Errorf("Run returned %v", err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// firings waits until f likes the due times of the firings that are in the outbox.
+func (b bundle) firings(t *testing.T, what string, f func([]time.Time) bool) []time.Time {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	poll := time.NewTicker(20 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		var at []time.Time
+		page, err := b.box.Scheduled(ctx, outbox.ScheduledQuery{PageSize: 1000})
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+		for _, e := range page.Events {
+			at = append(at, e.DueAt)
+			if e.ID != b.box.CronID(e.AggregateID, e.DueAt) {
+				t.Fatalf("%s has id %s", e.DueAt, e.ID)
+			}
+		}
+		if f(at) {
+			return at
+		}
+		<-poll.C
+	}
+}
+
+func gapless(t *testing.T, at []time.Time) {
+	t.Helper()
+	for i := 1; i < len(at); i++ {
+		if at[i].Sub(at[i-1]) != time.Second {
+			t.Fatalf("%s follows %s", at[i], at[i-1])
+		}
+	}
+}
+
+// Three processes keep the same entry: every firing is there once, ahead of its time.
+func TestCronOfSeveralProcesses(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	e := tick("seconds", "* * * * * *")
+	e.Ahead = 2 * time.Second
+	for range 3 {
+		runCron(t, b.cron(t, e))
+	}
+	at := b.firings(t, "five seconds", func(at []time.Time) bool { return len(at) >= 5 })
+	gapless(t, at)
+	if ahead := time.Until(at[len(at)-1]); ahead < 0 {
+		t.Errorf("the last firing was appended %s after its time", -ahead)
+	}
+}
+
+func (b bundle) setLast(t *testing.T, name string, at time.Time) {
+	t.Helper()
+	res, err := b.db.Collection("outbox_cron").UpdateByID(t.Context(), name, bson.D{{Key: "$set", Value: bson.D{{Key: "last", Value: at}}}})
+	if err != nil || res.MatchedCount != 1 {
+		t.Fatalf("%+v %v", res, err)
+	}
+}
+
+func TestCronMissedFirings(t *testing.T) {
+	t.Parallel()
+	for policy, want := range map[outbox.Missed]int{outbox.MissedOnce: 1, outbox.MissedSkip: 0, outbox.MissedAll: 4} {
+		b, ctx := setup(t), t.Context()
+		e := tick("days", "0 0 * * *")
+		e.Missed = policy
+		stop := runCron(t, b.cron(t, e))
+		first := b.firings(t, "the first", func(at []time.Time) bool { return len(at) == 1 })
+		stop()
+		// As if it had been away for five days; what was appended is delivered.
+		if _, err := b.coll.DeleteMany(ctx, bson.D{}); err != nil {
+			t.Fatal(err)
+		}
+		b.setLast(t, "days", first[0].AddDate(0, 0, -5))
+		runCron(t, b.cron(t, e))
+		at := b.firings(t, "the missed ones", func(at []time.Time) bool { return len(at) >= want+1 })
+		if len(at) != want+1 || !at[len(at)-1].Equal(first[0]) || want == 1 && !at[0].Equal(first[0].AddDate(0, 0, -1)) {
+			t.Errorf("policy %d: %v", policy, at)
+		}
+	}
+}
+
+// A new release has another expression: the firings of the old one that are ahead are gone, and a process of the old
+// release does not bring them back.
+func TestCronScheduleChanged(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	old := b.cron(t, tick("e", "0 0 1 1 *"))
+	runCron(t, old)
+	first := b.firings(t, "the old one", func(at []time.Time) bool { return len(at) == 1 })
+	b.ordinary(t, "other")
+	stop := runCron(t, b.cron(t, tick("e", "0 0 2 1 *")))
+	at := b.firings(t, "the new one", func(at []time.Time) bool { return len(at) == 1 && !at[0].Equal(first[0]) })
+	if at[0].Day() != 2 {
+		t.Errorf("it fires at %s", at[0])
+	}
+	stop()
+	if err := old.Forget(ctx, "e"); err != nil {
+		t.Fatal(err)
+	}
+	if err := old.Forget(ctx, "e"); err != nil {
+		t.Fatalf("forgotten twice: %v", err)
+	}
+	b.want(t, "other")
+}
+
+// The state was lost: what is in the outbox is not appended again.
+func TestCronWithoutItsState(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	e := tick("seconds", "* * * * * *")
+	e.Ahead = 10 * time.Second
+	stop := runCron(t, b.cron(t, e))
+	b.firings(t, "the first", func(at []time.Time) bool { return len(at) >= 10 })
+	stop()
+	if err := b.db.Collection("outbox_cron").Drop(ctx); err != nil {
+		t.Fatal(err)
+	}
+	runCron(t, b.cron(t, e))
+	gapless(t, b.firings(t, "more", func(at []time.Time) bool { return len(at) >= 13 }))
+}
