@@ -184,7 +184,7 @@ checked before anything is written.`,
 				if got.DryRun {
 					verb = "would be requeued"
 				}
-				_, err := fmt.Fprintf(w, "%s of %s %s as delivery %d with another %s\n", oneLine(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
+				_, err := fmt.Fprintf(w, "%s of %s %s as delivery %d with changed %s\n", oneLine(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
 				return err
 			})
 		})

@@ -165,5 +165,10 @@ func (o Operator) claimed(ctx context.Context, only []string) ([]store.Outbox, e
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(all, func(b store.Outbox) bool { return !mine[b.UUID] }), nil
+	there := slices.DeleteFunc(all, func(b store.Outbox) bool { return !mine[b.UUID] })
+	if len(there) == 0 {
+		return nil, fmt.Errorf("none of the collections that watcher %s is registered for is there: %s; if they are, grant listCollections on their databases, by which they are known",
+			o.Watcher, strings.Join(names, ", "))
+	}
+	return there, nil
 }

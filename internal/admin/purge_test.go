@@ -103,6 +103,14 @@ func TestPurgeByHand(t *testing.T) {
 	if _, err := o.Purge(t.Context(), admin.Purge{Collections: []string{"x.y"}}); err == nil || !strings.Contains(err.Error(), "a_outbox") {
 		t.Errorf("another's collection: %v", err)
 	}
+	for _, coll := range colls {
+		if err := coll.Drop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := o.Purge(t.Context(), admin.Purge{}); err == nil || !strings.Contains(err.Error(), "is there") {
+		t.Errorf("dropped collections: %v", err)
+	}
 	o.Watcher = "other"
 	if _, err := o.Purge(t.Context(), admin.Purge{}); err == nil {
 		t.Error("a watcher without collections purged something")

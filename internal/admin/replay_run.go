@@ -21,7 +21,7 @@ const (
 	DefaultReplayOpen = 10_000 // envelopes that may be queued and not sent
 	replayPoll        = 500 * time.Millisecond
 	positionPoll      = 100 * time.Millisecond
-	stalledAfter      = 30 * time.Second
+	defaultPatience   = 30 * time.Second
 )
 
 // ErrReplayStalled says that the watcher does not move, so what was committed lately may not be delivered yet.
@@ -33,6 +33,8 @@ type ReplayRun struct {
 	// everything is queued as fast as Rate allows.
 	Wait bool
 	Open int64 // defaults to DefaultReplayOpen
+	// Patience is how long the watcher may stand still while it is waited for. Defaults to 30 s.
+	Patience time.Duration
 	// Progress, if not nil, is called after each batch and while it waits.
 	Progress func(ReplayInfo)
 }
@@ -42,7 +44,7 @@ type ReplayRun struct {
 // run the same replay one ends with [store.ErrReplayMoved].
 //
 // What was committed within the margin of a transaction's life waits for the watcher to have passed it: a stamp alone does
-// not tell whether an envelope was delivered. A watcher that does not move for 30 s is an [ErrReplayStalled].
+// not tell whether an envelope was delivered. A watcher that does not move is an [ErrReplayStalled].
 func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, error) {
 	replays := store.NewReplays(r.State)
 	doc, err := replays.Get(ctx, id)
@@ -57,6 +59,9 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 	}
 	if o.Open <= 0 {
 		o.Open = DefaultReplayOpen
+	}
+	if o.Patience <= 0 {
+		o.Patience = defaultPatience
 	}
 	u := &replayRun{r: r, o: o, replays: replays, doc: doc, at: doc.Cursor, open: map[string]int64{}, room: -1}
 	for i, ns := range doc.Query.Collections {
@@ -218,7 +223,7 @@ func (u *replayRun) delivered(ctx context.Context, last, seen bson.Timestamp) (e
 		if u.passed != moved {
 			began, moved = time.Now(), u.passed
 		}
-		if time.Since(began) > stalledAfter {
+		if time.Since(began) > u.o.Patience {
 			return fmt.Errorf("%w: watcher %s stands at %s, so what was committed since may not be delivered yet; see outrelay status, then go on with outrelay replay --resume %s",
 				ErrReplayStalled, u.r.Watcher, time.Unix(int64(u.passed.T), 0).UTC().Format(time.RFC3339), u.doc.ID)
 		}

@@ -399,6 +399,9 @@ func TestAnEnvelopeThatIsNotDeliveredIsNotReplayed(t *testing.T) {
 	if _, err := s.r.Run(ctx, id, admin.ReplayRun{Progress: func(admin.ReplayInfo) { waited.Store(true); cancel() }}); !errors.Is(err, context.Canceled) || !waited.Load() {
 		t.Fatalf("it did not wait for the watcher: %v", err)
 	}
+	if _, err := s.r.Run(t.Context(), id, admin.ReplayRun{Patience: 300 * time.Millisecond}); !errors.Is(err, admin.ErrReplayStalled) {
+		t.Errorf("a watcher that stands still: %v", err)
+	}
 	if got := s.queued(); len(got) != 0 {
 		t.Errorf("replayed without knowing what was delivered: %v", got)
 	}

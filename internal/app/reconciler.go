@@ -103,7 +103,7 @@ func (t *term) reconcile(ctx, work context.Context, g *errgroup.Group) {
 	pub, cancel := context.WithCancel(ctx)
 	r.stop, r.ended = cancel, make(chan struct{})
 	loops, pub := errgroup.WithContext(pub)
-	for _, run := range []func(context.Context) error{r.exceptions.Run, r.scheduled.Run, r.purger.Run, t.dirty.run} {
+	for _, run := range []func(context.Context) error{r.exceptions.Run, r.scheduled.Run, r.purger.Run, t.dirty.run, t.audit} {
 		loops.Go(func() error { return endOf(pub, run(pub)) })
 	}
 	g.Go(func() error {

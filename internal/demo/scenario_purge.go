@@ -54,12 +54,13 @@ func (f *PurgeFinding) tell() []string {
 }
 
 const (
-	purgePairs     = 5
+	purgePairs     = 7
 	purgeRetention = 11 * time.Minute // above the margin that the purge keeps for transactions that are open for long
 	purgeRate      = 5000             // envelopes a second at most: the default
 	purgeLook      = 200 * time.Millisecond
 	purgeRatio     = 1.25                   // what the median of the ratios may be
-	purgeEdge      = 300 * time.Millisecond // after a purge, that belong to neither
+	purgeEdge      = 500 * time.Millisecond // around a purge, that belong to neither
+	purgeWait      = 5 * time.Second        // without a purge, at most
 	purgeLeast     = 200                    // records in each stretch, to speak of percentiles
 	protected      = 200                    // unsent envelopes as old as the purged ones
 )
@@ -67,12 +68,8 @@ const (
 func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	f := &PurgeFinding{}
 	each := max(s.o.Events/purgePairs, 1)
-	stretch := time.Duration(each) * time.Second / purgeRate
-	// A purge begins when the relay's position has passed the envelopes' stamps by the retention: so they get stamps that
-	// come to that age when their stretch begins.
-	first := time.Now().Add(5*time.Second + time.Duration(s.o.Events)*time.Second/10_000).Truncate(time.Second)
-	period := (2*stretch + 5*time.Second).Truncate(time.Second)
-	if err := s.insertOld(ctx, first, period, each); err != nil {
+	stamp := bson.Timestamp{T: uint32(time.Now().Add(-purgeRetention - time.Minute).Unix())}
+	if err := s.insertOld(ctx, stamp, each); err != nil {
 		return f, err
 	}
 	if _, err := s.start(ctx, "owner"); err != nil {
@@ -82,10 +79,10 @@ func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	if err != nil {
 		return f, err
 	}
-	if late := time.Until(first); late < 0 {
-		return f, fmt.Errorf("this machine is too slow: the first purge was to begin %v ago", -late)
+	if err := s.pass(ctx, warmUp); err != nil {
+		return f, err
 	}
-	rounds, err := s.purgeRounds(ctx, first, period, stretch, each)
+	rounds, err := s.purgeRounds(ctx, stamp, each)
 	if err = errors.Join(err, l.finish(true)); err != nil {
 		return f, err
 	}
@@ -99,53 +96,41 @@ func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	return f, s.countPurged(ctx, f, int(l.done.Load()))
 }
 
-// insertOld inserts envelopes that count as delivered, because the watcher begins behind them: for each pair some of equal
-// stamps. Among the oldest are some that are not sent yet.
-func (s *stage) insertOld(ctx context.Context, first time.Time, period time.Duration, each int) error {
-	began := time.Now()
-	var docs []any
-	flush := func(least int) error {
-		if len(docs) < least || len(docs) == 0 {
-			return nil
-		}
-		_, err := s.outbox().InsertMany(ctx, docs, options.InsertMany().SetOrdered(false))
-		docs = docs[:0]
-		return err
-	}
-	add := func(at time.Time, i int, more ...bson.E) error {
+// insertOld inserts envelopes that count as delivered, because the watcher begins behind them, and that are old enough to
+// be purged. As they are scheduled for later, nothing of them is, until they are let go.
+func (s *stage) insertOld(ctx context.Context, stamp bson.Timestamp, each int) error {
+	began, later := time.Now(), time.Now().Add(time.Hour)
+	docs := make([]any, 0, 1000)
+	for i := range protected + purgePairs*each {
 		id := uuid.Must(uuid.NewV7())
-		doc := bson.D{
+		stamp.I = uint32(i + 1)
+		hold := bson.E{Key: "dueAt", Value: later}
+		if i < protected/2 {
+			hold = bson.E{Key: "state", Value: event.StateRetry}
+		}
+		docs = append(docs, bson.D{
 			{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]}}, {Key: "aggregatetype", Value: aggregate},
 			{Key: "aggregateid", Value: fmt.Sprint("old-", i)}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: make([]byte, 200)},
-			{Key: "ts", Value: bson.Timestamp{T: uint32(at.Unix()), I: uint32(i + 1)}},
+			{Key: "ts", Value: stamp}, hold,
+		})
+		if len(docs) < cap(docs) && i+1 < protected+purgePairs*each {
+			continue
 		}
-		docs = append(docs, append(doc, more...))
-		return flush(1000)
-	}
-	var err error
-	for i := 0; i < protected && err == nil; i++ {
-		later := time.Now().Add(time.Hour)
-		unsent := []bson.E{{Key: "dueAt", Value: later}}
-		if i%2 == 0 {
-			unsent = []bson.E{{Key: "state", Value: event.StateRetry}, {Key: "nextAt", Value: later}, {Key: "pos", Value: "82"}}
+		if _, err := s.outbox().InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
+			return fmt.Errorf("inserting old envelopes: %w", err)
 		}
-		err = add(first.Add(-purgeRetention), i, unsent...)
+		docs = docs[:0]
 	}
-	for pair := range purgePairs {
-		for i := 0; i < each && err == nil; i++ {
-			err = add(stampOf(first, period, pair), i)
-		}
-	}
-	if err = errors.Join(err, flush(0)); err != nil {
-		return fmt.Errorf("inserting old envelopes: %w", err)
-	}
-	s.say("%s old envelopes are inserted in %.1f s", thousands(purgePairs*each+protected), time.Since(began).Seconds())
+	s.say("%s old envelopes are inserted in %.1f s", thousands(protected+purgePairs*each), time.Since(began).Seconds())
 	return nil
 }
 
-// stampOf is the age of the envelopes of a pair: they may be purged from its beginning on.
-func stampOf(first time.Time, period time.Duration, pair int) time.Time {
-	return first.Add(time.Duration(pair)*period - purgeRetention)
+// between is the filter of the envelopes of one pair.
+func between(stamp bson.Timestamp, pair, each int) bson.D {
+	from := uint32(protected + pair*each)
+	return bson.D{{Key: "ts", Value: bson.D{
+		{Key: "$gt", Value: bson.Timestamp{T: stamp.T, I: from}}, {Key: "$lte", Value: bson.Timestamp{T: stamp.T, I: from + uint32(each)}},
+	}}}
 }
 
 // purgeRound is one pair.
@@ -156,64 +141,66 @@ type purgeRound struct {
 
 type purgeRounds []purgeRound
 
-// purgeRounds measures the pairs: in each, a purge comes by the age of the envelopes, and then there is none until the
-// next one begins.
-func (s *stage) purgeRounds(ctx context.Context, first time.Time, period, stretch time.Duration, each int) (purgeRounds, error) {
+// purgeRounds measures the pairs: in each, some envelopes are let go and purged, and then there is no purge for as long.
+func (s *stage) purgeRounds(ctx context.Context, stamp bson.Timestamp, each int) (purgeRounds, error) {
 	w := &delays{}
 	hear := w.hear
 	s.hear.Store(&hear)
 	rounds := make(purgeRounds, purgePairs)
 	for pair := range rounds {
-		r, at := &rounds[pair], stampOf(first, period, pair)
-		already, err := s.purged(ctx, at, 1, each)
+		r, batch := &rounds[pair], between(stamp, pair, each)
+		if _, err := s.outbox().UpdateMany(ctx, batch, bson.D{{Key: "$unset", Value: bson.D{{Key: "dueAt", Value: 1}}}}); err != nil {
+			return rounds, fmt.Errorf("letting old envelopes go: %w", err)
+		}
+		if err := s.pass(ctx, purgeEdge); err != nil {
+			return rounds, err
+		}
+		already, err := s.purged(ctx, batch, 1, each)
 		if err != nil {
 			return rounds, err
 		}
 		began := time.Now()
-		if before := w.take(); pair > 0 {
-			rounds[pair-1].without = before
-		}
-		if _, err := s.purged(ctx, at, each, each); err != nil {
+		w.take()
+		if _, err := s.purged(ctx, batch, each, each); err != nil {
 			return rounds, err
 		}
-		r.with, r.took = w.take(), time.Since(began)*time.Duration(each)/time.Duration(max(each-already, 1))
-		s.say("%s purged in %.1f s", thousands(each), r.took.Seconds())
+		took := time.Since(began)
+		r.with, r.took = w.take(), took*time.Duration(each)/time.Duration(max(each-already, 1))
 		if err := s.pass(ctx, purgeEdge); err != nil {
 			return rounds, err
 		}
 		w.take()
+		if err := s.pass(ctx, min(took, purgeWait)); err != nil {
+			return rounds, err
+		}
+		r.without = w.take()
+		s.say("%s purged in %.1f s: p99 %.1f ms, without a purge %.1f ms", thousands(each), r.took.Seconds(), quantile(r.with, 0.99), quantile(r.without, 0.99))
 	}
-	err := s.pass(ctx, stretch)
-	rounds[len(rounds)-1].without = w.take()
-	return rounds, err
+	return rounds, nil
 }
 
-// purged waits until so many envelopes of a stamp are purged, and returns how many are.
-func (s *stage) purged(ctx context.Context, at time.Time, n, of int) (gone int, err error) {
+// purged waits until so many envelopes of a batch are purged, and returns how many are.
+func (s *stage) purged(ctx context.Context, batch bson.D, n, of int) (gone int, err error) {
 	waited := s.await(ctx, fmt.Sprintf("%d of %d envelopes that are old enough are purged", n, of), patience, func() bool {
-		gone, err = s.goneOf(ctx, at, of)
+		gone, err = s.goneOf(ctx, batch, of)
 		return err != nil || gone >= n
 	})
 	return gone, errors.Join(waited, err)
 }
 
-// goneOf is how many envelopes of a stamp were purged, from the oldest that is left: a purge goes by stamp.
-func (s *stage) goneOf(ctx context.Context, at time.Time, each int) (int, error) {
+// goneOf is how many envelopes of a batch were purged, from the oldest that is left: a purge goes by stamp.
+func (s *stage) goneOf(ctx context.Context, batch bson.D, each int) (int, error) {
 	var oldest struct {
 		TS bson.Timestamp `bson:"ts"`
 	}
-	t := uint32(at.Unix())
-	err := s.outbox().FindOne(ctx, bson.D{
-		{Key: "ts", Value: bson.D{{Key: "$gte", Value: bson.Timestamp{T: t}}, {Key: "$lt", Value: bson.Timestamp{T: t + 1}}}},
-		{Key: "state", Value: nil}, {Key: "dueAt", Value: nil},
-	}, options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}})).Decode(&oldest)
+	err := s.outbox().FindOne(ctx, batch, options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}})).Decode(&oldest)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
 		return each, nil
 	case err != nil:
 		return 0, fmt.Errorf("looking for old envelopes: %w", err)
 	}
-	return int(oldest.TS.I) - 1, nil
+	return int(oldest.TS.I-1-protected) % each, nil
 }
 
 // delays collects how long records took from their commit.

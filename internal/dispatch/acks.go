@@ -104,6 +104,7 @@ func (d *Dispatcher) take() []Exception {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	n := min(len(d.exceptions), maxExceptions)
+	d.writing = n > 0
 	batch := d.exceptions[:n:n]
 	floor, _ := d.tracker.Reached() // every ticket of the batch is unresolved: its event stands behind the watermark
 	for i := range batch {

@@ -128,6 +128,7 @@ type Dispatcher struct {
 
 	mu         sync.Mutex
 	exceptions []Exception
+	writing    bool          // some of them are being written
 	wake       chan struct{} // one token: there are exceptions to write
 	times      []int64       // scratch of observe, under obs
 	obs        sync.Mutex

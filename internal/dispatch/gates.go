@@ -18,26 +18,38 @@ type gates struct {
 
 	mu      sync.Mutex
 	max     int
-	keys    map[gate]int
+	keys    map[Gate]count
 	topics  map[string]int    // how many wait for each topic, over all keys
 	wide    bool              // there are too many keys: a topic is one gate, until none is left
-	stopped map[gate]struct{} // keys of which a delivery outside of the stream's order was refused and not yet written down
+	stopped map[Gate]struct{} // keys of which a delivery outside of the stream's order was refused and not yet written down
 	total   int
+	moves   uint64 // changes of any gate
 }
 
-// gate is the scope of an order: the collection, by the value of its header, the topic, and the key.
-type gate struct {
-	ns, topic, key string
+// Gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the topic, and the key.
+type Gate struct {
+	NS, Topic, Key string
+}
+
+// count is how many wait behind a gate, and when that last changed.
+type count struct {
+	n    int
+	when uint64
 }
 
 func newGates(most int) *gates {
-	return &gates{max: most, keys: map[gate]int{}, topics: map[string]int{}, stopped: map[gate]struct{}{}}
+	return &gates{max: most, keys: map[Gate]count{}, topics: map[string]int{}, stopped: map[Gate]struct{}{}}
 }
 
 // add changes the number that waits behind a gate by n.
 func (g *gates) add(ns, topic, key string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	g.change(Gate{ns, topic, key}, n)
+}
+
+func (g *gates) change(id Gate, n int) {
+	topic := id.Topic
 	if g.topics[topic]+n < 0 {
 		return // one that was counted before the gates were loaded anew
 	}
@@ -46,8 +58,10 @@ func (g *gates) add(ns, topic, key string, n int) {
 		delete(g.topics, topic)
 	}
 	if g.wide = g.wide && g.total > 0; !g.wide {
-		id := gate{ns, topic, key}
-		if g.keys[id] += n; g.keys[id] <= 0 {
+		g.moves++
+		if left := g.keys[id].n + n; left > 0 {
+			g.keys[id] = count{left, g.moves}
+		} else {
 			delete(g.keys, id)
 		}
 		if len(g.keys) > g.max {
@@ -73,14 +87,14 @@ func (g *gates) forget() {
 func (g *gates) stop(ns, topic, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.stopped[gate{ns, topic, key}] = struct{}{}
+	g.stopped[Gate{ns, topic, key}] = struct{}{}
 	g.count()
 }
 
 func (g *gates) resume(ns, topic, key string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.stopped, gate{ns, topic, key})
+	delete(g.stopped, Gate{ns, topic, key})
 	g.count()
 }
 
@@ -98,13 +112,13 @@ func (g *gates) closed(rec *record.Record, side bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	shut := false
-	switch id := (gate{string(ns), rec.Topic, string(rec.Key)}); {
+	switch id := (Gate{string(ns), rec.Topic, string(rec.Key)}); {
 	case side:
 		_, shut = g.stopped[id]
 	case g.wide:
 		shut = g.topics[rec.Topic] > 0
 	default:
-		shut = g.keys[id] > 0
+		shut = g.keys[id].n > 0
 	}
 	if shut {
 		return record.ErrBlocked

@@ -287,12 +287,15 @@ func (o *wire) hold(yes bool) {
 	poke(o.kick)
 }
 
-// kill ends the term: of each topic a part of what was in flight is written, and nobody hears of it.
+// kill ends the term: of each topic a part of what was in flight is written, nothing without r, and nobody hears of it.
 func (o *wire) kill(r *rand.Rand) {
 	o.b.mu.Lock()
 	o.mu.Lock()
 	o.dead = true
 	for topic, q := range o.queue {
+		if r == nil {
+			break
+		}
 		stop := map[string]bool{}
 		for _, s := range q[:r.IntN(len(q)+1)] {
 			if stop[s.w.key] || o.refusal(topic, s) != nil {

@@ -3,9 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -119,6 +117,7 @@ type answered struct {
 	outcome *store.Outcome // what to write, nil for nothing or for a letter
 	letter  *letter        // to move, nil for none
 	buried  bool           // it was moved
+	aside   bool           // the server does not take it
 }
 
 // letter is why a delivery is dead.
@@ -143,9 +142,13 @@ type Finisher struct {
 	busy    int           // taken from the queue, not told yet
 	wake    chan struct{} // holds one token
 	drained chan struct{} // closed when nothing is left; nil while nobody waits
+	aside   []*answered   // what the server did not take, for another time
 	seq     uint32
 	trouble bool
 }
+
+// asideFor is how long what the server does not take waits for the next try.
+const asideFor = 5 * time.Second
 
 // NewFinisher makes a Finisher. It writes nothing until Run.
 func NewFinisher(c Finishing) *Finisher {
@@ -188,114 +191,18 @@ func (f *Finisher) poke() {
 	}
 }
 
-// decide is N17 for deliveries outside of the stream's order.
-func (f *Finisher) decide(a *answered, answers []record.Answer) {
-	left := slices.Clone(a.Pending)
-	if a.Pending == nil {
-		for _, x := range answers {
-			left = append(left, x.Topic)
-		}
-	}
-	var why *record.Refusal
-	var by record.Answer
-	var held error
-	for _, x := range answers {
-		switch {
-		case x.Refused != nil:
-			a.fate.Refused = append(a.fate.Refused, x.Topic)
-			if why == nil || x.Refused.Class.DeadAtOnce() && !why.Class.DeadAtOnce() {
-				why, by = x.Refused, x
-			}
-		case x.Held != nil:
-			a.fate.Held = append(a.fate.Held, x.Topic)
-			if held == nil || errors.Is(x.Held, record.ErrParked) {
-				held = x.Held
-			}
-		default:
-			left = slices.DeleteFunc(left, func(t string) bool { return t == x.Topic })
-			a.acked = append(a.acked, store.SentTo{Topic: x.Topic, Partition: x.Partition, Offset: x.Offset})
-		}
-	}
-	switch {
-	case len(left) == 0:
-		a.fate.End = Finished
-		a.outcome = a.result(store.FateSent)
-		a.outcome.Delete = f.c.Recording == "delete"
-	case why != nil:
-		f.refused(a, why, left, a.fate.Refused, by)
-	default:
-		a.waits(left, held)
-		f.place(a)
-	}
-	if a.outcome != nil && f.c.Recording == "mark" {
-		a.outcome.Sent = a.acked
-	}
-}
-
-// refused decides between a further attempt and the dead letters. Where other targets wait, the envelope does, too: a letter
-// would take it away from them.
-func (f *Finisher) refused(a *answered, why *record.Refusal, left, refused []string, by record.Answer) {
-	failure := &store.ExceptionError{Class: why.Class, Reason: why.Reason, Topic: by.Topic}
-	a.fate.Left, a.fate.Refused, a.fate.Class = left, refused, why.Class
-	exhausted := int(a.Attempts)+1 >= f.c.MaxAttempts
-	if len(left) == len(refused) && (why.Class.DeadAtOnce() || exhausted) {
-		a.fate.End = Dead
-		a.letter = &letter{class: why.Class, reason: why.Reason, topic: by.Topic, partition: by.Partition, failure: failure}
-		if !why.Class.DeadAtOnce() {
-			a.fate.Class = record.AttemptsExhausted
-			a.letter.class = record.AttemptsExhausted
-			a.letter.reason = fmt.Sprintf("%d attempts failed, the last one with: %s", a.Attempts+1, why.Reason)
-		}
-		return
-	}
-	a.fate.End = Retrying
-	a.outcome = a.result(store.FateFailed)
-	a.outcome.Pending, a.outcome.Error, a.outcome.Node = left, failure, f.c.Node
-	a.outcome.Attempts, a.outcome.Delay = a.Attempts, f.c.Retry.Delay(int(a.Attempts))
-	f.place(a)
-}
-
-// waits puts the delivery back to what it was, without the targets that have it. No attempt is spent.
-func (a *answered) waits(left []string, held error) {
-	a.fate.End, a.fate.Left = Waiting, left
-	switch {
-	case a.Claim != "":
-		a.outcome = a.result(store.FateHeld)
-		a.outcome.State = "blocked"
-		if errors.Is(held, record.ErrParked) {
-			a.outcome.State = "parked"
-		}
-	case len(a.acked) > 0:
-		a.outcome = a.result(store.FateNarrowed)
-	default:
-		return // as it stands on the document
-	}
-	a.outcome.Pending = left
-}
-
-func (a *answered) result(fate store.Fate) *store.Outcome {
-	return &store.Outcome{Fate: fate, NS: a.NS, ID: a.ID, Delivery: a.Number, Claim: a.Claim, Key: a.Key, Pos: a.Pos}
-}
-
-// place gives a scheduled envelope that becomes an exception its position.
-func (f *Finisher) place(a *answered) {
-	if a.outcome == nil || a.Claim == "" || a.outcome.Pos != "" {
-		return
-	}
-	f.mu.Lock()
-	f.seq++
-	n := f.seq
-	f.mu.Unlock()
-	a.outcome.Pos = store.PosAt(bson.Timestamp{T: uint32(f.c.Now().Unix()), I: n})
-}
-
 // Run writes until ctx ends or the lease is lost, and returns the cause.
 func (f *Finisher) Run(ctx context.Context) error {
+	again := time.NewTicker(asideFor)
+	defer again.Stop()
 	for {
 		batch := f.take()
 		if len(batch) == 0 {
 			select {
 			case <-f.wake:
+				continue
+			case <-again.C:
+				f.retryAside()
 				continue
 			case <-ctx.Done():
 				return context.Cause(ctx)
@@ -320,7 +227,8 @@ func (f *Finisher) take() []*answered {
 	return batch
 }
 
-// Drain waits until everything that was answered is written. It needs Run to be under way.
+// Drain waits until everything that was answered is written, except for what the server does not take. It needs Run to be
+// under way.
 func (f *Finisher) Drain(ctx context.Context) error {
 	for {
 		f.mu.Lock()
@@ -346,7 +254,17 @@ func (f *Finisher) finish(ctx context.Context, batch []*answered) error {
 	if err := f.write(ctx, batch); err != nil {
 		return err
 	}
-	f.tell(batch)
+	told := batch[:0]
+	f.mu.Lock()
+	for _, a := range batch {
+		if a.aside {
+			f.aside = append(f.aside, a)
+		} else {
+			told = append(told, a)
+		}
+	}
+	f.mu.Unlock()
+	f.tell(told)
 	f.mu.Lock()
 	f.busy = 0
 	if len(f.queue) == 0 && f.drained != nil {
@@ -355,6 +273,16 @@ func (f *Finisher) finish(ctx context.Context, batch []*answered) error {
 	}
 	f.mu.Unlock()
 	return nil
+}
+
+func (f *Finisher) retryAside() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, a := range f.aside {
+		a.aside = false
+	}
+	f.queue = append(f.queue, f.aside...)
+	f.aside = nil
 }
 
 // write tries until everything is written, ctx ends or the lease is lost.
@@ -420,9 +348,15 @@ func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 	}
 	if len(batch) > 1 {
 		half := len(batch) / 2
-		return errors.Join(f.outcomes(ctx, batch[:half]), f.outcomes(ctx, batch[half:]))
+		if err := f.outcomes(ctx, batch[:half]); err != nil {
+			return err
+		}
+		return f.outcomes(ctx, batch[half:])
 	}
-	return fmt.Errorf("the fate of an envelope of %s cannot be written; it is tried again, and its key waits: %w", batch[0].NS, err)
+	f.c.Log.Error("the fate of an envelope cannot be written; its key waits and it is tried again; does a validator of the collection know nothing of exceptions?",
+		"collection", batch[0].NS, "error", err)
+	batch[0].aside = true
+	return nil
 }
 
 // tell gives free what the deliveries held.

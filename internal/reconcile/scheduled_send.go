@@ -121,11 +121,12 @@ func (s *Scheduled) send(ctx context.Context, c *calendar, e timer, raw bson.Raw
 	if event.Parse(raw, &v) == nil { // else Publish refuses it
 		d.Number, d.Key = v.Delivery, string(v.OrderingKey())
 	}
+	due, _ := raw.Lookup("dueAt").DateTimeOK()
 	envelope := Envelope{DB: c.db, Coll: c.name, TS: Stamp(raw), Raw: raw}
 	crash.At("before-scheduled-publish")
 	err := s.Outlet.Publish(ctx, &envelope, nil, func(p record.Published) {
 		crash.At("after-scheduled-publish")
-		s.note(e, p)
+		s.note(due, p)
 		s.Finisher.Answered(d, p)
 	})
 	var why *record.Refusal
@@ -157,7 +158,7 @@ func clusterTime(ctx context.Context, client *mongo.Client) (at bson.Timestamp, 
 }
 
 // note tells how late an envelope was, if it was sent.
-func (s *Scheduled) note(e timer, p record.Published) {
+func (s *Scheduled) note(due int64, p record.Published) {
 	if s.Late == nil {
 		return
 	}
@@ -166,5 +167,5 @@ func (s *Scheduled) note(e timer, p record.Published) {
 			return
 		}
 	}
-	s.Late(s.Now().Sub(time.UnixMilli(e.due)))
+	s.Late(s.Now().Sub(time.UnixMilli(due)))
 }

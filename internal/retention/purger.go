@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -12,8 +13,10 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// idleLongest is between two looks at a collection with nothing to remove, unless the interval is longer.
-const idleLongest = time.Minute
+const (
+	idleLongest = time.Minute     // between two looks at a collection with nothing to remove, unless the interval is longer
+	longestTurn = 5 * time.Second // of one collection, so that the backlog of one does not keep the others waiting
+)
 
 // Purger removes what was delivered from the collections of one watcher, on behalf of its owner. Client, State and
 // Collections are needed.
@@ -33,6 +36,7 @@ type Purger struct {
 
 	pace   pace
 	margin time.Duration
+	turn   time.Duration
 	idle   map[[16]byte]rest
 	told   map[[16]byte]store.HeldError
 }
@@ -79,7 +83,7 @@ func (p *Purger) defaults() {
 		p.Log = slog.Default()
 	}
 	p.pace = pace{limit: p.Rate, batch: p.Batch}
-	p.margin = p.Margin
+	p.margin, p.turn = p.Margin, longestTurn
 	p.idle = make(map[[16]byte]rest)
 	p.told = make(map[[16]byte]store.HeldError)
 }
@@ -96,8 +100,12 @@ func (p *Purger) once(ctx context.Context) {
 	}
 }
 
-// errSuspended ends a pass: the lease is past its local deadline (N2).
-var errSuspended = errors.New("the lease is not confirmed")
+var (
+	// errSuspended ends a pass: the lease is past its local deadline (N2).
+	errSuspended = errors.New("the lease is not confirmed")
+	// errTurn ends the turn of a collection that has more.
+	errTurn = errors.New("it is the next collection's turn")
+)
 
 func (p *Purger) pass(ctx context.Context) (total int64, err error) {
 	if p.margin == 0 {
@@ -111,23 +119,27 @@ func (p *Purger) pass(ctx context.Context) (total int64, err error) {
 	now := time.Now()
 	p.pace.begin(now)
 	cuts := store.NewCuts(p.State, max(p.margin, p.Retention))
-	for _, o := range p.Collections() {
-		if p.idle[o.UUID].until.After(now) {
-			continue
+	pending := slices.DeleteFunc(slices.Clone(p.Collections()), func(o store.Outbox) bool { return p.idle[o.UUID].until.After(now) })
+	for len(pending) > 0 {
+		var again []store.Outbox
+		for _, o := range pending {
+			n, err := p.collection(ctx, o, cuts)
+			total += n
+			switch held := new(store.HeldError); {
+			case errors.As(err, &held):
+				p.tell(o, held)
+			case errors.Is(err, errTurn):
+				again = append(again, o)
+			case errors.Is(err, errSuspended):
+				return total, nil // a later pass goes on
+			case err != nil:
+				return total, err
+			default:
+				delete(p.told, o.UUID)
+				p.idled(o, n)
+			}
 		}
-		n, err := p.collection(ctx, o, cuts)
-		total += n
-		switch held := new(store.HeldError); {
-		case errors.As(err, &held):
-			p.tell(o, held)
-		case errors.Is(err, errSuspended):
-			return total, nil // a later pass goes on
-		case err != nil:
-			return total, err
-		default:
-			delete(p.told, o.UUID)
-			p.idled(o, n)
-		}
+		pending = again
 	}
 	return total, nil
 }
@@ -159,8 +171,9 @@ func (p *Purger) tell(o store.Outbox, held *store.HeldError) {
 	p.Log.Log(context.Background(), level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
 }
 
-// collection removes from one collection what is in front of the cut, batch by batch.
+// collection removes from one collection what is in front of the cut, batch by batch, for as long as its turn lasts.
 func (p *Purger) collection(ctx context.Context, o store.Outbox, cuts *store.Cuts) (int64, error) {
+	begun := time.Now()
 	return store.PurgeLoop{
 		Coll: p.Client.Database(o.DB).Collection(o.Coll),
 		Size: p.pace.next,
@@ -175,7 +188,10 @@ func (p *Purger) collection(ctx context.Context, o store.Outbox, cuts *store.Cut
 				p.Purged(int(n))
 			}
 			crash.At("mid-purge")
-			return p.pace.removed(ctx, n, time.Now())
+			if err := p.pace.removed(ctx, n, time.Now()); err != nil || n == 0 || time.Since(begun) < p.turn {
+				return err
+			}
+			return errTurn
 		},
 	}.Run(ctx)
 }

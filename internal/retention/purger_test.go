@@ -256,6 +256,26 @@ func TestRunWaitsForItsEnd(t *testing.T) {
 	}
 }
 
+func TestTheBacklogOfOneCollectionDoesNotHoldUpTheOthers(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	second := b.State.Collection("second")
+	both := append(b.Collections(), store.Outbox{DB: b.State.Name(), Coll: "second", UUID: register(t, b.State, second, "w")})
+	b.Collections = func() []store.Outbox { return both }
+	b.position(t, "w/0of1", at(10_000))
+	b.insert(t, 60, 1_000)
+	if _, err := second.InsertOne(t.Context(), bson.D{{Key: "ts", Value: bson.Timestamp{T: 1_000, I: 1}}}); err != nil {
+		t.Fatal(err)
+	}
+	b.pace.batch, b.turn = 10, 0 // a turn is one statement
+	var order []int
+	b.Purged = func(n int) { order = append(order, n) }
+	b.mustPass(t)
+	if want := []int{10, 1, 10, 10, 10, 10, 10}; !slices.Equal(order, want) {
+		t.Errorf("removed %v, want %v", order, want)
+	}
+}
+
 // The purge drains what there is when it starts, and what has become old enough after it has waited.
 func TestRunPurgesAtStartAndAgain(t *testing.T) {
 	t.Parallel()
@@ -315,10 +335,15 @@ func TestAFaultIsLoggedAndPasses(t *testing.T) {
 func TestN25_RealStampsBehindARealStream(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.Retention, b.Margin = 0, 2*time.Second // as for transactions that live a second
+	b.Retention, b.Margin = 0, 4*time.Second // as for transactions that live two seconds
 	b.defaults()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
+	b.Purged = func(n int) {
+		if b.purged += n; b.purged > 30 {
+			cancel()
+		}
+	}
 	stream, err := b.coll.Watch(t.Context(), mongo.Pipeline{})
 	if err != nil {
 		t.Fatal(err)
@@ -353,17 +378,17 @@ func TestN25_RealStampsBehindARealStream(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if b.purged == 0 {
-		t.Error("nothing was purged")
+	if b.purged <= 30 {
+		t.Errorf("%d purged", b.purged)
 	}
 }
 
-// slowWriter inserts within transactions that commit up to 400 ms later.
+// slowWriter inserts within transactions that commit up to 400 ms later, and not at all if that has become a second.
 func slowWriter(ctx context.Context, coll *mongo.Collection, i int) {
 	client := coll.Database().Client()
 	for n := 0; ctx.Err() == nil; n++ {
 		_ = client.UseSession(ctx, func(ctx context.Context) error {
-			s := mongo.SessionFromContext(ctx)
+			s, begun := mongo.SessionFromContext(ctx), time.Now()
 			if err := s.StartTransaction(); err != nil {
 				return err
 			}
@@ -373,6 +398,9 @@ func slowWriter(ctx context.Context, coll *mongo.Collection, i int) {
 			select {
 			case <-time.After(time.Duration(i) * 130 * time.Millisecond):
 			case <-ctx.Done():
+			}
+			if time.Since(begun) > time.Second {
+				return s.AbortTransaction(context.WithoutCancel(ctx))
 			}
 			return s.CommitTransaction(context.WithoutCancel(ctx))
 		})

@@ -208,11 +208,10 @@ func (o *Outcome) update() mongo.WriteModel {
 		set = append(set, o.failed()...)
 	}
 	if o.Claim != "" {
-		state := o.State
-		if o.Fate == FateFailed {
-			state = "retry"
+		if o.Fate != FateFailed {
+			set = append(set, bson.E{Key: "state", Value: lit(o.State)})
 		}
-		set = append(set, bson.E{Key: "state", Value: lit(state)}, bson.E{Key: "origin", Value: OriginScheduled}, bson.E{Key: "pos", Value: lit(o.Pos)},
+		set = append(set, bson.E{Key: "origin", Value: OriginScheduled}, bson.E{Key: "pos", Value: lit(o.Pos)},
 			bson.E{Key: "key", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$key", lit(o.Key)}}}}, wasDue)
 		unset = bson.A{"dueAt", "claim"}
 	}

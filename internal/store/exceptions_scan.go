@@ -55,7 +55,7 @@ func (s *ExceptionScan) Page(ctx context.Context, limit int, take func(bson.Raw)
 
 // read makes one query: of the rest of the last key, or of all keys behind it.
 func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw) error) (n int, err error) {
-	cur, err := Majority(s.Coll).Find(ctx, s.filter(), options.Find().SetSort(bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}}).
+	cur, err := Majority(s.Coll).Find(ctx, s.filter(), options.Find().SetSort(s.sort()).
 		SetLimit(int64(limit)).SetBatchSize(int32(limit)).SetAllowDiskUse(true)) // N21
 	if err != nil {
 		return 0, privilege(err, "reading exceptions of "+Namespace(s.Coll), "find", Namespace(s.Coll), "")
@@ -103,6 +103,14 @@ func (s *ExceptionScan) filter() bson.D {
 		d = append(d, bson.E{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$key", lit(orNull(s.last.key))}}}})
 	}
 	return append(d, waiting(s.Only, s.Skip)...)
+}
+
+// sort leaves the key out where there is only one: the server merges the three states only by what is behind their bounds.
+func (s *ExceptionScan) sort() bson.D {
+	if s.begun && s.rest {
+		return bson.D{{Key: "pos", Value: 1}}
+	}
+	return bson.D{{Key: "key", Value: 1}, {Key: "pos", Value: 1}}
 }
 
 // waiting is the condition on the targets that an exception waits for.
@@ -165,12 +173,7 @@ type ExceptionKey struct {
 // key may be named several times. near is about the server's time, and only chooses the range of the index. Those that wait
 // only for topics of skip are left out. It is one read of an index range, cheap where nothing is due.
 func DueRetries(ctx context.Context, coll *mongo.Collection, near time.Time, skip []string, limit int) ([]ExceptionKey, error) {
-	filter := append(bson.D{
-		{Key: "nextAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(near.Add(time.Second))}}},
-		{Key: "state", Value: "retry"},
-		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$nextAt", "$$NOW"}}}},
-	}, waiting(nil, skip)...)
-	cur, err := Majority(coll).Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
+	cur, err := Majority(coll).Find(ctx, dueFilter(near, skip), options.Find().SetSort(bson.D{{Key: "nextAt", Value: 1}}).SetLimit(int64(limit)).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}}))
 	if err != nil {
 		return nil, privilege(err, "looking for due retries in "+Namespace(coll), "find", Namespace(coll), "")
@@ -180,6 +183,14 @@ func DueRetries(ctx context.Context, coll *mongo.Collection, near time.Time, ski
 		return nil, fmt.Errorf("looking for due retries in %s: %w", Namespace(coll), err)
 	}
 	return out, nil
+}
+
+func dueFilter(near time.Time, skip []string) bson.D {
+	return append(bson.D{
+		{Key: "nextAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(near.Add(time.Second))}}},
+		{Key: "state", Value: "retry"},
+		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$nextAt", "$$NOW"}}}},
+	}, waiting(nil, skip)...)
 }
 
 // EachException hands the place of each exception of coll to take, in no order: its id, key, pos, pending and origin. The

@@ -98,6 +98,22 @@ func TestScenarioDrop(t *testing.T) {
 	}
 }
 
+// A topic is missing for a while, and Kafka refuses the first record of some keys.
+func TestScenarioRetry(t *testing.T) {
+	r := scenario(t, "retry", "--rate", "150")
+	above(t, r, 0, "parked", "others_rate", "refused", "blocked", "passed")
+	above(t, r, 0.95, "others_share")
+}
+
+// The owner is killed while events come due.
+func TestScenarioScheduled(t *testing.T) {
+	r := scenario(t, "scheduled", "--events", "1500")
+	above(t, r, 0, "cancelled", "rescheduled", "takeovers", "p99_ms")
+	if r["early"] != 0.0 {
+		t.Errorf("%v", r)
+	}
+}
+
 // fullSize are the scenarios that have no small size; they take a minute each.
 func fullSize() []string {
 	if *long {

@@ -1,0 +1,65 @@
+package app
+
+import (
+	"context"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/dispatch"
+)
+
+const (
+	// auditEvery is how often the gates are compared with the collections (N15).
+	auditEvery = 10 * time.Second
+	// auditShare bounds what that may cost: where a look takes long, the next one comes so many times later.
+	auditShare = 50
+)
+
+// audit compares gates with what waits in the collections, and counts the latter, until ctx ends.
+func (t *term) audit(ctx context.Context) error {
+	out, audit := newOutlet(t), t.disp.NewAudit()
+	wait := auditEvery
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+		began := time.Now()
+		if err := t.auditOnce(ctx, out, audit); err != nil && ctx.Err() == nil {
+			t.log.Debug("what waits could not be counted", "reason", err)
+		}
+		wait = max(auditEvery, auditShare*time.Since(began))
+	}
+}
+
+func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
+	if len(t.dirty.collections()) == 0 && t.disp.Gated() == 0 {
+		t.metrics.Exceptions.Reset()
+		return nil
+	}
+	gates, ok := audit.Gates()
+	held := map[dispatch.Gate]int{}
+	none := func(string, byte, []byte) {}
+	_, err := t.rec.exceptions.Load(ctx, "", func(ns, topic, key string) { held[dispatch.Gate{NS: out.ns(ns), Topic: topic, Key: key}]++ }, none)
+	if err != nil {
+		return err
+	}
+	if ok {
+		if n := audit.Compare(gates, held); n > 0 {
+			t.log.Warn("gates did not fit what waits in the collections; they are set right", "keys", n)
+			t.announce(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
+			t.rec.exceptions.Wake("")
+		}
+	}
+	counts, err := t.rec.exceptions.Counts(ctx)
+	if err != nil {
+		return err
+	}
+	t.metrics.Exceptions.Reset()
+	for _, c := range counts {
+		t.metrics.Exceptions.WithLabelValues(c.State).Add(float64(c.N))
+	}
+	return nil
+}
