@@ -35,7 +35,8 @@ type desk struct {
 	mu      sync.Mutex
 	sent    map[record.Ticket]record.Record
 	held    []exception
-	gates   map[string]int // by key
+	gates   map[string]int  // by key
+	again   map[string]bool // keys of which a delivery by the side was given back since release began
 	calls   [][]record.Withdrawn
 	holds   map[record.TopicPartition]int64
 	let     int // calls of Unhold
@@ -45,7 +46,7 @@ type desk struct {
 
 func newDesk(tb testing.TB) *desk {
 	return &desk{
-		tb: tb, sent: map[record.Ticket]record.Record{}, gates: map[string]int{}, holds: map[record.TopicPartition]int64{},
+		tb: tb, sent: map[record.Ticket]record.Record{}, gates: map[string]int{}, again: map[string]bool{}, holds: map[record.TopicPartition]int64{},
 		changed: make(chan struct{}),
 	}
 }
@@ -67,7 +68,7 @@ func gateOf(rec *record.Record) string { return rec.Topic + "/" + string(rec.Key
 func (d *desk) Closed(rec *record.Record, side bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if !side && d.gates[gateOf(rec)] > 0 {
+	if key := gateOf(rec); !side && d.gates[key] > 0 || side && d.again[key] {
 		return record.ErrBlocked
 	}
 	return nil
@@ -104,6 +105,9 @@ func (d *desk) Withdrawn(list []record.Withdrawn) {
 			d.tb.Errorf("ticket %d: %v and %v", w.Ticket, w.Why, w.Held)
 		}
 		bytes += w.Bytes
+		if w.Ticket.IsSide() {
+			d.again[gateOf(&rec)] = true
+		}
 		d.hold(w.Ticket)
 		delete(d.sent, w.Ticket)
 	}
@@ -207,20 +211,36 @@ func (d *desk) take() []exception {
 	defer d.mu.Unlock()
 	list := d.held
 	d.held = nil
+	clear(d.again)
 	slices.SortFunc(list, func(a, b exception) int { return cmp.Compare(a.ticket, b.ticket) })
 	return list
 }
 
-// release sends what is held again, in the order of the stream, each of a key after the one before was answered, and opens
-// the gates. It fails if a target is still parked.
+// release sends what is held again, in the order of the stream, and opens the gates. It fails if a target is still parked.
 func (d *desk) release() {
 	d.tb.Helper()
+	d.try()
+	if n := d.count(); n > 0 {
+		d.tb.Fatalf("%d records cannot be released", n)
+	}
+}
+
+// try is release where a target may be parked, or park again meanwhile.
+func (d *desk) try() {
+	stop := map[string]bool{}
 	for _, x := range d.take() {
-		if err := d.offer(x.rec, x.ticket|record.Side); err != nil {
-			d.tb.Fatalf("event %d: %v", x.ticket, err)
+		key := gateOf(&x.rec)
+		err := record.ErrBlocked
+		if !stop[key] {
+			err = d.offer(x.rec, x.ticket|record.Side)
 		}
 		d.mu.Lock()
-		d.gates[gateOf(&x.rec)]--
+		if err == nil {
+			d.gates[key]--
+		} else {
+			stop[key] = true
+			d.held = append(d.held, x)
+		}
 		d.mu.Unlock()
 	}
 	d.r.Flush()

@@ -72,6 +72,9 @@ func (s *Sink) settle(l *lane, err error) {
 		if len(p.q) == 0 && p.t.grows && p.t.idle() {
 			wake(s.adopt)
 		}
+		if s.holder != nil && !p.why.none() && !p.parked && s.hopeless(p, now) {
+			wake(s.park) // it may be in flight whenever the clock looks
+		}
 	}
 	clear(l.told)
 	clear(l.out)

@@ -78,3 +78,30 @@ func TestN07_LookupDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations per lookup", n)
 	}
 }
+
+func TestKnownMergesAndFindsItsLowest(t *testing.T) {
+	t.Parallel()
+	a, b, c := Identity{1}, Identity{2}, Identity{3}
+	k, other := &Known{}, &Known{}
+	if k.Lowest() != -1 || (*Known)(nil).Lowest() != -1 || k.Has(a) {
+		t.Error("an empty set has something in it")
+	}
+	k.Merge(nil)
+	k.Add(a, 7)
+	k.Add(b, 5)
+	other.Add(a, 9)
+	other.Add(a, 12)
+	other.Add(c, 10)
+	k.Merge(other)
+	if k.Len() != 5 || k.Lowest() != 5 || !k.Has(c) {
+		t.Fatalf("%d deliveries from %d on", k.Len(), k.Lowest())
+	}
+	for _, want := range []int64{7, 9, 12} {
+		if at, ok := k.Take(a); !ok || at != want {
+			t.Fatalf("found at %d, want %d", at, want)
+		}
+	}
+	if k.Has(a) || k.Len() != 2 {
+		t.Error("what was taken is still there")
+	}
+}
