@@ -58,6 +58,37 @@ func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []st
 	return o.t.disp.Publish(ctx, w.recs, answer)
 }
 
+// standing is what the read-back has found of an envelope, for those topics, or for all that it routes to.
+func (o *outlet) standing(e *reconcile.Envelope, topics []string) []reconcile.Hit {
+	w := o.pool.Get().(*outgoing)
+	defer o.pool.Put(w)
+	if event.Parse(e.Raw, &w.view) != nil {
+		return nil
+	}
+	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.t.scope.Multiple()}
+	var err error
+	if w.recs, err = w.records(w.recs[:0]); err != nil || len(w.recs) == 0 {
+		return nil
+	}
+	if topics != nil {
+		w.only(topics)
+	}
+	all := make([]string, len(w.recs))
+	for i := range w.recs {
+		all[i] = w.recs[i].Topic
+	}
+	var hits []reconcile.Hit
+	for i := range w.recs {
+		if tp, at, ok := o.t.sink.Standing(&w.recs[i]); ok {
+			hits = append(hits, reconcile.Hit{
+				ID: string(w.view.AppendID(nil)), StringID: w.view.AmbiguousID(), Delivery: w.view.Delivery, Topic: w.recs[i].Topic,
+				Targets: all, TP: tp, Offset: at,
+			})
+		}
+	}
+	return hits
+}
+
 // only keeps the records of those topics. One that the rules of now do not name any more gets its record as well: it was
 // promised when the envelope was held.
 func (w *outgoing) only(topics []string) {

@@ -67,6 +67,24 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	}
 }
 
+// recoverSent writes down what an earlier owner had sent outside of the stream's order, before anything else can move the
+// stored offsets (N8, N19): what is not written down then was not sent, so that it may wait for as long as it has to.
+func (t *term) recoverSent(ctx context.Context) error {
+	out := newOutlet(t)
+	return t.untilDone(ctx, "mongodb", func(context.Context) error { // a long read is no failed one
+		hits, err := t.rec.exceptions.Find(ctx, out.standing)
+		t.progress.ticks.Add(1)
+		if err != nil || len(hits) == 0 {
+			return err
+		}
+		n, err := t.rec.exceptions.Recover(ctx, hits)
+		if err == nil {
+			t.log.Info("an earlier owner had sent envelopes that were not written down", "envelopes", n)
+		}
+		return err
+	})
+}
+
 // loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions
 // already (N15).
 func (t *term) loadExceptions(ctx context.Context) (*owned, error) {

@@ -69,6 +69,9 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	}
 	t.dirty = newDirty(t, &doc)
 	t.rec = t.newReconciler(&doc)
+	if err := t.recoverSent(ctx); err != nil {
+		return none, err
+	}
 	owned, err := t.loadExceptions(ctx)
 	if err != nil {
 		return none, err

@@ -226,6 +226,27 @@ func (s *Sink) names() []string {
 	return names
 }
 
+// Standing tells where a record stands that the read-back has found, without taking it from what was found. Partitions in
+// quarantine were not read yet.
+func (s *Sink) Standing(rec *record.Record) (record.TopicPartition, int64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.topics[rec.Topic]
+	if t == nil || t.hits == 0 {
+		return record.TopicPartition{}, 0, false
+	}
+	id, ok := fence.IdentityOf(rec.Headers)
+	if !ok {
+		return record.TopicPartition{}, 0, false
+	}
+	for _, p := range t.parts { // a topic may have grown since, or the envelope ask for another partition now
+		if at, ok := p.hits.At(id); ok {
+			return p.tp, at, true
+		}
+	}
+	return record.TopicPartition{}, 0, false
+}
+
 // EndReplay says that the stream has passed the time of the take-over: nothing that follows can have been sent before. What
 // was read back is dropped, but for records that wait and are looked up later, and, with a Holder, for partitions that were
 // not read yet or have turned records away: deliveries outside of the stream's order are looked up there to the end.

@@ -20,8 +20,37 @@ type Hit struct {
 	StringID bool     // the id is a string although its text reads like another type
 	Delivery int32
 	Topic    string
+	Targets  []string // all that an envelope that does not list its targets goes to; nil if that is not known
 	TP       record.TopicPartition
 	Offset   int64
+}
+
+// Find collects the hits of what an earlier owner may have sent outside of the stream's order, for Recover: found tells which
+// records of an envelope, for those topics (nil: all that it routes to), stand where. The envelope has no payload. What it
+// returns grows with what the earlier owner had sent and not written down, which is bounded.
+func (x *Exceptions) Find(ctx context.Context, found func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
+	x.init()
+	var hits []Hit
+	for _, c := range x.Collections() {
+		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
+		hash := routing.NamespaceHash(c.NS())
+		err := store.EachTaken(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now().Add(lookahead), func(raw bson.Raw) error {
+			e.Raw = raw
+			topics := texts(raw.Lookup("pending"))
+			if len(topics) == 0 {
+				topics = nil
+			}
+			for _, h := range found(&e, topics) {
+				h.NSHash = (*[8]byte)(hash[:8])
+				hits = append(hits, h)
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	return hits, nil
 }
 
 // recoverAtOnce is how many ids are looked up at a time.
@@ -111,6 +140,9 @@ func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answe
 	}
 	pending := texts(raw.Lookup("pending"))
 	if len(pending) == 0 {
+		pending = hits[0].Targets
+	}
+	if len(pending) == 0 {
 		if x.Route == nil {
 			return nil
 		}
@@ -131,8 +163,11 @@ func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answe
 			}
 		}
 	}
-	if len(answers) == 0 || claim != "" && len(answers) < len(pending) {
-		return nil // a claimed one is sent to all, and the sink knows those that have it
+	if len(answers) == 0 {
+		return nil
+	}
+	if len(answers) < len(pending) { // a claimed one becomes an exception that waits for the others
+		d.Key = keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
 	}
 	a := &answered{Delivery: d}
 	x.Finisher.decide(a, answers)

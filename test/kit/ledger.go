@@ -40,6 +40,8 @@ type Entry struct {
 	Headers []event.Header
 	Fate    Fate
 	At      time.Time // when the commit returned
+	// Unordered takes it out of its key's order: it was scheduled.
+	Unordered bool
 }
 
 // identity tells an envelope from every other, also one of equal id in another collection.

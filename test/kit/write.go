@@ -29,6 +29,7 @@ type Load struct {
 	AbortEvery int     // every n-th transaction of a worker is rolled back; defaults to 8
 	Size       int     // bytes of a payload; defaults to 120
 	Type       string  // aggregate type; defaults to "order"
+	Prefix     string  // of the keys: two loads whose events meet in a topic need keys of their own
 	Tolerant   bool    // the servers are broken on purpose: an append may fail
 }
 
@@ -108,7 +109,7 @@ func (w *Writing) work(ctx context.Context, worker int) {
 	}
 	keys := make([]string, w.load.Keys)
 	for i := range keys {
-		keys[i] = fmt.Sprintf("w%d-k%d", worker, i)
+		keys[i] = fmt.Sprintf("%sw%d-k%d", w.load.Prefix, worker, i)
 	}
 	numbers := map[string]int{}
 	for turn := 1; ctx.Err() == nil && (w.load.Events == 0 || w.count.Load() < int64(w.load.Events)); turn++ {
@@ -131,7 +132,7 @@ func (w *Writing) work(ctx context.Context, worker int) {
 				return
 			}
 			// The append may still be committed, after those that follow: they are of another key.
-			keys[at] = fmt.Sprintf("w%d-k%d-after-%d", worker, at, turn)
+			keys[at] = fmt.Sprintf("%sw%d-k%d-after-%d", w.load.Prefix, worker, at, turn)
 		}
 		if fate == Committed {
 			w.count.Add(int64(len(events)))

@@ -98,6 +98,15 @@ func (k *Known) Take(id Identity) (offset int64, ok bool) {
 	return offset, true
 }
 
+// At is the offset of the record of a delivery that stands lowest; it stays in.
+func (k *Known) At(id Identity) (offset int64, ok bool) {
+	if k.Len() == 0 {
+		return 0, false
+	}
+	offset, ok = k.first[id]
+	return offset, ok
+}
+
 // Has reports whether a record of the delivery is in it.
 func (k *Known) Has(id Identity) bool {
 	if k.Len() == 0 {

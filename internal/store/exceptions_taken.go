@@ -1,0 +1,49 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// EachTaken hands what an earlier owner may have sent outside of the stream's order to take, in no order: the exceptions of
+// coll, and its scheduled envelopes that are due by until and bear a claim. The envelopes come without their headers, and
+// with a payload of null: what matters is where they go and by what they are known. The bytes are valid during the call
+// only. It sees everything that was committed before the call. It holds one reply in memory.
+func EachTaken(ctx context.Context, coll *mongo.Collection, until time.Time, take func(bson.Raw) error) error {
+	sess, err := caughtUp(ctx, coll)
+	if err != nil {
+		return err
+	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
+	ctx = mongo.NewSessionContext(ctx, sess)
+	for _, filter := range []bson.D{
+		{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}},
+		{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}, {Key: "state", Value: nil}, {Key: "claim.token", Value: bson.D{{Key: "$exists", Value: true}}}},
+	} {
+		if err := each(ctx, coll, filter, take); err != nil {
+			return fmt.Errorf("reading what an earlier owner may have sent of %s: %w", Namespace(coll), err)
+		}
+	}
+	return nil
+}
+
+func each(ctx context.Context, coll *mongo.Collection, filter bson.D, take func(bson.Raw) error) error {
+	project := bson.D{{Key: "$unset", Value: bson.A{"headers", "history", "lastError"}}}
+	null := bson.D{{Key: "$set", Value: bson.D{{Key: "payload", Value: nil}}}}
+	cur, err := Majority(coll).Aggregate(ctx, mongo.Pipeline{{{Key: "$match", Value: filter}}, project, null}, options.Aggregate().SetBatchSize(1000))
+	if err != nil {
+		return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
+	for cur.Next(ctx) {
+		if err := take(cur.Current); err != nil {
+			return err
+		}
+	}
+	return cur.Err()
+}

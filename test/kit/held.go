@@ -1,0 +1,105 @@
+//go:build unix
+
+package kit
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// CreateTopic makes the topic of an aggregate type late, while the scene runs.
+func (s *Scene) CreateTopic(aggregateType string, partitions, replicas int, configs ...kafka.ConfigEntry) {
+	s.tb.Helper()
+	stacktest.CreateTopicOn(s.tb, s.Brokers, s.Topic(aggregateType), partitions, replicas, configs...)
+}
+
+// Count is how many documents of the outbox match.
+func (s *Scene) Count(filter bson.D) int {
+	s.tb.Helper()
+	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
+	defer cancel()
+	n, err := s.Outbox().CountDocuments(ctx, filter)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	return int(n)
+}
+
+// Held is how many envelopes have one of these states; without any, a state at all.
+func (s *Scene) Held(states ...string) int {
+	s.tb.Helper()
+	if len(states) == 0 {
+		return s.Count(bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
+	}
+	return s.Count(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: states}}}})
+}
+
+// NoneHeld waits until no envelope has a state or a due time any more.
+func (s *Scene) NoneHeld() {
+	s.tb.Helper()
+	left := 0
+	defer func() {
+		if left > 0 {
+			s.tb.Logf("%d still wait", left)
+		}
+	}()
+	Eventually(s.tb, "no envelope waits", func() bool {
+		left = s.Count(bson.D{{Key: "$or", Value: bson.A{
+			bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}},
+		}}})
+		return left == 0
+	})
+}
+
+// Schedule commits n events, of some keys, that are due evenly from a time on, in transactions of 100, and notes them in
+// the ledger. It returns them in the order of their times.
+func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span time.Duration) []event.Event {
+	s.tb.Helper()
+	box, err := outbox.New(s.DB)
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	all := make([]event.Event, n)
+	for i := range all {
+		// Scheduled events have no order: to the ledger each is of a key of its own.
+		ev := Event(aggregateType, fmt.Sprintf("w%d-k%d", i%4, i%keys), i, 60)
+		at := from.Add(span * time.Duration(i) / time.Duration(n))
+		event.WithDueAt(at)(&ev)
+		all[i] = ev
+	}
+	for i := 0; i < n; i += 100 {
+		part := all[i:min(i+100, n)]
+		err := outbox.Transaction(s.tb.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, part) })
+		if err != nil {
+			s.tb.Fatal(err)
+		}
+		entries := s.entries(s.DB.Name()+".outbox", Committed, part)
+		for i := range entries {
+			entries[i].Unordered = true
+		}
+		s.Ledger.Add(entries...)
+	}
+	return all
+}
+
+// KilledWithin waits until it was killed by a crash point, at most for so long, and then kills it itself. It reports
+// whether the point was reached.
+func (p *Process) KilledWithin(d time.Duration) bool {
+	late := time.NewTimer(d)
+	defer late.Stop()
+	select {
+	case <-p.done:
+		return true
+	case <-late.C:
+		p.Kill()
+		return false
+	}
+}
