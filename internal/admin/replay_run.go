@@ -17,11 +17,15 @@ import (
 
 // Bounds of a replay.
 const (
-	replayBatch       = 500    // envelopes of one transaction, during which the owner cannot renew
+	replayBatch       = 500 // envelopes of one transaction at most, during which the owner cannot renew
+	leastBatch        = 50
+	shortWrite        = 50 * time.Millisecond // a transaction that is over sooner may be larger
+	longWrite         = 150 * time.Millisecond
 	DefaultReplayOpen = 10_000 // envelopes that may be queued and not sent
 	replayPoll        = 500 * time.Millisecond
 	positionPoll      = 100 * time.Millisecond
 	defaultPatience   = 30 * time.Second
+	maxBreath         = 100 * time.Millisecond // between two transactions
 )
 
 // ErrReplayStalled says that the watcher does not move, so what was committed lately may not be delivered yet.
@@ -63,7 +67,7 @@ func (r Replayer) Run(ctx context.Context, id string, o ReplayRun) (ReplayInfo, 
 	if o.Patience <= 0 {
 		o.Patience = defaultPatience
 	}
-	u := &replayRun{r: r, o: o, replays: replays, doc: doc, at: doc.Cursor, open: map[string]int64{}, room: -1}
+	u := &replayRun{r: r, o: o, replays: replays, doc: doc, at: doc.Cursor, open: map[string]int64{}, room: -1, size: replayBatch / 4}
 	for i, ns := range doc.Query.Collections {
 		if i <= doc.Cursor.At {
 			u.open[ns] = -1 // an earlier run may have left some there
@@ -101,6 +105,7 @@ type replayRun struct {
 	skew   time.Duration  // of this clock against the server's
 
 	began time.Time
+	size  int              // of the next batch
 	n     int64            // queued by this run
 	open  map[string]int64 // collections that may hold queued envelopes, with the latest count; −1: not counted
 	room  int64            // how many may be queued before the next count; below 0: count now
@@ -169,9 +174,9 @@ func (u *replayRun) step(ctx context.Context) (more bool, err error) {
 	return true, nil
 }
 
-// batch is how many envelopes a transaction takes: at a low rate a fifth of a second's.
+// batch is how many envelopes a transaction takes: as many as it has the time for, and at a low rate a fifth of a second's.
 func (u *replayRun) batch() int {
-	size := float64(replayBatch)
+	size := float64(u.size)
 	if u.doc.Rate > 0 {
 		size = min(size, math.Ceil(u.doc.Rate/5))
 	}
@@ -234,7 +239,7 @@ func (u *replayRun) write(ctx context.Context, ns string, part []store.Requeue, 
 	if err := u.pace(ctx, int64(len(part))); err != nil {
 		return err
 	}
-	n, err := u.replays.Queue(ctx, u.doc.ID, u.r.Watcher, store.ReplayBatch{
+	n, held, err := u.replays.Queue(ctx, u.doc.ID, u.r.Watcher, store.ReplayBatch{
 		Name: uuid.NewString(), NS: ns, From: u.doc.Cursor, To: to, Envelopes: part, Skipped: u.skipped,
 	})
 	if err != nil {
@@ -246,7 +251,14 @@ func (u *replayRun) write(ctx context.Context, ns string, part []store.Requeue, 
 	u.n, u.room, u.skipped = u.n+n, u.room-n, 0
 	u.open[ns] += n
 	u.report()
-	return nil
+	// While a transaction is open the owner cannot renew: it is kept short, and the owner gets as much time as the replay.
+	switch {
+	case held > longWrite:
+		u.size = max(u.size/2, leastBatch)
+	case held < shortWrite:
+		u.size = min(u.size*2, replayBatch)
+	}
+	return retry.Sleep(ctx, min(held, maxBreath))
 }
 
 // pace waits for the rate, and for room in what may be queued at a time.

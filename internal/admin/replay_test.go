@@ -21,6 +21,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/store"
 )
@@ -480,7 +481,7 @@ func once(t *testing.T, s *stand, n int64) {
 func TestTwoThatRunTheSameReplayQueueEachEnvelopeOnce(t *testing.T) {
 	t.Parallel()
 	s := newStand(t, stacktest.Client(t))
-	const n = 1500
+	const n = 600
 	s.append(many(n)...)
 	s.runs(nil)
 	id := s.start(everything)
@@ -565,6 +566,41 @@ func TestAReplayKeepsItsRateAndCanBeCancelled(t *testing.T) {
 	}
 	if err := s.r.Cancel(t.Context(), id); !errors.Is(err, store.ErrReplayMoved) {
 		t.Errorf("cancelled twice: %v", err)
+	}
+}
+
+// A replay takes the fence of each of its transactions from the document that the owner renews.
+func TestN03_AReplayLeavesTheOwnerItsLease(t *testing.T) {
+	t.Parallel()
+	s := newStand(t, stacktest.Client(t))
+	s.append(many(1000)...)
+	s.runs(nil)
+	if _, err := s.state.Collection("watchers").DeleteMany(t.Context(), bson.D{}); err != nil {
+		t.Fatal(err)
+	}
+	l, err := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + admin.Slot, Node: "n1", ReplicaSetID: "x", TTL: 5 * time.Second, Renew: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := l.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = h.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	s.at(t.Context())
+	i, err := s.r.Run(t.Context(), s.start(everything), admin.ReplayRun{})
+	if err != nil || i.Queued != 1000 {
+		t.Fatalf("%+v, %v", i, err)
+	}
+	if err := h.Context().Err(); err != nil {
+		t.Errorf("the owner lost its lease: %v", context.Cause(h.Context()))
+	}
+	var w struct{ Fence, Seq int64 }
+	if err := s.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w); err != nil || w.Fence < 2 || w.Seq < 3 {
+		t.Errorf("%+v, %v", w, err)
 	}
 }
 

@@ -141,16 +141,16 @@ type ReplayBatch struct {
 	Skipped   int64     // that were read beside them
 }
 
-// Queue writes one batch in one transaction and returns how many envelopes it queued: those that have the stamp still and
-// are no exception meanwhile. If the cursor is not at From it writes nothing: [ErrReplayMoved].
+// Queue writes one batch in one transaction and returns how many envelopes it queued, those that have the stamp still and
+// are no exception meanwhile; and for how long the owner could not renew meanwhile. If the cursor is not at From it writes nothing: [ErrReplayMoved].
 //
 // N18: a queued envelope is an exception in state retry, due at once, with its next delivery number. It gets a new stamp,
 // because retention counts from its latest delivery, so the same replay never finds it twice. Its `pos` is made of the
 // stamp it had, so within a key the order is the old one.
-func (r *Replays) Queue(ctx context.Context, id string, watcher string, b ReplayBatch) (queued int64, err error) {
+func (r *Replays) Queue(ctx context.Context, id string, watcher string, b ReplayBatch) (queued int64, held time.Duration, err error) {
 	coll, err := Outboxed(r.state.Client(), b.NS)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	models := make([]mongo.WriteModel, len(b.Envelopes))
 	for i := range b.Envelopes {
@@ -158,6 +158,8 @@ func (r *Replays) Queue(ctx context.Context, id string, watcher string, b Replay
 	}
 	again := false
 	err = Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
+		began := time.Now()
+		defer func() { held = time.Since(began) }()
 		queued, again = 0, false
 		moved, err := r.move(tx, id, b)
 		if err != nil || !moved {
@@ -178,12 +180,12 @@ func (r *Replays) Queue(ctx context.Context, id string, watcher string, b Replay
 		return nil
 	})
 	if err != nil {
-		return 0, fmt.Errorf("replay %s: %w", id, err)
+		return 0, held, fmt.Errorf("replay %s: %w", id, err)
 	}
 	if again {
 		queued = int64(len(b.Envelopes)) // the counts are in the document
 	}
-	return queued, nil
+	return queued, held, nil
 }
 
 // move is false if this very batch was committed before.

@@ -49,7 +49,7 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 		b.Envelopes = append(b.Envelopes, Requeue{ID: d.Lookup("_id"), TS: stampOf(d)})
 	}
 	for range 3 { // an unknown outcome repeats the whole transaction
-		if n, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 2 {
+		if n, _, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 2 {
 			t.Fatalf("%d, %v", n, err)
 		}
 	}
@@ -58,7 +58,7 @@ func TestN18_AQueuedBatchIsWrittenOnce(t *testing.T) {
 		t.Errorf("%+v, %v", p, err)
 	}
 	b.Name = "b2" // of another process, which read the same
-	if _, err := r.Queue(t.Context(), "r1", "orders", b); !errors.Is(err, ErrReplayMoved) {
+	if _, _, err := r.Queue(t.Context(), "r1", "orders", b); !errors.Is(err, ErrReplayMoved) {
 		t.Errorf("%v", err)
 	}
 	if n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "delivery", Value: 1}, {Key: "state", Value: "retry"}}); err != nil || n != 2 {
@@ -103,10 +103,10 @@ func TestAnEnvelopeThatChangedMeanwhileIsLeftAlone(t *testing.T) {
 	for _, d := range docs {
 		b.Envelopes = append(b.Envelopes, Requeue{ID: d.Lookup("_id"), TS: stampOf(d)})
 	}
-	if n, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 3 {
+	if n, _, err := r.Queue(t.Context(), "r1", "orders", b); err != nil || n != 3 {
 		t.Errorf("%d, %v", n, err)
 	}
-	if _, err := r.Queue(t.Context(), "r1", "nobody", ReplayBatch{Name: "c", NS: ns, From: b.To, To: b.To}); !errors.Is(err, ErrNoWatcher) {
+	if _, _, err := r.Queue(t.Context(), "r1", "nobody", ReplayBatch{Name: "c", NS: ns, From: b.To, To: b.To}); !errors.Is(err, ErrNoWatcher) {
 		t.Errorf("N3: without a fence: %v", err)
 	}
 }
