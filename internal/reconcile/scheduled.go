@@ -37,7 +37,8 @@ const (
 type ScheduledConfig struct {
 	Client *mongo.Client // for reads
 	Fencer store.Fencer
-	// Epoch is that of the term: claims of lower ones are taken over.
+	// Epoch is that of the term: claims of lower ones are taken over. There is one Scheduled for an epoch, because a second
+	// one would wait for what the first has claimed.
 	Epoch int64
 	// Collections are those that may hold scheduled envelopes. It is asked at each look.
 	Collections func() []store.Outbox
