@@ -19,6 +19,7 @@ import (
 const (
 	replayBatch       = 500 // envelopes of one transaction at most, during which the owner cannot renew
 	leastBatch        = 50
+	replayAhead       = 5000                  // envelopes of one read, without their payload
 	shortWrite        = 50 * time.Millisecond // a transaction that is over sooner may be larger
 	longWrite         = 150 * time.Millisecond
 	DefaultReplayOpen = 10_000 // envelopes that may be queued and not sent
@@ -98,7 +99,7 @@ type replayRun struct {
 	replays *store.Replays
 	doc     store.Replay // its cursor is the stored one
 	at      store.ReplayCursor
-	skipped int64 // read since the stored cursor and left out
+	skipped int64 // read behind the latest envelope to queue and left out
 
 	margin time.Duration
 	passed bson.Timestamp // the watcher's position, when it was asked last
@@ -134,15 +135,19 @@ func (u *replayRun) queue(ctx context.Context) error {
 	return u.r.note(ctx, "replay_queued", bson.D{{Key: "replay", Value: u.doc.ID}, {Key: "queued", Value: u.doc.Queued}, {Key: "skipped", Value: u.doc.Skipped + u.skipped}})
 }
 
-// step reads and queues the next envelopes of one collection; false at its end.
+// step reads the next envelopes of one collection and queues them; false at its end. Much is read at a time, because what
+// is young waits for the watcher once for each read.
 func (u *replayRun) step(ctx context.Context) (more bool, err error) {
 	ns := u.doc.Query.Collections[u.at.At]
 	coll, err := store.Outboxed(u.r.State.Client(), ns)
 	if err != nil {
 		return false, err
 	}
-	size := u.batch()
-	docs, seen, err := store.ReadReplay(ctx, coll, u.doc.Query, u.at.TS, size)
+	ahead := replayAhead
+	if u.doc.Rate > 0 {
+		ahead = int(min(float64(ahead), math.Ceil(5*u.doc.Rate)))
+	}
+	docs, seen, err := store.ReadReplay(ctx, coll, u.doc.Query, u.at.TS, ahead)
 	if err != nil || len(docs) == 0 {
 		return false, err
 	}
@@ -150,28 +155,39 @@ func (u *replayRun) step(ctx context.Context) (more bool, err error) {
 	if err := u.delivered(ctx, last, seen); err != nil {
 		return false, err
 	}
-	list := make([]store.Requeue, 0, len(docs))
-	for _, raw := range docs {
-		if q, ok := u.requeue(raw); ok {
-			list = append(list, q)
-		} else {
-			u.skipped++
-		}
-	}
-	end := store.ReplayCursor{At: u.at.At, TS: last}
+	list := u.requeues(docs)
 	for len(list) > 0 {
-		part := list[:min(len(list), size)]
+		part := list[:min(len(list), u.batch())]
 		list = list[len(part):]
-		to := u.doc.Cursor // copied documents may share a stamp: the cursor moves with the last of them
-		if len(list) == 0 {
-			to = end
+		to := store.ReplayCursor{At: u.at.At, TS: part[len(part)-1].TS}
+		if len(list) > 0 && list[0].TS == to.TS {
+			to = u.doc.Cursor // copied documents may share a stamp: the cursor moves with the last of them
 		}
 		if err := u.write(ctx, ns, part, to); err != nil {
 			return false, err
 		}
 	}
-	u.at = end
+	u.at.TS = last
 	return true, nil
+}
+
+// queueing is an envelope to queue.
+type queueing struct {
+	store.Requeue
+	skipped int64 // that were read before it and left out
+}
+
+func (u *replayRun) requeues(docs []bson.Raw) []queueing {
+	list := make([]queueing, 0, len(docs))
+	for _, raw := range docs {
+		if q, ok := u.requeue(raw); ok {
+			list = append(list, queueing{q, u.skipped})
+			u.skipped = 0
+		} else {
+			u.skipped++
+		}
+	}
+	return list
 }
 
 // batch is how many envelopes a transaction takes: as many as it has the time for, and at a low rate a fifth of a second's.
@@ -235,20 +251,23 @@ func (u *replayRun) delivered(ctx context.Context, last, seen bson.Timestamp) (e
 	}
 }
 
-func (u *replayRun) write(ctx context.Context, ns string, part []store.Requeue, to store.ReplayCursor) error {
+func (u *replayRun) write(ctx context.Context, ns string, part []queueing, to store.ReplayCursor) error {
 	if err := u.pace(ctx, int64(len(part))); err != nil {
 		return err
 	}
-	n, held, err := u.replays.Queue(ctx, u.doc.ID, u.r.Watcher, store.ReplayBatch{
-		Name: uuid.NewString(), NS: ns, From: u.doc.Cursor, To: to, Envelopes: part, Skipped: u.skipped,
-	})
+	b := store.ReplayBatch{Name: uuid.NewString(), NS: ns, From: u.doc.Cursor, To: to}
+	for _, q := range part {
+		b.Envelopes = append(b.Envelopes, q.Requeue)
+		b.Skipped += q.skipped
+	}
+	n, held, err := u.replays.Queue(ctx, u.doc.ID, u.r.Watcher, b)
 	if err != nil {
 		return err
 	}
 	u.doc.Cursor = to
 	u.doc.Queued += n
-	u.doc.Skipped += u.skipped
-	u.n, u.room, u.skipped = u.n+n, u.room-n, 0
+	u.doc.Skipped += b.Skipped
+	u.n, u.room = u.n+n, u.room-n
 	u.open[ns] += n
 	u.report()
 	// While a transaction is open the owner cannot renew: it is kept short, and the owner gets as much time as the replay.
