@@ -24,7 +24,9 @@ const (
 	flushEvery    = 64               // envelopes
 	mostKeys      = 10_000           // keys that are remembered one by one; beyond, everything is looked at
 	keysAtOnce    = 200              // keys of one query
-	dueAtOnce     = 1000             // due retries of one query; as many make a pass over everything worth it
+	dueAtOnce     = 1000             // due retries of one query
+	fewFlying     = 100              // when the next ones are asked for
+	stuckEvery    = 10 * time.Second // so many due ones that cannot go make a pass over everything worth it
 	pageDocs      = 1000
 	pageBytes     = 4 << 20
 )
@@ -67,6 +69,8 @@ type Exceptions struct {
 	landed map[string]bool     // since the page was asked for; true if the rest of the key has to wait
 	parked map[string]struct{} // topics that take nothing
 	cur    turn                // the key that the pass is at
+	taken  int                 // envelopes published so far
+	stuck  time.Time           // when a pass over everything was made last because of what is due and cannot go
 	jobs   jobs
 }
 
@@ -99,6 +103,7 @@ type keyState struct {
 // jobs is what has a reason to be looked at.
 type jobs struct {
 	all    bool
+	due    bool // more retries are due than were asked for
 	topics map[string]struct{}
 	keys   map[orderKey]bson.RawValue
 	later  map[orderKey]bson.RawValue // at the next poll
@@ -259,27 +264,16 @@ func (x *Exceptions) round(ctx context.Context, due bool) error {
 		return nil
 	}
 	x.promote(due)
-	all, topics := x.passes()
+	all, more, topics := x.passes()
 	for _, c := range colls {
-		ns := c.NS()
-		refs := x.keysOf(ns)
-		if due {
-			found, many, err := x.due(ctx, c)
-			if err != nil {
+		keys := x.keysOf(c.NS())
+		if due || more {
+			if err := x.retries(ctx, c); err != nil {
 				return err
-			}
-			if refs = append(refs, found...); many && !all {
-				if err := x.pass(ctx, c, reading{}); err != nil {
-					return err
-				}
 			}
 		}
-		for len(refs) > 0 {
-			part := refs[:min(len(refs), keysAtOnce)]
-			refs = refs[len(part):]
-			if err := x.pass(ctx, c, reading{keys: part}); err != nil {
-				return err
-			}
+		if err := x.lookUp(ctx, c, keys); err != nil {
+			return err
 		}
 		var err error
 		switch {
@@ -291,6 +285,48 @@ func (x *Exceptions) round(ctx context.Context, due bool) error {
 		if err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// lookUp makes passes over keys.
+func (x *Exceptions) lookUp(ctx context.Context, c store.Outbox, keys []bson.RawValue) error {
+	for len(keys) > 0 {
+		part := keys[:min(len(keys), keysAtOnce)]
+		keys = keys[len(part):]
+		if err := x.pass(ctx, c, reading{keys: part}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// retries publishes what is due. Where more is due than one query tells, the next one follows as soon as most of this has
+// landed; if nothing of it may go yet, what may is behind it.
+func (x *Exceptions) retries(ctx context.Context, c store.Outbox) error {
+	keys, many, err := x.due(ctx, c)
+	if err != nil {
+		return err
+	}
+	x.mu.Lock()
+	before := x.taken
+	x.mu.Unlock()
+	if err := x.lookUp(ctx, c, keys); err != nil || !many {
+		return err
+	}
+	x.mu.Lock()
+	stuck := x.taken == before && len(x.flying) == 0 && time.Since(x.stuck) > stuckEvery
+	if stuck {
+		x.stuck = time.Now()
+	}
+	x.jobs.due = x.taken > before || len(x.flying) > 0
+	again := x.jobs.due && len(x.flying) < fewFlying
+	x.mu.Unlock()
+	if again {
+		poke(x.wake)
+	}
+	if stuck {
+		return x.pass(ctx, c, reading{})
 	}
 	return nil
 }
@@ -318,7 +354,7 @@ func (x *Exceptions) promote(due bool) {
 }
 
 // passes takes the reasons for passes over whole collections.
-func (x *Exceptions) passes() (all bool, topics []string) {
+func (x *Exceptions) passes() (all, due bool, topics []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for t := range x.jobs.topics {
@@ -326,7 +362,8 @@ func (x *Exceptions) passes() (all bool, topics []string) {
 	}
 	clear(x.jobs.topics)
 	all, x.jobs.all = x.jobs.all, false
-	return all, topics
+	due, x.jobs.due = x.jobs.due, false
+	return all, due, topics
 }
 
 func (x *Exceptions) keysOf(ns string) []bson.RawValue {
@@ -342,8 +379,8 @@ func (x *Exceptions) keysOf(ns string) []bson.RawValue {
 	return refs
 }
 
-// due asks for retries whose time has come, without those of keys that are in flight. many says that they are too many to
-// be looked up one by one.
+// due asks for retries whose time has come, and names their keys but for those that are in flight. many says that there may
+// be more.
 func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawValue, many bool, err error) {
 	x.mu.Lock()
 	skip := x.parkedTopics()
@@ -351,9 +388,6 @@ func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawVa
 	found, err := store.DueRetries(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now(), skip, dueAtOnce)
 	if err != nil {
 		return nil, false, err
-	}
-	if len(found) >= dueAtOnce {
-		return nil, true, nil
 	}
 	seen := map[string]struct{}{}
 	x.mu.Lock()
@@ -369,7 +403,7 @@ func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawVa
 		seen[idKey(stored)] = struct{}{}
 		refs = append(refs, stored)
 	}
-	return refs, false, nil
+	return refs, len(found) >= dueAtOnce, nil
 }
 
 func (x *Exceptions) parkedTopics() []string {

@@ -18,7 +18,8 @@ type reading struct {
 	sparing bool            // leave what waits for parked topics to the server
 	skip    map[string]struct{}
 	view    event.View
-	since   int // envelopes since the last flush
+	since   int    // envelopes since the last flush
+	reached string // the watermark's position as it was last asked for
 	db, co  []byte
 }
 
@@ -51,6 +52,9 @@ func (x *Exceptions) pass(ctx context.Context, c store.Outbox, p reading) error 
 	x.cur = turn{}
 	x.mu.Unlock()
 	docs, bytes, limit := 0, 0, firstReply
+	if p.keys != nil {
+		limit = keysAtOnce
+	}
 	for more := true; more; {
 		if x.page(&p) {
 			break
@@ -108,8 +112,11 @@ func (x *Exceptions) consider(ctx context.Context, p *reading, ns string, raw bs
 	}
 	malformed := event.Parse(raw, &p.view)
 	it := x.item(p, ns, raw, malformed)
-	now, reached := x.Now().UnixMilli(), x.Outlet.Reached()
-	topics, fl := x.admit(p, it, now, reached)
+	now := x.Now().UnixMilli()
+	if it.pos > p.reached {
+		p.reached = x.Outlet.Reached()
+	}
+	topics, fl := x.admit(p, it, now)
 	if len(topics) == 0 {
 		return nil
 	}

@@ -15,7 +15,7 @@ const everything = ""
 
 // admit decides for which topics it is the envelope's turn, and notes them as in flight. For the others it stops its key: what is
 // behind must not pass it.
-func (x *Exceptions) admit(p *reading, it *item, now int64, reached string) ([]string, *flight) {
+func (x *Exceptions) admit(p *reading, it *item, now int64) ([]string, *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.cur.orderKey != it.ref.orderKey || !x.cur.at {
@@ -36,7 +36,7 @@ func (x *Exceptions) admit(p *reading, it *item, now int64, reached string) ([]s
 		x.cur.all = true
 		return nil, nil
 	}
-	if !x.ready(p, it, now, reached) {
+	if !x.ready(p, it, now) {
 		x.stop(it.topics, true, nil)
 		return nil, nil
 	}
@@ -62,7 +62,7 @@ func (x *Exceptions) admit(p *reading, it *item, now int64, reached string) ([]s
 
 // ready reports whether the envelope may go at all. N15: one of the stream only once the watermark has passed it, else one
 // before it could still come; N18: any other has no such bound.
-func (x *Exceptions) ready(p *reading, it *item, now int64, reached string) bool {
+func (x *Exceptions) ready(p *reading, it *item, now int64) bool {
 	if it.state == event.StateRetry && p.view.NextAt > now {
 		return false
 	}
@@ -70,7 +70,7 @@ func (x *Exceptions) ready(p *reading, it *item, now int64, reached string) bool
 	case store.OriginScheduled, store.OriginRequeue, store.OriginReplay:
 		return true
 	}
-	if it.pos <= reached {
+	if it.pos <= p.reached {
 		return true
 	}
 	if len(x.jobs.ahead) < mostKeys {
@@ -130,6 +130,7 @@ func (x *Exceptions) stop(topics []string, all bool, flying []string) {
 }
 
 func (x *Exceptions) take(id string, f *flight) {
+	x.taken++
 	x.flying[id] = f
 	k := x.keys[f.ref.orderKey]
 	if k == nil {
@@ -221,7 +222,7 @@ func (x *Exceptions) land(id string, f *flight, fate Fate) {
 			}
 		}
 	}
-	now := len(x.jobs.keys) > 0 || x.jobs.all
+	now := len(x.jobs.keys) > 0 || x.jobs.all || x.jobs.due && len(x.flying) < fewFlying
 	x.mu.Unlock()
 	for t := range resume {
 		x.Outlet.Resume(f.ref.ns, t, f.ref.key)

@@ -11,8 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// lookUp bounds how many dead envelopes are read and moved at a time: they are not kept while they are in flight.
-const lookUp = 100
+// buryAtOnce bounds how many dead envelopes are read and moved at a time: they are not kept while they are in flight.
+const buryAtOnce = 100
 
 // letters moves the dead ones of the batch. Their envelopes are read again: one that is gone, or that somebody changed
 // into another delivery, is no letter.
@@ -25,7 +25,7 @@ func (f *Finisher) letters(ctx context.Context, batch []*answered) error {
 	}
 	for ns, dead := range byNS {
 		for len(dead) > 0 {
-			part := dead[:min(len(dead), lookUp)]
+			part := dead[:min(len(dead), buryAtOnce)]
 			dead = dead[len(part):]
 			if err := f.bury(ctx, ns, part); err != nil {
 				return err

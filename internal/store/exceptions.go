@@ -65,7 +65,7 @@ type Exception struct {
 // again with all of them.
 //
 // N16: a write is an upsert of the whole envelope, so one that was inserted and deleted in one transaction is an exception
-// too. A document that has a state stays as it is.
+// too. A document that has a state keeps it, and waits for these targets as well.
 func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
 	for len(list) > 0 {
 		n, size := 0, 0
@@ -133,8 +133,7 @@ func Outboxed(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	return client.Database(db).Collection(coll), nil
 }
 
-// upsert writes the exception unless the document is one already: an owner that repeats the stretch of the stream before
-// its checkpoint must not undo what became of it since.
+// upsert writes the exception; a document that is one already only gets its targets added, for nothing of it may be undone.
 func (x *Exception) upsert() (mongo.WriteModel, error) {
 	id, err := x.Raw.LookupErr("_id")
 	if err != nil {
@@ -164,9 +163,16 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 		fields = append(fields, bson.E{Key: "lastError", Value: x.Error.last()},
 			bson.E{Key: "history", Value: bson.A{x.Error.attempt(x.Node)}})
 	}
+	// One of several targets that a term gives back one after the other adds to the list.
+	more := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{{Key: "pending", Value: bson.D{{Key: "$cond", Value: bson.A{
+		bson.D{{Key: "$isArray", Value: "$pending"}}, bson.D{{Key: "$setUnion", Value: bson.A{"$pending", lit(x.Pending)}}}, "$pending",
+	}}}}}}}}
+	if x.Pending == nil {
+		more = bson.D{{Key: "$unsetField", Value: bson.D{{Key: "field", Value: "pending"}, {Key: "input", Value: "$$ROOT"}}}}
+	}
 	written := bson.D{{Key: "$mergeObjects", Value: bson.A{lit(x.Raw), fields}}}
 	return mongo.NewUpdateOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: id}}).SetUpdate(mongo.Pipeline{
-		{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{x.known(), "$$ROOT", written}}}}},
+		{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{x.known(), more, written}}}}},
 	}), nil
 }
 

@@ -136,13 +136,16 @@ func (b *outcomeBatch) models() []mongo.WriteModel {
 	for _, k := range b.order {
 		filter := guard(bson.D{{Key: "$in", Value: b.many[k]}}, k.claim, k.delivery)
 		if k.delete {
-			out = append(out, mongo.NewDeleteManyModel().SetFilter(filter))
+			out = append(out, mongo.NewDeleteManyModel().SetHint(pickedByID).SetFilter(filter))
 		} else {
-			out = append(out, mongo.NewUpdateManyModel().SetFilter(filter).SetUpdate(finished(nil)))
+			out = append(out, mongo.NewUpdateManyModel().SetHint(pickedByID).SetFilter(filter).SetUpdate(finished(nil)))
 		}
 	}
 	return out
 }
+
+// pickedByID keeps the server from going by the state, which a million may share.
+var pickedByID = bson.D{{Key: "_id", Value: 1}}
 
 // guard matches the document only as long as it is what was published.
 func guard(id any, claim string, delivery int32) bson.D {
@@ -192,7 +195,7 @@ func (o *Outcome) update() mongo.WriteModel {
 	filter := guard(o.ID, o.Claim, o.Delivery)
 	switch o.Fate {
 	case FateSent:
-		return mongo.NewUpdateOneModel().SetFilter(filter).SetUpdate(finished(o.Sent))
+		return mongo.NewUpdateOneModel().SetHint(pickedByID).SetFilter(filter).SetUpdate(finished(o.Sent))
 	case FateFailed:
 		filter = append(filter, sameNumber("attempts", o.Attempts)) // so that a repetition spends no second attempt
 	case FateNarrowed, FateHeld, FateDropped:
@@ -222,7 +225,7 @@ func (o *Outcome) update() mongo.WriteModel {
 	if len(unset) > 0 {
 		p = append(p, bson.D{{Key: "$unset", Value: unset}})
 	}
-	return mongo.NewUpdateOneModel().SetFilter(filter).SetUpdate(p)
+	return mongo.NewUpdateOneModel().SetHint(pickedByID).SetFilter(filter).SetUpdate(p)
 }
 
 // failed spends an attempt.
