@@ -102,7 +102,7 @@ func envelopeJSON(raw bson.Raw, all bool) json.RawMessage {
 	for _, e := range elems {
 		var v any = e.Value()
 		if !all && !slices.Contains(shown, e.Key()) && e.Value().Type != bson.TypeNull {
-			v = hidden{true, e.Value().Type.String(), len(e.Value().Value)}
+			v = hidden{true, e.Value().Type.String(), sizeOf(e.Value())}
 		}
 		doc = append(doc, bson.E{Key: e.Key(), Value: v})
 	}
@@ -111,4 +111,15 @@ func envelopeJSON(raw bson.Raw, all bool) json.RawMessage {
 		return nil
 	}
 	return out
+}
+
+// sizeOf is the bytes of a value, those of a string or a binary without their framing.
+func sizeOf(v bson.RawValue) int {
+	if s, ok := v.StringValueOK(); ok {
+		return len(s)
+	}
+	if _, data, ok := v.BinaryOK(); ok {
+		return len(data)
+	}
+	return len(v.Value)
 }

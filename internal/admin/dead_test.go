@@ -139,7 +139,7 @@ func TestDeadShowHidesThePayload(t *testing.T) {
 	f.die(f.a, record.Malformed, letterOf("y", planted))
 	ref := admin.DeadRef{ID: "x", Delivery: -1}
 	l, err := f.op.DeadShow(t.Context(), ref, false)
-	if err != nil || l.Delivery != 1 || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"type":"OrderPlaced"`) || !strings.Contains(string(l.Envelope), `"hidden":true`) {
+	if err != nil || l.Delivery != 1 || strings.Contains(string(l.Envelope), planted) || !strings.Contains(string(l.Envelope), `"type":"OrderPlaced"`) || !strings.Contains(string(l.Envelope), `"hidden":true,"type":"string","bytes":7`) {
 		t.Errorf("%+v %s, %v", l, l.Envelope, err)
 	}
 	if l, err := f.op.DeadShow(t.Context(), ref, true); err != nil || strings.Count(string(l.Envelope), planted) != 2 {
