@@ -244,7 +244,7 @@ func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket, size int, 
 		return append(told, outcome{tp: record.TopicPartition{Topic: t.name}, ticket: k, why: why, size: size})
 	}
 	if !p.quarantine {
-		if tp, at, ok := s.known(p, rec); ok {
+		if tp, at, ok := s.known(p, rec, k.IsSide()); ok {
 			s.telling.Add(1)
 			return append(told, outcome{tp: tp, at: at, ticket: k, size: size})
 		}

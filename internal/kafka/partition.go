@@ -143,7 +143,8 @@ type topic struct {
 
 	before int                 // partitions at the last checkpoint, if fewer than now: where the read-back finds a key
 	hits   int                 // left of the read-back in all partitions
-	sent   map[string]struct{} // N10: keys of which something was sent in this replay
+	sent   map[string]struct{} // N10: keys of which something of the stream was sent in this replay
+	beside map[string]struct{} // likewise, outside of the stream's order
 	all    bool                // N10: too many for sent; every key counts as one of them
 
 	parking
@@ -179,7 +180,7 @@ func (t *topic) forget() {
 		p.hits, p.flag = nil, false
 	}
 	if t.hits == 0 {
-		t.sent, t.all = nil, false
+		t.sent, t.beside, t.all = nil, nil, false
 	}
 }
 

@@ -221,3 +221,24 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	}
 	r.forgotten(t, topic)
 }
+
+// A scheduled or replayed envelope that is sent during a replay has no place in the order of its key: what of the stream
+// stands in the topic is found all the same.
+func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
+	t.Parallel()
+	r, topic := successor(t, 4)
+	x := rec(topic, "k", "due")
+	r.acks.mu.Lock()
+	r.acks.bytes += r.Size(&x)
+	r.acks.mu.Unlock()
+	if err := r.Send(&x, record.Side|1); err != nil {
+		t.Fatal(err)
+	}
+	r.sequence(t, topic, 0, 4)
+	r.EndReplay()
+	r.run(t)
+	r.acks.resolved(5)
+	if got := values(read(t, stacktest.Brokers(t), topic))[0]; len(got) != 5 {
+		t.Fatalf("the log is %v, want each record once", got)
+	}
+}

@@ -56,7 +56,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 		return record.ErrParked
 	}
 	if (s.replay || side) && !p.quarantine {
-		if tp, at, ok := s.known(p, rec); ok {
+		if tp, at, ok := s.known(p, rec, t.IsSide()); ok {
 			s.telling.Add(1)
 			s.mu.Unlock()
 			s.hit(tp, at, t, size)
@@ -145,8 +145,9 @@ func tooLarge(t *topic, size int) *record.Refusal {
 //
 // N10: after one record of a key was sent in this replay, nothing later of that key in that topic is skipped: in a
 // compacted topic the later value must stand behind the earlier one again. What this term has sent itself does stand
-// behind it. The lock is held.
-func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64, bool) {
+// behind it. Deliveries outside of the stream's order keep theirs among themselves alone: what they send says nothing about
+// the events of the stream, which wait behind those that matter to them (N15), nor the other way round. The lock is held.
+func (s *Sink) known(p *part, rec *record.Record, side bool) (record.TopicPartition, int64, bool) {
 	t := p.t
 	if t.hits == 0 && p.mine.Len() == 0 {
 		return p.tp, 0, false
@@ -164,7 +165,11 @@ func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64,
 		return p.tp, 0, false
 	}
 	if rec.Key != nil {
-		if _, sent := t.sent[string(rec.Key)]; sent || t.all {
+		sent := t.sent
+		if side {
+			sent = t.beside
+		}
+		if _, again := sent[string(rec.Key)]; again || t.all {
 			return p.tp, 0, false
 		}
 	}
@@ -180,7 +185,7 @@ func (s *Sink) known(p *part, rec *record.Record) (record.TopicPartition, int64,
 		return p.tp, at, true
 	}
 	if rec.Key != nil {
-		t.remember(rec.Key)
+		t.remember(rec.Key, side)
 	}
 	return p.tp, 0, false
 }
@@ -190,13 +195,17 @@ const maxSent = 100_000
 
 // remember notes that something of a key was sent in this replay (N10). When there are too many of them every key counts
 // as one: nothing of any is skipped until the replay ends, and what is sent is flagged, for it may be a second copy.
-func (t *topic) remember(key []byte) {
-	if t.sent == nil {
-		t.sent = map[string]struct{}{}
+func (t *topic) remember(key []byte, side bool) {
+	sent := &t.sent
+	if side {
+		sent = &t.beside
 	}
-	t.sent[string(key)] = struct{}{}
-	if len(t.sent) >= maxSent {
-		t.sent, t.all = nil, true
+	if *sent == nil {
+		*sent = map[string]struct{}{}
+	}
+	(*sent)[string(key)] = struct{}{}
+	if len(*sent) >= maxSent {
+		t.sent, t.beside, t.all = nil, nil, true
 	}
 }
 
