@@ -38,7 +38,10 @@ func (f *DropFinding) tell() []string {
 	}
 }
 
-const drops = 3
+const (
+	drops        = 3
+	settleWithin = 10 * time.Second // for what the relay says of itself
+)
 
 func runDrop(ctx context.Context, s *stage) (Finding, error) {
 	f := &DropFinding{}
@@ -107,20 +110,26 @@ func collectionExists(err error) bool {
 	return errors.As(err, &e) && e.Code == namespaceExists
 }
 
-// notHalted notes a relay that waits for a person.
+// notHalted waits until the relay says that it works, for it says so from time to time only, and notes one that has halted.
 func (s *stage) notHalted(ctx context.Context) error {
-	st, err := admin.ReadStatus(ctx, s.client.Database("outrelay"))
-	if err != nil {
-		return err
-	}
-	for _, w := range st.Watchers {
-		if w.State != "live" {
-			s.broke("the relay is %s (%s)", w.State, w.Reason)
+	said := ""
+	var failed error
+	err := s.await(ctx, "the relay is live", settleWithin, func() bool {
+		st, err := admin.ReadStatus(ctx, s.client.Database("outrelay"))
+		if failed = err; err != nil || len(st.Watchers) != 1 {
+			return err != nil
 		}
+		said = fmt.Sprintf("%s (%s)", st.Watchers[0].State, st.Watchers[0].Reason)
+		return st.Watchers[0].State == "live"
+	})
+	var broken *brokenPromise
+	if errors.As(err, &broken) {
+		s.broke("the relay is %s", said)
+		err = nil
 	}
-	n, err := s.logged(ctx, string(store.Halted))
-	if err == nil && n > 0 {
+	n, logged := s.logged(ctx, string(store.Halted))
+	if logged == nil && n > 0 {
 		s.broke("the relay halted %d times", n)
 	}
-	return err
+	return errors.Join(err, failed, logged)
 }

@@ -21,7 +21,7 @@ import (
 var purgeScenario = Scenario{
 	Name:    "purge",
 	Promise: "delivered envelopes go away by themselves under load, nothing unsent does, and publishing is hardly slower meanwhile",
-	events:  purgePairs * 12_000, rate: 1000,
+	events:  purgePairs * 7_000, rate: 1000,
 	set: map[string]any{
 		"start":     "now",
 		"retention": purgeRetention.String(),
