@@ -78,7 +78,11 @@ func printStatus(w io.Writer, s admin.Status) error {
 			fmt.Fprintf(w, "%s/%s: %s\n", x.Name, x.Slot, x.Reason)
 		}
 		for _, b := range x.Blocked {
-			fmt.Fprintf(w, "%s/%s: topic %q waits since %s with %d envelopes: %s\n", x.Name, x.Slot, b.Topic, b.Since.Local().Format(time.TimeOnly), b.Count, b.Reason)
+			verb := "waits"
+			if b.Parked {
+				verb = "is parked"
+			}
+			fmt.Fprintf(w, "%s/%s: topic %q %s since %s with %d envelopes: %s\n", x.Name, x.Slot, b.Topic, verb, b.Since.Local().Format(time.TimeOnly), b.Count, b.Reason)
 		}
 	}
 	return nil

@@ -46,6 +46,7 @@ type Blocked struct {
 	Reason string    `json:"reason"`
 	Since  time.Time `json:"since"`
 	Count  int       `json:"count"`
+	Parked bool      `json:"parked"` // its envelopes are held on their documents, and everything else flows
 }
 
 // stored is the watcher document with the server's time beside it.
@@ -67,6 +68,7 @@ type stats struct {
 		Reason string    `bson:"reason"`
 		Since  time.Time `bson:"since"`
 		Count  int       `bson:"count"`
+		Parked bool      `bson:"parked"`
 	} `bson:"blocked"`
 }
 

@@ -69,8 +69,29 @@ func (d *dirty) collections() []store.Outbox {
 	return slices.DeleteFunc(d.t.outboxes(), func(o store.Outbox) bool { return !slices.Contains(names, o.NS()) })
 }
 
+// find puts those collections on the list that hold something although nobody told of it: what was appended before a watcher's
+// first position, or in a stretch of the stream that was lost.
+func (d *dirty) find(ctx context.Context) error {
+	for _, o := range d.t.outboxes() {
+		still := false
+		if err := d.t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+			still, err = store.StillDirty(ctx, store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll)))
+			return err
+		}); err != nil {
+			return err
+		}
+		d.t.progress.ticks.Add(1)
+		if still {
+			if err := d.mark(ctx, o.NS()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // cleanEvery is how often the list is looked through for collections that hold nothing any more.
-const cleanEvery = time.Minute
+const cleanEvery = 10 * time.Second
 
 // run takes collections off the list until ctx ends.
 func (d *dirty) run(ctx context.Context) error {

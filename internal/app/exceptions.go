@@ -75,6 +75,7 @@ func (x *exceptions) move(ctx context.Context, letters []deadletter.Letter) erro
 	for i := range letters {
 		x.t.log.Warn("an envelope is dead", "collection", letters[i].NS, "class", string(letters[i].Class), "reason", letters[i].Reason, "topic", letters[i].Topic)
 	}
+	x.t.firstLetters(letters)
 	x.t.log.Debug("moved to the dead letters", "new", moved.Moved, "known", moved.Known, "deleted", moved.Deleted)
 	return nil
 }

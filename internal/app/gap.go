@@ -209,6 +209,9 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 		return err
 	}
 	t.from, t.fresh, t.gap, t.rounds.end = end, nil, nil, g.To
+	if err := t.dirty.find(ctx); err != nil { // what the sweep leaves out, no stream has told of
+		return err
+	}
 	t.sweeping.Store(nil)
 	t.state.clear("sweep")
 	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)

@@ -56,6 +56,23 @@ func (t *term) index(ctx context.Context, o store.Outbox) {
 	t.expiries(ctx, o)
 }
 
+// firstLetters prepares the collections that got their first dead letters of this term: those have indexes of their own,
+// which are not made before there is something to find.
+func (t *term) firstLetters(letters []deadletter.Letter) {
+	for i := range letters {
+		ns := letters[i].NS
+		if t.lettered[ns] {
+			continue
+		}
+		t.lettered[ns] = true
+		for _, o := range t.outboxes() {
+			if o.NS() == ns {
+				t.later(func(ctx context.Context) { t.index(ctx, o) })
+			}
+		}
+	}
+}
+
 func (t *term) tellMigration(r migrate.Report, ns string) {
 	for _, g := range r.Missing {
 		t.log.Warn("an index is missing for want of a privilege; sweeps, scheduled deliveries and queries are slow without it",

@@ -120,22 +120,25 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 	} else {
 		t.state.set("stream", stream.Reason, stream.Phase == changestream.ConfigError)
 	}
-	var blocked []Blocked
+	var blocked []Blocked // the watermark waits for those that are not parked
 	t.unreachable = false
+	text := ""
 	for _, b := range t.sink.State() {
 		if b.Count == 0 {
 			continue
 		}
-		blocked = append(blocked, Blocked{Topic: b.Topic, Reason: b.Reason, Since: b.Since, Count: b.Count, Kind: b.Kind})
+		blocked = append(blocked, Blocked{Topic: b.Topic, Reason: b.Reason, Since: b.Since, Count: b.Count, Kind: b.Kind, Parked: b.Parked})
+		if b.Parked {
+			continue
+		}
 		t.unreachable = t.unreachable || b.Away()
+		if text == "" {
+			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Count)
+		}
 	}
 	t.gaugeBlocked(blocked)
-	text := ""
-	if len(blocked) > 0 {
-		text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", blocked[0].Topic, blocked[0].Reason, blocked[0].Count)
-	}
 	if t.state.set("stuck", text, false) && text != "" {
-		t.log.Warn("a target cannot be written; the watermark waits for it", "topic", blocked[0].Topic, "reason", blocked[0].Reason, "waiting", blocked[0].Count)
+		t.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
 	}
 	t.stats.observe(now, t, disp, stream, blocked)
 }

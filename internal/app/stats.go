@@ -17,7 +17,8 @@ type Blocked struct {
 	Reason string    `bson:"reason"`
 	Since  time.Time `bson:"since"`
 	Count  int       `bson:"count"`
-	Kind   string    `bson:"-"` // label of the metric
+	Parked bool      `bson:"parked,omitempty"` // its envelopes are held as exceptions, and everything else flows
+	Kind   string    `bson:"-"`                // label of the metric
 }
 
 // Stats is what the owner writes with each renewal, so that status needs no way to the process itself.
@@ -71,8 +72,8 @@ func (v *termStats) observe(now time.Time, t *term, disp *dispatch.Dispatcher, s
 	v.s.Unresolved, v.s.Bytes = disp.Unresolved()
 	v.s.TokenAgeMS = t.tokenAge().Milliseconds()
 	v.s.State, v.s.Reason = string(stream.Phase), stream.Reason
-	if len(blocked) > 0 {
-		v.s.State, v.s.Reason = "blocked", blocked[0].Reason
+	if i := slices.IndexFunc(blocked, func(b Blocked) bool { return !b.Parked }); i >= 0 {
+		v.s.State, v.s.Reason = "blocked", blocked[i].Reason
 	} else if disp.Waiting() {
 		v.s.State, v.s.Reason = "waiting", "the memory budget is full: Kafka takes less than the stream brings"
 	}

@@ -69,6 +69,11 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	}
 	t.dirty = newDirty(t, &doc)
 	t.rec = t.newReconciler(&doc)
+	if doc.Position().IsZero() {
+		if err := t.dirty.find(ctx); err != nil {
+			return none, err
+		}
+	}
 	if err := t.recoverSent(ctx); err != nil {
 		return none, err
 	}

@@ -46,6 +46,7 @@ type term struct {
 	readers      sync.WaitGroup              // joined last: nobody waits for them before the lease is released
 	later        func(func(context.Context)) // runs beside the term, joined with readers
 	unreachable  bool                        // what waits does so because brokers are away; the monitor's
+	lettered     map[string]bool // collections with dead letters; the exception writer's
 	dirty        *dirty
 	rec          *reconciler
 	margin       time.Duration // by which stamps may be older than the commits of their envelopes
@@ -74,7 +75,7 @@ func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
 	work, cancel := context.WithCancelCause(work)
 	defer cancel(nil)
 	g, work := errgroup.WithContext(work)
-	t := &term{Relay: r, held: held, stats: newTermStats(), log: r.log.With("epoch", held.Document().Epoch)}
+	t := &term{Relay: r, held: held, lettered: map[string]bool{}, stats: newTermStats(), log: r.log.With("epoch", held.Document().Epoch)}
 	r.metrics.LeaseOwner.Set(1)
 	held.SetSource(t.checkpoint)
 	renew, stopRenewing := context.WithCancel(work)
@@ -214,7 +215,7 @@ func (t *term) drainStep(ctx context.Context) error {
 
 // blocked reports whether something waits for what a drain cannot bring.
 func (t *term) blocked() bool {
-	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 })
+	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 && !b.Parked })
 }
 
 // release writes the last checkpoint and gives the lease back.

@@ -45,7 +45,7 @@ func (p pattern) meets(q pattern) bool { return meet(p.db, q.db) && meet(p.coll,
 
 // ownCollections are never watched, whatever a pattern says (N27): dead letters would be published again, and the server's
 // own databases and system collections hold no envelopes.
-var ownCollections = []pattern{{"*", "*_dead"}, {"admin", "*"}, {"local", "*"}, {"config", "*"}, {"*", "system.*"}}
+var ownCollections = []pattern{{"*", "*_dead"}, {"*", "*_cron"}, {"admin", "*"}, {"local", "*"}, {"config", "*"}, {"*", "system.*"}}
 
 // ParseScope reads patterns like `shop.outbox`, `tenant_*.outbox` and `*.outbox`. exclude names, in the same form,
 // collections that belong to outrelay itself beside the dead letters: the state database ("outrelay.*"), inboxes, sagas.

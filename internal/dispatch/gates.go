@@ -21,7 +21,7 @@ type gates struct {
 	keys    map[Gate]count
 	topics  map[string]int    // how many wait for each topic, over all keys
 	wide    bool              // there are too many keys: a topic is one gate, until none is left
-	stopped map[Gate]struct{} // keys of which a delivery outside of the stream's order was refused and not yet written down
+	stopped map[Gate]struct{} // keys of which a delivery outside of the stream's order came back, which is not yet written down
 	total   int
 	moves   uint64 // changes of any gate
 }

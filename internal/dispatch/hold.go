@@ -30,9 +30,7 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 	for i := range list {
 		w := &list[i]
 		if w.Ticket.IsSide() {
-			if w.Why != nil {
-				d.gates.stop(string(w.NS), w.Topic, string(w.Key))
-			}
+			d.gates.stop(string(w.NS), w.Topic, string(w.Key)) // what follows of the key must not overtake it
 			d.answer(w.Ticket, record.Answer{Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refused: w.Why, Held: w.Held})
 			continue
 		}
@@ -65,7 +63,7 @@ func (d *Dispatcher) Besides() int { return int(d.besides.Load()) }
 // Open takes one off a gate: an exception of the stream was sent to topic and that is written down, or it is dead.
 func (d *Dispatcher) Open(ns, topic, key string) { d.gates.add(ns, topic, key, -1) }
 
-// Resume lets deliveries outside of the stream's order of a key go on, after the refusal of one was written down.
+// Resume lets deliveries outside of the stream's order of a key go on, after all of it that came back has been dealt with.
 func (d *Dispatcher) Resume(ns, topic, key string) { d.gates.resume(ns, topic, key) }
 
 // Gated is how many exceptions the gates count, over all topics.

@@ -1,0 +1,48 @@
+package app_test
+
+import (
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent: a watcher that starts at now skips the backlog, but what is due later
+// has not been anybody's to send.
+func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSent(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(3)
+	b.append(1, event.WithDueAt(time.Now().Add(time.Second)))
+	b.start("start=now")
+	if got := b.consume(1); string(got[0].Value) != "0" {
+		t.Errorf("got %q, want the scheduled event alone", got[0].Value)
+	}
+	waitFor(t, func() bool {
+		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 0
+	})
+}
+
+// TestACollectionLeavesTheDirtyList: a healthy outbox costs the reconciler no query.
+func TestACollectionLeavesTheDirtyList(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("start=now")
+	b.log.wait(t, "took over")
+	b.append(1, event.WithDueAt(time.Now().Add(100*time.Millisecond)))
+	b.consume(1)
+	dirty := func() int {
+		var doc struct {
+			Dirty []string `bson:"dirty"`
+		}
+		if err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&doc); err != nil {
+			t.Fatal(err)
+		}
+		return len(doc.Dirty)
+	}
+	waitFor(t, func() bool { return dirty() == 1 })
+	waitFor(t, func() bool { return dirty() == 0 })
+}
