@@ -45,10 +45,16 @@ func dig(t *testing.T, n int) *graveyard {
 		}
 		g.insert(g.outbox.Database().Collection("outbox_dead"), bson.D{
 			{Key: "_id", Value: bson.D{{Key: "ns", Value: ns}, {Key: "id", Value: id}, {Key: "delivery", Value: int32(0)}}},
-			{Key: "envelope", Value: envelope}, {Key: "size", Value: 100}, {Key: "class", Value: "record_refused"}, {Key: "reason", Value: "refused (87)\nby \x1b[31mit"},
-			{Key: "type", Value: "OrderPlaced"}, {Key: "topic", Value: "orders"}, {Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}},
+			{Key: "envelope", Value: envelope},
+			{Key: "size", Value: 100},
+			{Key: "class", Value: "record_refused"},
+			{Key: "reason", Value: "refused (87)\nby \x1b[31mit"},
+			{Key: "type", Value: "OrderPlaced"},
+			{Key: "topic", Value: "orders"},
+			{Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}},
 			{Key: "attempts", Value: bson.A{bson.D{{Key: "at", Value: time.Now()}, {Key: "class", Value: "record_refused"}, {Key: "reason", Value: "87"}}}},
-			{Key: "movedAt", Value: time.Now().Add(-time.Duration(n-i) * time.Minute)}, {Key: "pos", Value: fmt.Sprintf("82%08X", i)},
+			{Key: "movedAt", Value: time.Now().Add(-time.Duration(n-i) * time.Minute)},
+			{Key: "pos", Value: fmt.Sprintf("82%08X", i)},
 		})
 	}
 	return g
@@ -227,8 +233,13 @@ func TestFailedCommands(t *testing.T) {
 	g := dig(t, 1)
 	for i := range 3 {
 		g.insert(g.outbox, bson.D{
-			{Key: "_id", Value: fmt.Sprint("f", i)}, {Key: "type", Value: "T"}, {Key: "state", Value: "retry"}, {Key: "attempts", Value: int32(2)}, {Key: "payload", Value: planted},
-			{Key: "nextAt", Value: time.Now().Add(time.Hour)}, {Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "87"}, {Key: "at", Value: time.Now()}}},
+			{Key: "_id", Value: fmt.Sprint("f", i)},
+			{Key: "type", Value: "T"},
+			{Key: "state", Value: "retry"},
+			{Key: "attempts", Value: int32(2)},
+			{Key: "payload", Value: planted},
+			{Key: "nextAt", Value: time.Now().Add(time.Hour)},
+			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "87"}, {Key: "at", Value: time.Now()}}},
 		})
 	}
 	if text := g.call(0, nil, "failed", "list"); strings.Count(text, "record_refused") != 3 {

@@ -75,8 +75,15 @@ func (f DeadFilter) query() (deadletter.Query, error) {
 func (f DeadFilter) audit() bson.D {
 	d := bson.D{}
 	for _, c := range []struct{ name, value string }{
-		{"collection", f.Collection}, {"topic", f.Topic}, {"type", f.Type}, {"aggregate_type", f.AggregateType}, {"key", f.Key},
-		{"class", f.Class}, {"message", f.Message}, {"source", f.Source}, {"stand", f.Stand},
+		{"collection", f.Collection},
+		{"topic", f.Topic},
+		{"type", f.Type},
+		{"aggregate_type", f.AggregateType},
+		{"key", f.Key},
+		{"class", f.Class},
+		{"message", f.Message},
+		{"source", f.Source},
+		{"stand", f.Stand},
 	} {
 		if c.value != "" {
 			d = append(d, bson.E{Key: c.name, Value: c.value})

@@ -131,7 +131,7 @@ func (e DeadEdit) payload(raw bson.Raw) (any, error) {
 		if len(e.Payload) > 0 {
 			return nil, errors.New("a null payload has no bytes")
 		}
-		return nil, nil //nolint:nilnil // null is the value
+		return nil, nil // null is the value
 	}
 	return nil, fmt.Errorf("a payload cannot be made %q; it can be %s, %s, %s or %s", as, PayloadBinary, PayloadString, PayloadJSON, PayloadNull)
 }

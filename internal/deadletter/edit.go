@@ -93,7 +93,7 @@ func (e Edit) apply(raw bson.Raw) (bson.Raw, error) {
 func reslot(raw bson.Raw) (bson.Raw, error) {
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil {
-		return raw, nil //nolint:nilerr // what is wrong is told by who parses it next, with the letter's name
+		return raw, nil // what is wrong is told by who parses it next, with the letter's name
 	}
 	slot := event.Slot(v.OrderingKey())
 	if v.Slot == slot {

@@ -84,8 +84,11 @@ func TestALetterWithoutABodyGetsOneByAnEdit(t *testing.T) {
 	twice := b.letter(bson.D{{Key: "_id", Value: "twice"}, {Key: "type", Value: 1}, {Key: "type", Value: 2}})
 	b.move(l, twice)
 	whole := bson.D{
-		{Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "9"}, {Key: "type", Value: "T"},
-		{Key: "payload", Value: bson.D{{Key: "a", Value: 1}}}, {Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: "9"},
+		{Key: "type", Value: "T"},
+		{Key: "payload", Value: bson.D{{Key: "a", Value: 1}}},
+		{Key: "headers", Value: bson.D{{Key: "h", Value: "v"}}},
 	}
 	for _, letter := range []Letter{l, twice} {
 		if _, err := b.edit(b.id(letter, 0), Edit{Set: whole}); err != nil {

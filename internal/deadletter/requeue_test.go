@@ -25,8 +25,11 @@ func (b *bench) desk() Desk { return NewDesk(b.db, "orders", "ann") }
 func (b *bench) good(id any, fields ...bson.E) Letter {
 	b.t.Helper()
 	return b.add(id, append(bson.D{
-		{Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: bson.Binary{Data: []byte{1, 0, 2}}},
-		{Key: "ts", Value: bson.Timestamp{T: 5, I: 6}}, {Key: "slot", Value: event.Slot([]byte("7"))},
+		{Key: "aggregateid", Value: "7"},
+		{Key: "type", Value: "OrderPlaced"},
+		{Key: "payload", Value: bson.Binary{Data: []byte{1, 0, 2}}},
+		{Key: "ts", Value: bson.Timestamp{T: 5, I: 6}},
+		{Key: "slot", Value: event.Slot([]byte("7"))},
 	}, fields...)...)
 }
 
@@ -212,8 +215,12 @@ func (b *bench) fill(n int, envelope func(i int) bson.D) {
 
 func order(i int) bson.D {
 	return bson.D{
-		{Key: "_id", Value: fmt.Sprintf("id-%06d", (i*7919)%100000)}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: fmt.Sprint(i % 10)},
-		{Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: "x"}, {Key: "n", Value: i},
+		{Key: "_id", Value: fmt.Sprintf("id-%06d", (i*7919)%100000)},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: fmt.Sprint(i % 10)},
+		{Key: "type", Value: "OrderPlaced"},
+		{Key: "payload", Value: "x"},
+		{Key: "n", Value: i},
 	}
 }
 
