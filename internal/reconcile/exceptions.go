@@ -193,6 +193,7 @@ func (x *Exceptions) look(at map[orderKey]bson.RawValue, ref keyRef) {
 
 // InFlight is how many envelopes are published and not written down yet.
 func (x *Exceptions) InFlight() int {
+	x.init()
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return len(x.flying)

@@ -86,6 +86,7 @@ func (h *house) begin() *term {
 		},
 	}
 	te.out.ready = te.x.Wake
+	te.x.init()
 	return te
 }
 
@@ -406,6 +407,31 @@ func TestN18_RequeuedAndReplayedOnesNeedNoWatermark(t *testing.T) {
 	if d := h.doc("e000001"); d["replayOf"] != "x" || d["delivery"] != int32(1) {
 		t.Errorf("what tells of the replay is gone: %v", d)
 	}
+}
+
+func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	const n = 2500
+	docs := []bson.D{ // what is due first cannot go: it stands behind one whose time has not come
+		h.exception(0, "stuck", "retry", bson.E{Key: "nextAt", Value: time.Now().Add(time.Hour)}, bson.E{Key: "attempts", Value: int32(1)}),
+	}
+	for i := range n {
+		key := fmt.Sprint("k", i%1700)
+		if i < 50 {
+			key = "stuck"
+		}
+		docs = append(docs, h.exception(i+1, key, "retry", bson.E{Key: "origin", Value: "requeue"}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}))
+	}
+	h.put(docs...)
+	te := h.begin()
+	te.x.Poll = time.Hour
+	te.x.jobs.all = false
+	te.run()
+	h.until("all but those of the stuck key are there", func() bool { return h.left() == 51 })
+	te.landed()
+	h.broker.ordered()
+	te.out.quiet()
 }
 
 func TestRecordingKeepsOrDeletes(t *testing.T) {
