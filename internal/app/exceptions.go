@@ -54,13 +54,44 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	if err := x.move(ctx, letters); err != nil || len(held) == 0 {
 		return err
 	}
-	if err := store.WriteExceptions(ctx, x.t.held, held); err != nil {
+	if err := x.write(ctx, held); err != nil {
 		return err
 	}
 	for i := range held {
 		x.t.dirty.marked(held[i].NS)
 	}
 	x.t.rec.exceptions.Written(held)
+	return nil
+}
+
+// write stores what waits. One that the server does not take, because it is too large or too deep with what is added to
+// it, or because a validator of the collection forbids that, is a dead letter: to repeat the write would help nobody.
+func (x *exceptions) write(ctx context.Context, held []store.Exception) error {
+	err := store.WriteExceptions(ctx, x.t.held, held)
+	switch {
+	case err == nil || !store.Rejected(err):
+		return err
+	case len(held) > 1:
+		for i := range held {
+			if err := x.write(ctx, held[i:i+1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	h := &held[0]
+	e := dispatch.Exception{NS: h.NS, Raw: h.Raw, Pos: h.Pos, Topic: h.Pending[0], Why: record.Refusal{
+		Class: record.Malformed, Reason: "it has to wait for its target, and MongoDB does not take it with what is needed for that: " + err.Error(),
+	}}
+	if h.Error != nil {
+		e.Why.Class = h.Error.Class
+	}
+	if err := x.move(ctx, []deadletter.Letter{x.letter(&e)}); err != nil {
+		return err
+	}
+	for _, topic := range h.Pending {
+		x.t.rec.outlet.Open(h.NS, topic, h.Key)
+	}
 	return nil
 }
 

@@ -46,3 +46,22 @@ func TestACollectionLeavesTheDirtyList(t *testing.T) {
 	waitFor(t, func() bool { return dirty() == 1 })
 	waitFor(t, func() bool { return dirty() == 0 })
 }
+
+// TestAnEnvelopeThatCannotBeHeldIsDead: a validator that forbids what a waiting envelope carries must not stop the relay.
+func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	if err := b.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: false}}}}}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	b.append(3, event.WithTopic("missing-"+b.topic))
+	waitFor(t, func() bool {
+		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "class", Value: "malformed"}, {Key: "topic", Value: "missing-" + b.topic}})
+		return err == nil && n == 3
+	})
+	b.append(1)
+	b.consume(2)
+	waitFor(t, func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
+}

@@ -20,6 +20,7 @@ import (
 // reconciler is what brings to Kafka, beside the stream, the envelopes that the stream cannot: retried, held, requeued and
 // scheduled ones. It costs nothing while no collection is on the dirty list.
 type reconciler struct {
+	outlet     *outlet
 	finisher   *reconcile.Finisher
 	exceptions *reconcile.Exceptions
 	scheduled  *reconcile.Scheduled
@@ -49,6 +50,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		},
 	})
 	return &reconciler{
+		outlet:   out,
 		finisher: f,
 		exceptions: &reconcile.Exceptions{
 			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Now: t.clock.now, Log: t.log,
