@@ -20,11 +20,11 @@ import (
 var retryScenario = Scenario{
 	Name:    "retry",
 	Promise: "a missing topic is parked while all others flow, and a refused record holds only its own key; both arrive in order once they can",
-	rate:    300,
-	types:   []string{refusing},
-	late:    []string{missing},
-	set:     map[string]any{"retry": map[string]any{"base": firstRetry.String(), "cap": firstRetry.String()}},
-	run:     runRetry,
+	events:  5 * 300, rate: 300, // appended to other topics, from when envelopes are parked until the missing one is made
+	types: []string{refusing},
+	late:  []string{missing},
+	set:   map[string]any{"retry": map[string]any{"base": firstRetry.String(), "cap": firstRetry.String()}},
+	run:   runRetry,
 }
 
 // RetryFinding is what scenario retry found.
@@ -55,10 +55,9 @@ const (
 	refusing   = "payment" // its topic refuses records for a while
 	firstRetry = 6 * time.Second
 
-	parkedFor  = 5 * time.Second // of load, from when envelopes are parked until the topic is made
-	leastShare = 0.95            // of the other topics' events that must flow while one is missing
-	heldKeys   = 12              // keys whose first event is refused
-	behind     = 10              // events of each that wait behind it
+	leastShare = 0.95 // of the other topics' events that must flow while one is missing
+	heldKeys   = 12   // keys whose first event is refused
+	behind     = 10   // events of each that wait behind it
 
 	// The brokers' bound on the age of a record, by its timestamp: with 0 they take none that was committed a
 	// millisecond ago, and say so of each record by itself.
@@ -102,7 +101,7 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 	if err := s.await(ctx, "envelopes are parked", patience, parked); err != nil {
 		return err
 	}
-	if err := s.pass(ctx, parkedFor); err != nil {
+	if err := s.pass(ctx, s.takes(s.o.Events)); err != nil {
 		return err
 	}
 	took := time.Since(began)

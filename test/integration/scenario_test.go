@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-var long = flag.Bool("integration.long", false, "run the scenarios at their full size, all of them")
+var long = flag.Bool("integration.long", false, "run all scenarios of dev, at their full size")
 
 // scenario runs `outrelay dev --scenario` and returns its object. The promise has to hold.
 func scenario(t *testing.T, name string, args ...string) map[string]any {
@@ -82,42 +82,26 @@ func TestScenarioPoison(t *testing.T) {
 	}
 }
 
-// The oplog rolls over while the relay is down.
-func TestScenarioLostHistory(t *testing.T) {
-	r := scenario(t, "lost-history", "--events", "5000")
-	above(t, r, 0, "orphaned", "gaps", "sweep_rate")
-	above(t, r, r["orphaned"].(float64)-1, "redelivered")
-}
-
-// The outbox is dropped under load, three times.
-func TestScenarioDrop(t *testing.T) {
-	r := scenario(t, "drop", "--events", "1200")
-	above(t, r, 2, "drops")
-	if r["redelivered"] != 0.0 || r["takeovers"] != 0.0 {
-		t.Errorf("%v", r)
-	}
-}
-
 // A topic is missing for a while, and Kafka refuses the first record of some keys.
 func TestScenarioRetry(t *testing.T) {
-	r := scenario(t, "retry", "--rate", "150")
+	r := scenario(t, "retry", "--rate", "150", "--events", "150")
 	above(t, r, 0, "parked", "others_rate", "refused", "blocked", "passed")
 	above(t, r, 0.95, "others_share")
 }
 
 // The owner is killed while events come due.
 func TestScenarioScheduled(t *testing.T) {
-	r := scenario(t, "scheduled", "--events", "1500")
+	r := scenario(t, "scheduled", "--events", "2000")
 	above(t, r, 0, "cancelled", "rescheduled", "takeovers", "p99_ms")
 	if r["early"] != 0.0 {
 		t.Errorf("%v", r)
 	}
 }
 
-// fullSize are the scenarios that have no small size; they take a minute each.
+// fullSize are the scenarios whose faults the tests of test/fault inject as well.
 func fullSize() []string {
 	if *long {
-		return []string{"broker-outage", "purge"}
+		return []string{"broker-outage", "drop", "lost-history", "purge"}
 	}
 	return nil
 }
@@ -134,6 +118,14 @@ func TestScenariosOfFullSize(t *testing.T) {
 				if r["attempts"] != 0.0 || r["dead"] != 0.0 || r["takeovers"] != 0.0 {
 					t.Errorf("%v", r)
 				}
+			case "drop":
+				above(t, r, 2, "drops")
+				if r["redelivered"] != 0.0 || r["takeovers"] != 0.0 {
+					t.Errorf("%v", r)
+				}
+			case "lost-history":
+				above(t, r, 100_000, "orphaned")
+				above(t, r, r["orphaned"].(float64)-1, "redelivered")
 			case "purge":
 				above(t, r, 0, "purged", "kept", "with_p99_ms", "without_p99_ms")
 			}
