@@ -14,6 +14,10 @@ const (
 	staleAfter = 5 * beatEvery
 	// windowEvery is how often the oplog's window is asked for; a server that does not allow it is not asked again soon.
 	windowEvery = 30 * time.Second
+	// forgetAfter is the silence after which a node is not listed any more: one that was killed cannot leave by itself, and
+	// the next process may have another name.
+	forgetAfter = 14 * 24 * time.Hour
+	forgetEvery = time.Hour
 )
 
 // beat tells the other nodes that this one lives and whether it reaches Kafka (N6), and keeps the clock and the metrics of
@@ -21,12 +25,17 @@ const (
 func (r *Relay) beat(ctx context.Context) error {
 	t := time.NewTicker(beatEvery)
 	defer t.Stop()
-	var window time.Time
+	var window, forgot time.Time
 	for {
 		r.sign(ctx)
-		if now := time.Now(); now.Sub(window) > windowEvery {
+		now := time.Now()
+		if now.Sub(window) > windowEvery {
 			window = now
 			r.readWindow(ctx)
+		}
+		if now.Sub(forgot) > forgetEvery {
+			forgot = now
+			r.forget(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -78,6 +87,17 @@ func (r *Relay) leave(ctx context.Context) {
 	defer cancel()
 	if err := r.nodes.Leave(ctx, r.cfg.Node); err != nil {
 		r.log.Debug("the node stays listed until it is stale", "reason", err)
+	}
+}
+
+// forget removes the nodes that were silent for long. What cannot be removed now is tried again in an hour.
+func (r *Relay) forget(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, beatEvery)
+	defer cancel()
+	if n, err := r.nodes.Forget(ctx, forgetAfter); err != nil {
+		r.log.Debug("nodes that are gone stay listed", "reason", err)
+	} else if n > 0 {
+		r.log.Debug("nodes that are gone are listed no longer", "count", n)
 	}
 }
 

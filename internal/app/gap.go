@@ -172,7 +172,7 @@ func (t *term) listNew(ctx context.Context) error {
 // sweep delivers what the gap holds and closes it.
 func (t *term) sweep(ctx context.Context) error {
 	g := t.gap
-	g.margin = reconcile.Margin(ctx, t.mongo.stream)
+	g.margin = store.Margin(ctx, t.mongo.stream)
 	if t.pump.skip == nil {
 		t.pump.skip = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
 	}

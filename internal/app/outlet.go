@@ -58,6 +58,25 @@ func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []st
 	return o.t.disp.Publish(ctx, w.recs, answer)
 }
 
+// route tells the topics of an envelope that does not list its targets.
+func (o *outlet) route(e *reconcile.Envelope) ([]string, error) {
+	w := o.pool.Get().(*outgoing)
+	defer o.pool.Put(w)
+	if err := event.Parse(e.Raw, &w.view); err != nil {
+		return nil, err
+	}
+	targets, err := w.router.Route(&w.view, w.targets[:0])
+	w.targets = targets
+	if err != nil {
+		return nil, err
+	}
+	topics := make([]string, len(targets))
+	for i := range targets {
+		topics[i] = targets[i].Topic
+	}
+	return topics, nil
+}
+
 // standing is what the read-back has found of an envelope, for those topics, or for all that it routes to.
 func (o *outlet) standing(e *reconcile.Envelope, topics []string) []reconcile.Hit {
 	w := o.pool.Get().(*outgoing)

@@ -53,7 +53,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		outlet:   out,
 		finisher: f,
 		exceptions: &reconcile.Exceptions{
-			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Now: t.clock.now, Log: t.log,
+			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Route: out.route, Now: t.clock.now, Log: t.log,
 			Trouble: trouble, Well: well,
 		},
 		scheduled: reconcile.NewScheduled(reconcile.ScheduledConfig{

@@ -46,7 +46,7 @@ type term struct {
 	readers      sync.WaitGroup              // joined last: nobody waits for them before the lease is released
 	later        func(func(context.Context)) // runs beside the term, joined with readers
 	unreachable  bool                        // what waits does so because brokers are away; the monitor's
-	lettered     map[string]bool // collections with dead letters; the exception writer's
+	lettered     map[string]bool             // collections with dead letters; the exception writer's
 	dirty        *dirty
 	rec          *reconciler
 	margin       time.Duration // by which stamps may be older than the commits of their envelopes

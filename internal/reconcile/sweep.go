@@ -17,7 +17,7 @@ import (
 
 // MinMargin is the least that a sweep begins before the stretch: a stamp is taken when a transaction inserts, the stream's
 // order is that of commits, and a transaction may last for a minute unless the server is told otherwise.
-const MinMargin = 5 * time.Minute
+const MinMargin = store.MinMargin
 
 const (
 	markEvery     = 256      // envelopes between two calls of Reached
@@ -265,21 +265,6 @@ func (r *pass) now(ctx context.Context) (at bson.Timestamp, err error) {
 	}
 	err = r.waitOut(ctx, ask(ctx), ask)
 	return at, err
-}
-
-// Margin is how long before a stretch a sweep has to begin on this server: twice the life of a transaction, at least
-// MinMargin. A server that does not tell is taken for one with the default.
-func Margin(ctx context.Context, client *mongo.Client) time.Duration {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	var reply struct {
-		Seconds int64 `bson:"transactionLifetimeLimitSeconds"`
-	}
-	cmd := bson.D{{Key: "getParameter", Value: 1}, {Key: "transactionLifetimeLimitSeconds", Value: 1}}
-	if client.Database("admin").RunCommand(ctx, cmd).Decode(&reply) != nil {
-		return MinMargin
-	}
-	return max(MinMargin, 2*time.Duration(reply.Seconds)*time.Second)
 }
 
 // merge orders sources by the stamp of their next envelope; equal stamps, by name, so that a repetition is the same.

@@ -85,7 +85,7 @@ func TestFromCursorAndMargin(t *testing.T) {
 			t.Errorf("%s: swept %q, want %q", x.name, p.ids, x.want)
 		}
 	}
-	if m := Margin(t.Context(), b.client); m != MinMargin {
+	if m := store.Margin(t.Context(), b.client); m != MinMargin {
 		t.Errorf("margin %v on a server with the default life of transactions", m)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/x/bsonx/bsoncore"
 )
 
 // SameDelivery reports whether a document is still what was published: an exception, or one that bears the claim, in that
@@ -30,16 +29,16 @@ func WithoutException(raw bson.Raw) (bson.Raw, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading an envelope: %w", err)
 	}
-	start, out := bsoncore.AppendDocumentStart(make([]byte, 0, len(raw)))
+	kept := make(bson.D, 0, len(elems))
 	for _, e := range elems {
-		switch e.Key() {
+		name := e.Key()
+		switch name {
 		case "state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin":
 			continue
 		case "dueAt":
-			out = bsoncore.AppendValueElement(out, "scheduledFor", bsoncore.Value{Type: bsoncore.Type(e.Value().Type), Data: e.Value().Value})
-			continue
+			name = "scheduledFor"
 		}
-		out = append(out, e...)
+		kept = append(kept, bson.E{Key: name, Value: e.Value()})
 	}
-	return bsoncore.AppendDocumentEnd(out, start)
+	return bson.Marshal(kept)
 }
