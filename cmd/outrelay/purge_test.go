@@ -35,8 +35,12 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	var docs []any
 	for i := range 1234 {
 		docs = append(docs, bson.D{
-			{Key: "_id", Value: "id-" + thousands(int64(i))}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: int32(i % 3)}, {Key: "type", Value: "Placed"},
-			{Key: "ts", Value: bson.Timestamp{T: now - 1800, I: uint32(i + 1)}}, {Key: "sentAt", Value: time.Now()},
+			{Key: "_id", Value: "id-" + thousands(int64(i))},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: int32(i % 3)},
+			{Key: "type", Value: "Placed"},
+			{Key: "ts", Value: bson.Timestamp{T: now - 1800, I: uint32(i + 1)}},
+			{Key: "sentAt", Value: time.Now()},
 			{Key: "sent", Value: bson.A{bson.D{{Key: "topic", Value: "orders"}, {Key: "partition", Value: int32(2)}, {Key: "offset", Value: int64(i)}}}},
 		})
 	}

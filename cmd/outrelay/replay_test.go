@@ -24,8 +24,13 @@ func TestReplayCommands(t *testing.T) {
 	at := time.Now().Add(-time.Hour)
 	for i, topic := range []string{plain, plain, compacted} {
 		if _, err := shop.Collection("outbox").InsertOne(t.Context(), bson.D{
-			{Key: "_id", Value: string(rune('a' + i))}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "Placed"},
-			{Key: "payload", Value: nil}, {Key: "topic", Value: topic}, {Key: "ts", Value: bson.Timestamp{T: uint32(at.Unix()), I: uint32(i + 1)}},
+			{Key: "_id", Value: string(rune('a' + i))},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "7"},
+			{Key: "type", Value: "Placed"},
+			{Key: "payload", Value: nil},
+			{Key: "topic", Value: topic},
+			{Key: "ts", Value: bson.Timestamp{T: uint32(at.Unix()), I: uint32(i + 1)}},
 		}); err != nil {
 			t.Fatal(err)
 		}

@@ -25,7 +25,10 @@ func scheduledShop(t *testing.T) (env []string, coll *mongo.Collection) {
 	}
 	for i, typ := range []string{"Reminder", "Reminder", "Invoice"} {
 		if _, err := coll.InsertOne(t.Context(), bson.D{
-			{Key: "_id", Value: typ + "-" + string(rune('1'+i))}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "o"}, {Key: "type", Value: typ},
+			{Key: "_id", Value: typ + "-" + string(rune('1'+i))},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "o"},
+			{Key: "type", Value: typ},
 			{Key: "dueAt", Value: time.Now().Add(time.Duration(i+1) * time.Hour)},
 		}); err != nil {
 			t.Fatal(err)

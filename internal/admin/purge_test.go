@@ -126,8 +126,12 @@ func TestHistoryOverCollections(t *testing.T) {
 			id := uuid.New()
 			ids = append(ids, id.String())
 			if _, err := coll.InsertOne(t.Context(), bson.D{
-				{Key: "_id", Value: event.NewID(id)}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: int64(i % 2)}, {Key: "type", Value: "Placed"},
-				{Key: "ts", Value: bson.Timestamp{T: uint32(1000 + i), I: 1}}, {Key: "sentAt", Value: time.Unix(2000, 0)},
+				{Key: "_id", Value: event.NewID(id)},
+				{Key: "aggregatetype", Value: "order"},
+				{Key: "aggregateid", Value: int64(i % 2)},
+				{Key: "type", Value: "Placed"},
+				{Key: "ts", Value: bson.Timestamp{T: uint32(1000 + i), I: 1}},
+				{Key: "sentAt", Value: time.Unix(2000, 0)},
 				{Key: "sent", Value: bson.A{bson.D{{Key: "topic", Value: fmt.Sprint("t", c)}, {Key: "partition", Value: int32(1)}, {Key: "offset", Value: int64(i)}}}},
 			}); err != nil {
 				t.Fatal(err)

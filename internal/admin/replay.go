@@ -226,9 +226,17 @@ func (r Replayer) StartPlan(ctx context.Context, p ReplayPlan, o ReplayOrder) (R
 	}
 	// Ids and keys are people's data: the log of events has their number only.
 	return info(doc), r.note(ctx, "replay_ordered", bson.D{
-		{Key: "replay", Value: id}, {Key: "found", Value: p.Found}, {Key: "from", Value: o.From}, {Key: "until", Value: p.Until},
-		{Key: "ids", Value: len(o.IDs)}, {Key: "keys", Value: len(o.Keys)}, {Key: "types", Value: o.Types},
-		{Key: "aggregate_types", Value: o.AggregateTypes}, {Key: "topics", Value: o.Topics}, {Key: "collections", Value: len(p.Collections)}, {Key: "force", Value: o.Force},
+		{Key: "replay", Value: id},
+		{Key: "found", Value: p.Found},
+		{Key: "from", Value: o.From},
+		{Key: "until", Value: p.Until},
+		{Key: "ids", Value: len(o.IDs)},
+		{Key: "keys", Value: len(o.Keys)},
+		{Key: "types", Value: o.Types},
+		{Key: "aggregate_types", Value: o.AggregateTypes},
+		{Key: "topics", Value: o.Topics},
+		{Key: "collections", Value: len(p.Collections)},
+		{Key: "force", Value: o.Force},
 	})
 }
 

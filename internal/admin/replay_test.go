@@ -135,8 +135,12 @@ func (s *stand) append(docs ...bson.D) {
 
 func envelope(id any, and ...bson.E) bson.D {
 	return append(bson.D{
-		{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "Placed"},
-		{Key: "payload", Value: bson.Binary{Data: []byte{0, 1, 2}}}, {Key: "ts", Value: bson.Timestamp{}},
+		{Key: "_id", Value: id},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: "7"},
+		{Key: "type", Value: "Placed"},
+		{Key: "payload", Value: bson.Binary{Data: []byte{0, 1, 2}}},
+		{Key: "ts", Value: bson.Timestamp{}},
 	}, and...)
 }
 

@@ -121,8 +121,10 @@ func (x *Exceptions) init() {
 		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
 		x.flying, x.keys, x.landed = map[string]*flight{}, map[orderKey]*keyState{}, map[string]bool{}
 		x.parked = map[string]struct{}{}
-		x.jobs = jobs{all: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
-			later: map[orderKey]bson.RawValue{}, ahead: map[orderKey]ahead{}}
+		x.jobs = jobs{
+			all: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
+			later: map[orderKey]bson.RawValue{}, ahead: map[orderKey]ahead{},
+		}
 		if x.Poll <= 0 {
 			x.Poll = defaultPoll
 		}

@@ -57,9 +57,18 @@ func BenchmarkExceptions(b *testing.B) {
 				b.StopTimer()
 				docs := make([]any, n)
 				for i := range docs {
-					d := bson.D{{Key: "_id", Value: bson.NewObjectID()}, {Key: "aggregatetype", Value: "o"}, {Key: "aggregateid", Value: "k"}, {Key: "type", Value: "T"},
-						{Key: "payload", Value: make([]byte, 500)}, {Key: "key", Value: fmt.Sprint("k", i%1000)}, {Key: "state", Value: state},
-						{Key: "pos", Value: fmt.Sprintf("82%08d", i)}, {Key: "pending", Value: bson.A{"a"}}, {Key: "origin", Value: "stream"}}
+					d := bson.D{
+						{Key: "_id", Value: bson.NewObjectID()},
+						{Key: "aggregatetype", Value: "o"},
+						{Key: "aggregateid", Value: "k"},
+						{Key: "type", Value: "T"},
+						{Key: "payload", Value: make([]byte, 500)},
+						{Key: "key", Value: fmt.Sprint("k", i%1000)},
+						{Key: "state", Value: state},
+						{Key: "pos", Value: fmt.Sprintf("82%08d", i)},
+						{Key: "pending", Value: bson.A{"a"}},
+						{Key: "origin", Value: "stream"},
+					}
 					if state == "retry" {
 						d = append(d, bson.E{Key: "nextAt", Value: time.UnixMilli(1)})
 					}
@@ -72,14 +81,18 @@ func BenchmarkExceptions(b *testing.B) {
 				done := make(chan struct{})
 				var finished atomic.Int64
 				out := &instant{}
-				f := NewFinisher(Finishing{Trouble: func(err error) { b.Log(err) }, Client: client, Fencer: held, Outlet: out, Retry: retry.Reopen, MaxAttempts: 3, Now: time.Now,
+				f := NewFinisher(Finishing{
+					Trouble: func(err error) { b.Log(err) }, Client: client, Fencer: held, Outlet: out, Retry: retry.Reopen, MaxAttempts: 3, Now: time.Now,
 					Count: func(End, record.Class, int) {
 						if k := finished.Add(1); k == n {
 							close(done)
 						}
-					}})
-				x := &Exceptions{Client: client, Outlet: out, Finisher: f, Now: time.Now,
-					Collections: func() []store.Outbox { return []store.Outbox{{DB: db.Name(), Coll: "outbox"}} }}
+					},
+				})
+				x := &Exceptions{
+					Client: client, Outlet: out, Finisher: f, Now: time.Now,
+					Collections: func() []store.Outbox { return []store.Outbox{{DB: db.Name(), Coll: "outbox"}} },
+				}
 				if state == "retry" { // only what the index of due ones tells
 					x.init()
 					x.jobs.all = false

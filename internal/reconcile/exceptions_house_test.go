@@ -109,10 +109,18 @@ func (te *term) run() *term {
 // exception inserts an exception of the stream as WriteExceptions leaves it. Positions are of one width, as those of events are.
 func (h *house) exception(n int, key, state string, more ...bson.E) bson.D {
 	d := bson.D{
-		{Key: "_id", Value: fmt.Sprintf("e%06d", n)}, {Key: "ts", Value: bson.Timestamp{}}, {Key: "aggregatetype", Value: "order"},
-		{Key: "aggregateid", Value: key}, {Key: "type", Value: "Placed"}, {Key: "payload", Value: "p"}, {Key: "key", Value: key},
-		{Key: "state", Value: state}, {Key: "pos", Value: fmt.Sprintf("82%06d", n)}, {Key: "pending", Value: bson.A{"a"}},
-		{Key: "attempts", Value: int32(0)}, {Key: "origin", Value: "stream"},
+		{Key: "_id", Value: fmt.Sprintf("e%06d", n)},
+		{Key: "ts", Value: bson.Timestamp{}},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: key},
+		{Key: "type", Value: "Placed"},
+		{Key: "payload", Value: "p"},
+		{Key: "key", Value: key},
+		{Key: "state", Value: state},
+		{Key: "pos", Value: fmt.Sprintf("82%06d", n)},
+		{Key: "pending", Value: bson.A{"a"}},
+		{Key: "attempts", Value: int32(0)},
+		{Key: "origin", Value: "stream"},
 	}
 	if state == "retry" {
 		d = append(d, bson.E{Key: "nextAt", Value: time.UnixMilli(1)})

@@ -49,8 +49,14 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	both := bson.E{Key: "pending", Value: bson.A{"a", "b"}}
 	oid := bson.NewObjectID()
 	claim := bson.E{Key: "claim", Value: bson.D{{Key: "token", Value: "t"}, {Key: "epoch", Value: int64(1)}}}
-	scheduled := bson.D{{Key: "_id", Value: "due"}, {Key: "aggregatetype", Value: "o"}, {Key: "aggregateid", Value: "s"}, {Key: "type", Value: "T"},
-		{Key: "dueAt", Value: time.UnixMilli(7)}, claim}
+	scheduled := bson.D{
+		{Key: "_id", Value: "due"},
+		{Key: "aggregatetype", Value: "o"},
+		{Key: "aggregateid", Value: "s"},
+		{Key: "type", Value: "T"},
+		{Key: "dueAt", Value: time.UnixMilli(7)},
+		claim,
+	}
 	h.put(
 		h.exception(1, "k", "parked", both), h.exception(2, "k", "parked", both), h.exception(3, "k", "retry", bson.E{Key: "delivery", Value: int32(2)}),
 		h.exception(4, "k", "parked"), h.exception(5, "k", "parked", bson.E{Key: "_id", Value: oid}), scheduled,

@@ -219,8 +219,13 @@ func keyText(key, aggregateID bson.RawValue) string {
 
 // textOf is the text of a key that is not a string, as the codec has it.
 func textOf(v bson.RawValue) string {
-	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: "x"}, {Key: "aggregatetype", Value: "x"}, {Key: "aggregateid", Value: v},
-		{Key: "type", Value: "x"}, {Key: "payload", Value: nil}})
+	raw, err := bson.Marshal(bson.D{
+		{Key: "_id", Value: "x"},
+		{Key: "aggregatetype", Value: "x"},
+		{Key: "aggregateid", Value: v},
+		{Key: "type", Value: "x"},
+		{Key: "payload", Value: nil},
+	})
 	var view event.View
 	if err != nil || event.Parse(raw, &view) != nil {
 		return string(v.Value)

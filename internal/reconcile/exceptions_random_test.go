@@ -101,8 +101,14 @@ func (c *chaos) come(n int) {
 		if x.State == "retry" {
 			x.Attempts, x.Error, x.Delay = 1, &store.ExceptionError{Class: record.RecordRefused, Reason: "first", Topic: topics[0]}, time.Millisecond
 		}
-		x.Raw, _ = bson.Marshal(bson.D{{Key: "_id", Value: id}, {Key: "ts", Value: bson.Timestamp{}}, {Key: "aggregatetype", Value: "o"},
-			{Key: "aggregateid", Value: key}, {Key: "type", Value: "T"}, {Key: "payload", Value: "p"}})
+		x.Raw, _ = bson.Marshal(bson.D{
+			{Key: "_id", Value: id},
+			{Key: "ts", Value: bson.Timestamp{}},
+			{Key: "aggregatetype", Value: "o"},
+			{Key: "aggregateid", Value: key},
+			{Key: "type", Value: "T"},
+			{Key: "payload", Value: "p"},
+		})
 		list = append(list, x)
 	}
 	if err := store.WriteExceptions(c.t.Context(), c.held, list); err != nil {

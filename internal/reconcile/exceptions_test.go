@@ -278,8 +278,10 @@ func TestRecordingKeepsOrDeletes(t *testing.T) {
 				}
 				return
 			}
-			want := fmt.Sprint(bson.A{bson.D{{Key: "topic", Value: "a"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(0)}},
-				bson.D{{Key: "topic", Value: "b"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(0)}}})
+			want := fmt.Sprint(bson.A{
+				bson.D{{Key: "topic", Value: "a"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(0)}},
+				bson.D{{Key: "topic", Value: "b"}, {Key: "partition", Value: int32(0)}, {Key: "offset", Value: int64(0)}},
+			})
 			if got := fmt.Sprint(h.doc("e000001")["sent"]); got != want {
 				t.Errorf("sent: %s, want %s", got, want)
 			}

@@ -87,10 +87,14 @@ func (p *planned) take(change func(*Finishing, *ScheduledConfig)) *taking {
 		p.t.Fatal(err)
 	}
 	epoch := x.held.Document().Epoch
-	f := Finishing{Client: p.client, Fencer: x.held, Outlet: x.outlet, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
-		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Epoch: epoch, Now: p.now}
-	c := ScheduledConfig{Client: p.client, Fencer: x.held, Epoch: epoch, Outlet: x.outlet, Now: p.now,
-		Collections: func() []store.Outbox { return []store.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} }}
+	f := Finishing{
+		Client: p.client, Fencer: x.held, Outlet: x.outlet, Retry: retry.Policy{Base: time.Second, Cap: time.Minute}, MaxAttempts: 5,
+		Recording: "watermark", Watcher: "orders", Node: "n", Version: "v", Epoch: epoch, Now: p.now,
+	}
+	c := ScheduledConfig{
+		Client: p.client, Fencer: x.held, Epoch: epoch, Outlet: x.outlet, Now: p.now,
+		Collections: func() []store.Outbox { return []store.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
+	}
 	if change != nil {
 		change(&f, &c)
 	}

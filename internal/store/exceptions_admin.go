@@ -119,8 +119,13 @@ func ListFailed(ctx context.Context, coll *mongo.Collection, limit int) ([]Faile
 	}
 	cur, err := Majority(coll).Find(ctx, failed(), options.Find().SetLimit(int64(limit)).SetAllowDiskUse(true).
 		SetSort(bson.D{{Key: "lastError.at", Value: -1}, {Key: "_id", Value: -1}}).SetProjection(bson.D{
-		{Key: "type", Value: 1}, {Key: "key", Value: 1}, {Key: "attempts", Value: 1}, {Key: "nextAt", Value: 1},
-		{Key: "pending", Value: 1}, {Key: "delivery", Value: 1}, {Key: "lastError", Value: 1},
+		{Key: "type", Value: 1},
+		{Key: "key", Value: 1},
+		{Key: "attempts", Value: 1},
+		{Key: "nextAt", Value: 1},
+		{Key: "pending", Value: 1},
+		{Key: "delivery", Value: 1},
+		{Key: "lastError", Value: 1},
 	}))
 	if err != nil {
 		return nil, privilege(err, "listing failed envelopes of "+Namespace(coll), "find", Namespace(coll), "")

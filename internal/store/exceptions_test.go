@@ -153,15 +153,18 @@ func TestOutcomesAreIdempotentAndTouchOnlyWhatWasPublished(t *testing.T) {
 		return bson.D{{Key: "_id", Value: id}, {Key: "dueAt", Value: time.UnixMilli(9)}, {Key: "claim", Value: bson.D{{Key: "token", Value: "t"}}}}
 	}
 	if _, err := coll.InsertMany(t.Context(), []any{
-		ex("failed", bson.E{Key: "attempts", Value: int32(2)}), ex("other", bson.E{Key: "delivery", Value: int32(1)}), bson.D{{Key: "_id", Value: "plain"}},
+		ex("failed", bson.E{Key: "attempts", Value: int32(2)}), ex("other", bson.E{Key: "delivery", Value: int32(1)}),
+		bson.D{{Key: "_id", Value: "plain"}},
 		due("due"), due("due failed"), due("due held"), due("stolen"), ex("sent"), ex("dropped"),
 	}); err != nil {
 		t.Fatal(err)
 	}
 	out := func(id string, f Fate, claim string) Outcome {
 		typ, val, _ := bson.MarshalValue(id)
-		return Outcome{Fate: f, NS: Namespace(coll), ID: bson.RawValue{Type: typ, Value: val}, Claim: claim, Pos: "8277", Key: "k", State: "blocked",
-			Error: &ExceptionError{Class: record.RecordRefused, Reason: "r", Topic: "a"}, Delay: time.Hour, Pending: []string{"a"}}
+		return Outcome{
+			Fate: f, NS: Namespace(coll), ID: bson.RawValue{Type: typ, Value: val}, Claim: claim, Pos: "8277", Key: "k", State: "blocked",
+			Error: &ExceptionError{Class: record.RecordRefused, Reason: "r", Topic: "a"}, Delay: time.Hour, Pending: []string{"a"},
+		}
 	}
 	list := []Outcome{
 		out("failed", FateFailed, ""), out("other", FateSent, ""), out("plain", FateSent, ""), out("due", FateSent, "t"), out("due failed", FateFailed, "t"),
@@ -294,8 +297,14 @@ func TestExceptionQueriesUseTheIndexes(t *testing.T) {
 	coll, _ := exceptionOutbox(t)
 	var docs []any
 	for i := range 3000 {
-		docs = append(docs, bson.D{{Key: "_id", Value: i}, {Key: "state", Value: []string{"retry", "blocked", "parked"}[i%3]}, {Key: "key", Value: fmt.Sprint("k", i%50)},
-			{Key: "pos", Value: fmt.Sprintf("82%05d", i)}, {Key: "pending", Value: bson.A{"a"}}, {Key: "nextAt", Value: time.Now().Add(time.Hour)}})
+		docs = append(docs, bson.D{
+			{Key: "_id", Value: i},
+			{Key: "state", Value: []string{"retry", "blocked", "parked"}[i%3]},
+			{Key: "key", Value: fmt.Sprint("k", i%50)},
+			{Key: "pos", Value: fmt.Sprintf("82%05d", i)},
+			{Key: "pending", Value: bson.A{"a"}},
+			{Key: "nextAt", Value: time.Now().Add(time.Hour)},
+		})
 	}
 	if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
@@ -338,9 +347,15 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 	now := time.Now()
 	var docs []any
 	for i := range 130 {
-		docs = append(docs, bson.D{{Key: "_id", Value: i}, {Key: "state", Value: "retry"}, {Key: "attempts", Value: int32(3)}, {Key: "nextAt", Value: now.Add(time.Hour)},
-			{Key: "pos", Value: PosAt(bson.Timestamp{T: uint32(1000 + i)})}, {Key: "pending", Value: bson.A{"a"}},
-			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "at", Value: now.Add(time.Duration(i) * time.Second)}}}})
+		docs = append(docs, bson.D{
+			{Key: "_id", Value: i},
+			{Key: "state", Value: "retry"},
+			{Key: "attempts", Value: int32(3)},
+			{Key: "nextAt", Value: now.Add(time.Hour)},
+			{Key: "pos", Value: PosAt(bson.Timestamp{T: uint32(1000 + i)})},
+			{Key: "pending", Value: bson.A{"a"}},
+			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "at", Value: now.Add(time.Duration(i) * time.Second)}}},
+		})
 	}
 	docs = append(docs, bson.D{{Key: "_id", Value: "parked"}, {Key: "state", Value: "parked"}, {Key: "attempts", Value: int32(1)}},
 		bson.D{{Key: "_id", Value: "due"}, {Key: "dueAt", Value: now}})

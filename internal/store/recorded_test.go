@@ -79,8 +79,12 @@ func fill(tb testing.TB, coll *mongo.Collection, n int) []Sent {
 	docs := make([]any, n)
 	for i := range docs {
 		docs[i] = bson.D{
-			{Key: "_id", Value: event.NewID(uuid.New())}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: int32(i % 10)},
-			{Key: "type", Value: "Placed"}, {Key: "ts", Value: bson.Timestamp{}}, {Key: "payload", Value: strings.Repeat("x", 200)},
+			{Key: "_id", Value: event.NewID(uuid.New())},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: int32(i % 10)},
+			{Key: "type", Value: "Placed"},
+			{Key: "ts", Value: bson.Timestamp{}},
+			{Key: "payload", Value: strings.Repeat("x", 200)},
 		}
 	}
 	for part := range slices.Chunk(docs, 10_000) {

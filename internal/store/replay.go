@@ -112,7 +112,9 @@ func (r *Replays) List(ctx context.Context, watcher string, n int64) ([]Replay, 
 // [ErrReplayMoved].
 func (r *Replays) End(ctx context.Context, id, state string, skipped int64) error {
 	res, err := r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "state", Value: ReplayRunning}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-		{Key: "state", Value: state}, {Key: "updatedAt", Value: "$$NOW"}, {Key: "finishedAt", Value: "$$NOW"},
+		{Key: "state", Value: state},
+		{Key: "updatedAt", Value: "$$NOW"},
+		{Key: "finishedAt", Value: "$$NOW"},
 		{Key: "skipped", Value: bson.D{{Key: "$add", Value: bson.A{"$skipped", skipped}}}},
 	}}}})
 	if err != nil {

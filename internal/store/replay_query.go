@@ -139,8 +139,15 @@ func ReadReplay(ctx context.Context, coll *mongo.Collection, q ReplayQuery, afte
 }
 
 var replayFields = bson.D{
-	{Key: "ts", Value: 1}, {Key: "aggregatetype", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "type", Value: 1}, {Key: "key", Value: 1},
-	{Key: "topic", Value: 1}, {Key: "partition", Value: 1}, {Key: "expiresAt", Value: 1}, {Key: "payload", Value: lit(nil)},
+	{Key: "ts", Value: 1},
+	{Key: "aggregatetype", Value: 1},
+	{Key: "aggregateid", Value: 1},
+	{Key: "type", Value: 1},
+	{Key: "key", Value: 1},
+	{Key: "topic", Value: 1},
+	{Key: "partition", Value: 1},
+	{Key: "expiresAt", Value: 1},
+	{Key: "payload", Value: lit(nil)},
 }
 
 func readReplay(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]bson.Raw, error) {

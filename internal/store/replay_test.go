@@ -21,8 +21,12 @@ func replayStand(t *testing.T, n int) (*Replays, *mongo.Collection, string) {
 	coll := shop.Collection("outbox")
 	for i := range n {
 		if _, err := coll.InsertOne(t.Context(), bson.D{
-			{Key: "_id", Value: fmt.Sprint("e", i)}, {Key: "aggregatetype", Value: "a"}, {Key: "aggregateid", Value: "1"}, {Key: "type", Value: "T"},
-			{Key: "payload", Value: "large"}, {Key: "ts", Value: bson.Timestamp{T: uint32(10 + i/2), I: 1}}, // two share each stamp
+			{Key: "_id", Value: fmt.Sprint("e", i)},
+			{Key: "aggregatetype", Value: "a"},
+			{Key: "aggregateid", Value: "1"},
+			{Key: "type", Value: "T"},
+			{Key: "payload", Value: "large"},
+			{Key: "ts", Value: bson.Timestamp{T: uint32(10 + i/2), I: 1}}, // two share each stamp
 		}); err != nil {
 			t.Fatal(err)
 		}

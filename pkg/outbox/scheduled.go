@@ -253,8 +253,12 @@ func (q *ScheduledQuery) filter() (bson.D, error) {
 func and(parts ...bson.D) bson.D { return bson.D{{Key: "$and", Value: parts}} }
 
 var scheduledFields = bson.D{
-	{Key: "_id", Value: 1}, {Key: "aggregatetype", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "type", Value: 1},
-	{Key: "dueAt", Value: 1}, {Key: "expiresAt", Value: 1},
+	{Key: "_id", Value: 1},
+	{Key: "aggregatetype", Value: 1},
+	{Key: "aggregateid", Value: 1},
+	{Key: "type", Value: 1},
+	{Key: "dueAt", Value: 1},
+	{Key: "expiresAt", Value: 1},
 }
 
 // scheduledDocument bears what a foreign writer put into it: what is not of its type is left out.
