@@ -77,6 +77,7 @@ func commands() []func(*program) *cobra.Command {
 		newPurgeCommand,
 		newHistoryCommand,
 		newDeadCommand,
+		newWaitingCommand,
 		newFailedCommand,
 		newReplayCommand,
 		newMigrateCommand,
