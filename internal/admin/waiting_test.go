@@ -14,11 +14,14 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-func (f *office) wait(coll *mongo.Collection, id, state string, key any, pos uint32, topics ...string) {
-	f.t.Helper()
-	doc := append(letterOf(id, planted), bson.E{Key: "key", Value: key}, bson.E{Key: "state", Value: state}, bson.E{Key: "pending", Value: topics},
+func waits(id, state string, key any, pos uint32, topics ...string) bson.D {
+	return append(letterOf(id, planted), bson.E{Key: "key", Value: key}, bson.E{Key: "state", Value: state}, bson.E{Key: "pending", Value: topics},
 		bson.E{Key: "pos", Value: store.PosAt(bson.Timestamp{T: pos})}, bson.E{Key: "origin", Value: "stream"}, bson.E{Key: "attempts", Value: int32(2)})
-	if _, err := coll.InsertOne(f.t.Context(), doc); err != nil {
+}
+
+func (f *office) insert(coll *mongo.Collection, docs ...bson.D) {
+	f.t.Helper()
+	if _, err := coll.InsertMany(f.t.Context(), docs); err != nil {
 		f.t.Fatal(err)
 	}
 }
@@ -29,18 +32,12 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 	if got, err := f.op.WaitingSummary(t.Context(), ""); err != nil || len(got) != 0 {
 		t.Errorf("of nothing: %+v, %v", got, err)
 	}
-	f.wait(f.a, "p1", "parked", "k", 20, "orders", "audit")
-	f.wait(f.a, "p2", "parked", "k", 10, "orders")
-	f.wait(f.a, "r", "retry", "q", 30, "orders")
+	f.insert(f.a, waits("p1", "parked", "k", 20, "orders", "audit"), waits("p2", "parked", "k", 10, "orders"), waits("r", "retry", "q", 30, "orders"))
 	due := time.UnixMilli(4_000_000_000_000).UTC()
 	for i, coll := range []*mongo.Collection{f.a, f.b, f.b} {
 		f.die(coll, record.Malformed, letterOf(fmt.Sprint("dead", i), planted))
-		if _, err := coll.InsertMany(t.Context(), []any{
-			append(letterOf(fmt.Sprint("due", i), planted), bson.E{Key: "dueAt", Value: due.Add(time.Duration(i) * time.Hour)}),
-			letterOf(fmt.Sprint("healthy", i), planted),
-		}); err != nil {
-			t.Fatal(err)
-		}
+		f.insert(coll, append(letterOf(fmt.Sprint("due", i), planted), bson.E{Key: "dueAt", Value: due.Add(time.Duration(i) * time.Hour)}),
+			letterOf(fmt.Sprint("healthy", i), planted))
 	}
 	got, err := f.op.WaitingSummary(t.Context(), "")
 	if err != nil {
@@ -70,13 +67,12 @@ func TestWhatWaitsIsCounted(t *testing.T) {
 func TestWhatWaitsIsListedInItsOrder(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
-	f.wait(f.a, "k3", "blocked", "k", 30, "orders")
-	f.wait(f.a, "k1", "parked", "k", 10, "orders", "audit")
-	f.wait(f.a, "k2", "blocked", "k", 20, "audit")
-	f.wait(f.b, "n1", "retry", int32(42), 5, "orders")
+	f.insert(f.a, waits("k3", "blocked", "k", 30, "orders"), waits("k1", "parked", "k", 10, "orders", "audit"), waits("k2", "blocked", "k", 20, "audit"))
+	many := []bson.D{waits("n1", "retry", int32(42), 5, "orders")}
 	for i := range 1200 { // more than a page
-		f.wait(f.b, fmt.Sprintf("x%04d", i), "parked", "x", uint32(100+i), "late")
+		many = append(many, waits(fmt.Sprintf("x%04d", i), "parked", "x", uint32(100+i), "late"))
 	}
+	f.insert(f.b, many...)
 	for name, c := range map[string]struct {
 		admin.WaitingFilter
 		limit int
