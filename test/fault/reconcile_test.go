@@ -4,9 +4,12 @@ package fault
 
 import (
 	"fmt"
+	"maps"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/pkg/event"
@@ -32,6 +35,10 @@ func die(t *testing.T, s *kit.Scene, points ...string) {
 	}
 }
 
+// ageSetting is the brokers' bound on the age of a record: below what an event's way takes they refuse it, and say so of each
+// record by itself.
+const ageSetting = "message.timestamp.before.max.ms"
+
 // A topic is missing while owners die, is made, and owners die while what was parked is delivered. Half of what is for it
 // is for another topic as well.
 func TestParkedTopicWhileOwnersDie(t *testing.T) {
@@ -53,7 +60,7 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	p.TookOver()
 	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 200 })
 	p.Kill()
-	die(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:4")
+	die(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
 	die(t, s, "after-produce-before-ack:12", "mid-exception-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
 	for range rounds(1, 20) {
@@ -118,4 +125,266 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 	if n := s.Count(bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}); n > 0 {
 		t.Errorf("%d envelopes bear a claim", n)
 	}
+}
+
+// Records are refused for a reason of their own by the setting of their topic, while owners die: each failure counts one
+// attempt, the key waits, and when the topic takes them everything follows in order.
+func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.base": "500ms", "retry.cap": "1s", "retry.max_attempts": 1000})})
+	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
+	history := s.Follow()
+	topics := s.Read("order", "payment")
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 100}), s.Write(kit.Load{Rate: 100, Type: "payment"})}
+	die(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
+	kit.Eventually(t, "some are refused, some wait behind them", func() bool { return s.Held("retry") > 0 && s.Held("blocked") > 0 })
+	checkAttempts(t, s)
+	loads[1].Stop()
+	s.SetTopic("payment", ageSetting, "86400000")
+	die(t, s, "after-produce-before-ack:5", "mid-exception-write:2", "after-ack-before-watermark:15")
+	loads[0].Stop()
+	s.Start().TookOver()
+	t.Log(s.Check(topics))
+	s.NoneHeld()
+	history.Check()
+}
+
+// checkAttempts holds the attempts of what is to be retried against the failures that were written down.
+func checkAttempts(t *testing.T, s *kit.Scene) {
+	t.Helper()
+	cur, err := s.Outbox().Find(t.Context(), bson.D{{Key: "state", Value: "retry"}})
+	must(t, err)
+	var list []struct {
+		ID       bson.RawValue `bson:"_id"`
+		Attempts int           `bson:"attempts"`
+		History  []bson.Raw    `bson:"history"`
+	}
+	must(t, cur.All(t.Context(), &list))
+	for _, d := range list {
+		if d.Attempts < 1 || d.Attempts <= 50 && d.Attempts != len(d.History) {
+			t.Errorf("%v: %d attempts with %d failures", d.ID, d.Attempts, len(d.History))
+		}
+	}
+}
+
+// Each delivered envelope is marked with where it stands, or deleted, whoever died meanwhile; and one without a stamp of the
+// server is marked also where nothing else is.
+func TestRecordedWhileOwnersDie(t *testing.T) {
+	t.Parallel()
+	for _, recording := range []string{"mark", "delete", "watermark"} {
+		t.Run(recording, func(t *testing.T) {
+			t.Parallel()
+			s := kit.New(t, kit.Options{Set: quick(map[string]any{"recording": recording})})
+			history := s.Follow()
+			topics := s.Read("order", "late")
+			s.Schedule("order", 300, 20, time.Now().Add(time.Second), 5*time.Second)
+			loads := []*kit.Writing{s.Write(kit.Load{Rate: 200}), s.Write(kit.Load{Rate: 50, Type: "late"})}
+			die(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
+			foreign(t, s, 100)
+			die(t, s, "mid-exception-write:3", "after-produce-before-ack:20")
+			s.CreateTopic("late", 3, 1)
+			die(t, s, "after-checkpoint:4", "after-ack-before-watermark:50")
+			for _, l := range loads {
+				l.Stop()
+			}
+			s.Start().TookOver()
+			t.Log(s.Check(topics))
+			s.NoneHeld()
+			recorded(t, s, topics, recording)
+			history.Check()
+		})
+	}
+}
+
+// foreign inserts envelopes as somebody else would: without a stamp.
+func foreign(t *testing.T, s *kit.Scene, n int) {
+	t.Helper()
+	for i := range n {
+		id, key := fmt.Sprintf("foreign-%d", i), fmt.Sprintf("foreign-k%d", i%7)
+		doc := bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: key},
+			{Key: "type", Value: "Changed"}, {Key: "payload", Value: bson.Binary{Data: []byte(id)}}}
+		_, err := s.Outbox().InsertOne(t.Context(), doc)
+		must(t, err)
+		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: s.Route("order"), Payload: []byte(id)})
+	}
+}
+
+// recorded holds what the outbox says of the deliveries against the topics.
+func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) {
+	t.Helper()
+	where := map[string]string{}
+	for _, r := range topics.All() {
+		where[r.Header("id")] = fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset)
+	}
+	unmarked := bson.D{{Key: "sentAt", Value: nil}}
+	switch recording {
+	case "delete":
+		kit.Eventually(t, "nothing is left", func() bool { return s.Count(bson.D{}) == 0 })
+		return
+	case "mark":
+		kit.Eventually(t, "everything is marked", func() bool { return s.Count(unmarked) == 0 })
+	case "watermark":
+		kit.Eventually(t, "what has no stamp is marked", func() bool { return s.Count(bson.D{{Key: "sentAt", Value: nil}, {Key: "ts", Value: nil}}) == 0 })
+		return
+	}
+	cur, err := s.Outbox().Find(t.Context(), bson.D{})
+	must(t, err)
+	wrong, n := 0, 0
+	for cur.Next(t.Context()) {
+		var d struct {
+			ID   string `bson:"_id"`
+			Sent []struct {
+				Topic     string
+				Partition int
+				Offset    int64
+			}
+		}
+		id := cur.Current.Lookup("_id")
+		must(t, bson.Unmarshal(cur.Current, &struct {
+			Sent *[]struct {
+				Topic     string
+				Partition int
+				Offset    int64
+			}
+		}{&d.Sent}))
+		d.ID = text(id)
+		n++
+		got := ""
+		if len(d.Sent) == 1 {
+			got = fmt.Sprintf("%s/%d@%d", d.Sent[0].Topic, d.Sent[0].Partition, d.Sent[0].Offset)
+		}
+		if got != where[d.ID] {
+			if wrong++; wrong <= 5 {
+				t.Errorf("%s is marked as sent to %v, and stands at %s", d.ID, d.Sent, where[d.ID])
+			}
+		}
+	}
+	must(t, cur.Err())
+	t.Logf("%d envelopes are marked, %d wrongly", n, wrong)
+}
+
+// text is an id as a record's header has it.
+func text(v bson.RawValue) string {
+	if _, b, ok := v.BinaryOK(); ok && len(b) == 16 {
+		return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+	}
+	return v.StringValue()
+}
+
+// Dead letters are requeued, and delivered envelopes replayed, while owners die: each comes exactly once more, and says so.
+func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.base": "50ms", "retry.cap": "100ms", "retry.max_attempts": 2})})
+	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
+	history := s.Follow()
+	topics := s.Read("order", "payment")
+	n := rounds(300, 3000)
+	events := make([]event.Event, n)
+	for i := range events {
+		events[i] = kit.Event("payment", fmt.Sprintf("p%d", i), i, 50)
+	}
+	s.Append(s.Outbox(), events...)
+	s.Write(kit.Load{Events: n, PerTx: 5}).Wait()
+	p := s.Start()
+	p.TookOver()
+	topics.Distinct(n)
+	dead := s.DB.Collection("outbox_dead")
+	letters := int64(0)
+	// One that is tried again is as old as its sending: now and then the brokers take it.
+	kit.Eventually(t, "all payments are dead, but for some", func() bool {
+		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
+		return letters > int64(n/2) && s.Held() == 0 && int(letters)+len(topics.All()) >= 2*n
+	})
+	s.SetTopic("payment", ageSetting, "86400000")
+	kit.Eventually(t, "the relay is past all of it", func() bool { return s.Status().Unresolved == 0 })
+	p.Kill()
+	before := topics.Deliveries()
+	type outcome struct {
+		code int
+		said string
+	}
+	replayed, requeued := make(chan outcome, 1), make(chan outcome, 1)
+	config := s.ConfigFile("operator", "off")
+	command := func(to chan<- outcome, args ...string) {
+		code, out, errOut := kit.Run(t, nil, append(args, "--config", config)...)
+		to <- outcome{code, out + errOut}
+	}
+	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
+	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
+	die(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "after-ack-before-watermark:10", "mid-exception-write:3", "before-checkpoint:3")
+	s.Start().TookOver()
+	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
+		if o := <-c; o.code != 0 {
+			t.Errorf("%s: exit code %d\n%s", name, o.code, o.said)
+		}
+	}
+	s.NoneHeld()
+	topics.ToTheEnd()
+	wrong := 0
+	want := func(id string, of map[string]int) {
+		if got := topics.Deliveries()[id]; !maps.Equal(got, of) {
+			if wrong++; wrong < 6 {
+				t.Errorf("%s came %v, want %v", id, got, of)
+			}
+		}
+	}
+	again := 0
+	for _, e := range s.Ledger.Expected() {
+		switch {
+		case strings.HasSuffix(e.Topics[0], ".order"):
+			want(e.ID, map[string]int{"": 1, "1": 1})
+			again++
+		case before[e.ID] == nil:
+			want(e.ID, map[string]int{"1": 1})
+			again++
+		default:
+			want(e.ID, map[string]int{"": 1})
+		}
+	}
+	for _, r := range topics.All() {
+		replay := strings.HasSuffix(r.Topic, ".order") && r.Header("outrelay-delivery") == "1"
+		if flagged := r.Header("outrelay-redelivered") != ""; flagged != replay {
+			t.Errorf("%s at %s/%d@%d: flagged %v, replayed %v", r.Header("id"), r.Topic, r.Partition, r.Offset, flagged, replay)
+			break
+		}
+	}
+	t.Logf("%d letters requeued, %d deliveries again, %d wrong", letters, again, wrong)
+	history.Check()
+}
+
+// An owner that sleeps through its lease with parked, retried and scheduled envelopes on their way writes nothing of them
+// afterwards: neither into a topic nor into a document.
+func TestZombieWithExceptions(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Set: quick(nil)})
+	history := s.Follow()
+	topics := s.Read("order", "late")
+	owner := s.Start()
+	owner.TookOver()
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 200}), s.Write(kit.Load{Rate: 100, Type: "late"})}
+	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 100 })
+	s.CreateTopic("late", 3, 1)
+	for range rounds(2, 15) {
+		s.Schedule("order", 400, 20, time.Now().Add(500*time.Millisecond), 2*time.Second)
+		standby := s.Start()
+		standby.Says("standing by")
+		kit.Eventually(t, "some of them were sent", func() bool {
+			return s.Count(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) < 380
+		})
+		owner.Stop()
+		standby.TookOver()
+		topics.Distinct(s.Ledger.Committed()/2 + 100)
+		owner.Continue()
+		owner.Says("lease lost")
+		topics.Distinct(s.Ledger.Committed()/2 + 200)
+		owner.Kill()
+		owner = standby
+	}
+	for _, l := range loads {
+		l.Stop()
+	}
+	t.Log(s.Check(topics))
+	s.NoneHeld()
+	history.Check()
+	checkEpochs(t, topics)
 }

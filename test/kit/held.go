@@ -5,9 +5,13 @@ package kit
 import (
 	"context"
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
@@ -19,6 +23,23 @@ import (
 func (s *Scene) CreateTopic(aggregateType string, partitions, replicas int, configs ...kafka.ConfigEntry) {
 	s.tb.Helper()
 	stacktest.CreateTopicOn(s.tb, s.Brokers, s.Topic(aggregateType), partitions, replicas, configs...)
+}
+
+// SetTopic changes one setting of the topic of an aggregate type.
+func (s *Scene) SetTopic(aggregateType, setting, value string) {
+	s.tb.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	defer cl.Close()
+	res, err := kadm.NewClient(cl).AlterTopicConfigs(s.tb.Context(), []kadm.AlterConfig{{Op: kadm.SetConfig, Name: setting, Value: &value}}, s.Topic(aggregateType))
+	for i := 0; err == nil && i < len(res); i++ {
+		err = res[i].Err
+	}
+	if err != nil {
+		s.tb.Fatalf("setting %s of topic %s: %v", setting, s.Topic(aggregateType), err)
+	}
 }
 
 // Count is how many documents of the outbox match.
@@ -88,6 +109,32 @@ func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span
 		s.Ledger.Add(entries...)
 	}
 	return all
+}
+
+// Deliveries counts the records of each event by their header outrelay-delivery, "" for none.
+func (t *Topics) Deliveries() map[string]map[string]int {
+	out := map[string]map[string]int{}
+	for _, r := range t.All() {
+		id := r.Header("id")
+		if out[id] == nil {
+			out[id] = map[string]int{}
+		}
+		out[id][r.Header("outrelay-delivery")]++
+	}
+	return out
+}
+
+// Memory is its resident memory in bytes, by its own metrics; 0 if it does not say.
+func (p *Process) Memory() int64 {
+	p.tb.Helper()
+	_, body := p.Get("/metrics")
+	for line := range strings.Lines(body) {
+		if v, ok := strings.CutPrefix(line, "process_resident_memory_bytes "); ok {
+			n, _ := strconv.ParseFloat(strings.TrimSpace(v), 64)
+			return int64(n)
+		}
+	}
+	return 0
 }
 
 // KilledWithin waits until it was killed by a crash point, at most for so long, and then kills it itself. It reports

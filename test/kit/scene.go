@@ -53,6 +53,7 @@ type Scene struct {
 	tb      testing.TB
 	config  map[string]any
 	started int
+	running []*Process
 }
 
 // New makes a scene; nothing runs yet.
@@ -165,8 +166,12 @@ func (s *Scene) start(tags string, env []string) *Process {
 	node, listen := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:]), freePort(s.tb)
 	p := launch(s.tb, node, Binary(s.tb, tags), env, "run", "--config", s.ConfigFile(node, listen))
 	p.HTTP = "http://" + listen
+	s.running = append(s.running, p)
 	return p
 }
+
+// Processes are the relays that were started, dead ones too.
+func (s *Scene) Processes() []*Process { return s.running }
 
 // Run executes one command with the scene's configuration and returns its exit code, standard output and standard error.
 func (s *Scene) Run(args ...string) (code int, stdout, stderr string) {

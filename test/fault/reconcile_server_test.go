@@ -1,0 +1,211 @@
+//go:build unix
+
+package fault
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// Kafka is away with a backlog of tens of thousands, while some envelopes are held for reasons of their own: that it cannot
+// be reached spends no attempt, kills nothing and parks nothing, and everything is in order when it is back.
+func TestKafkaAwayWithABacklog(t *testing.T) {
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true})
+	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s", "retry.base": "200ms", "retry.cap": "500ms"}})
+	topics := s.Read()
+	owner := s.Start()
+	owner.TookOver()
+	s.Write(kit.Load{Events: 500}).Wait()
+	topics.Distinct(s.Ledger.Committed())
+	broker := stack.Kafkas()[0]
+	must(t, broker.Kill())
+	away := time.Now()
+	s.Schedule("order", 500, 20, time.Now().Add(time.Second), 5*time.Second)
+	bulk(t, s, rounds(10_000, 50_000))
+	length := time.Duration(rounds(15, 30)) * time.Second
+	if *long {
+		length = 10 * time.Minute
+	}
+	for first := true; time.Since(away) < length; first = false {
+		if n := s.Held("parked", "retry"); n > 0 {
+			t.Errorf("%d envelopes are held because Kafka is away", n)
+			break
+		}
+		if first {
+			owner.Kill()
+			owner = s.Start()
+		}
+		pause(t, time.Second)
+	}
+	dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
+	must(t, err)
+	if dead > 0 {
+		t.Errorf("%d envelopes are dead", dead)
+	}
+	must(t, broker.Restart(t.Context()))
+	back := time.Now()
+	t.Log(s.Check(topics))
+	s.NoneHeld()
+	t.Logf("away for %v, all delivered %v after it was back", back.Sub(away).Round(time.Second), time.Since(back).Round(time.Second))
+	if n := s.Count(bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}); n > 0 {
+		t.Errorf("%d attempts were spent", n)
+	}
+}
+
+// pause lets the fault last.
+func pause(t *testing.T, d time.Duration) {
+	t.Helper()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-t.Context().Done():
+		t.Fatal(t.Context().Err())
+	}
+}
+
+// patiently is kit.Eventually for what may take minutes.
+func patiently(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for begin := time.Now(); !ok(); pause(t, 200*time.Millisecond) {
+		if time.Since(begin) > 10*kit.Patience {
+			t.Fatalf("never came true: %s", what)
+		}
+	}
+}
+
+// bulk appends n events of 50 keys in transactions of 1,000.
+func bulk(t *testing.T, s *kit.Scene, n int) {
+	t.Helper()
+	for i := 0; i < n; i += 1000 {
+		events := make([]event.Event, min(1000, n-i))
+		for j := range events {
+			events[j] = kit.Event("order", fmt.Sprintf("bulk-%d", (i+j)%50), i+j, 60)
+		}
+		s.Append(s.Outbox(), events...)
+	}
+}
+
+// Partitions with one replica each, on a broker that is away for longer than a target is waited for: what is for them is
+// parked, a batch of unknown fate among it. Owners die meanwhile and while it comes back.
+func TestLeaderlessPartitionsAreParked(t *testing.T) {
+	stack := threeBrokers(t)
+	s := kit.New(t, kit.Options{Stack: stack, Set: quick(map[string]any{"kafka.request_timeout": "2s"})})
+	history := s.Follow()
+	topics := s.Read()
+	owner := s.Start()
+	owner.TookOver()
+	load := s.Write(kit.Load{Rate: 400})
+	for i := range rounds(2, 12) {
+		topics.Distinct(s.Ledger.Committed() + 100)
+		broker, err := stack.Leader(t.Context(), s.Topic("order"), i%6)
+		must(t, err)
+		must(t, broker.Kill())
+		kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 100 })
+		if i%2 == 1 {
+			owner.Kill()
+			owner = s.Start()
+			owner.TookOver()
+		}
+		must(t, broker.Restart(t.Context()))
+		switch i % 3 {
+		case 0:
+			owner.Kill()
+			die(t, s, "mid-exception-write:2", "after-produce-before-ack:6")
+			owner = s.Start()
+			owner.TookOver()
+		case 1:
+			kit.Eventually(t, "some of it was delivered", func() bool { return s.Held("parked") < 100 })
+		}
+		kit.Eventually(t, "nothing is parked", func() bool { return s.Held("parked") == 0 })
+	}
+	load.Stop()
+	t.Log(s.Check(topics))
+	s.NoneHeld()
+	history.Check()
+	checkEpochs(t, topics)
+}
+
+// A take-over with more parked envelopes than there are gates for keys: it is quick, needs little memory, and everything of
+// every key is in order, also what is appended meanwhile.
+func TestTakeOverWithManyParked(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
+	history := s.Follow()
+	topics := s.Read("order", "late")
+	s.Start().TookOver()
+	s.Write(kit.Load{Events: 50, Type: "late"}).Wait()
+	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 0 })
+	n := rounds(20_000, 150_000)
+	begin := time.Now()
+	for i := 0; i < n; i += 1000 {
+		events := make([]event.Event, 1000)
+		for j := range events {
+			events[j] = kit.Event("late", fmt.Sprintf("many-%d", (i+j)%(n*9/10)), i+j, 60)
+		}
+		s.Append(s.Outbox(), events...)
+	}
+	patiently(t, "all of it is parked", func() bool { return s.Held() >= n })
+	t.Logf("%d were parked after %v", n, time.Since(begin).Round(time.Millisecond))
+	for _, p := range s.Processes() {
+		p.Kill()
+	}
+	begin = time.Now()
+	p := s.Start()
+	p.TookOver()
+	t.Logf("took over %v after the kill (ttl 2 s)", time.Since(begin).Round(time.Millisecond))
+	t.Logf("resident memory behind it: %d MiB", p.Memory()>>20)
+	load := s.Write(kit.Load{Rate: 200, Type: "late"})
+	flow := s.Write(kit.Load{Rate: 200})
+	begin = time.Now()
+	s.CreateTopic("late", 6, 1)
+	patiently(t, "half is delivered", func() bool { return s.Held() < n/2 })
+	p.Kill()
+	s.Start().TookOver()
+	patiently(t, "next to nothing is parked", func() bool { return s.Held() < 100 })
+	t.Logf("delivered in %v, with a kill on the way", time.Since(begin).Round(time.Millisecond))
+	load.Stop()
+	flow.Stop()
+	t.Log(s.Check(topics))
+	s.NoneHeld()
+	history.Check()
+}
+
+// The purge runs while owners die and envelopes wait: what was not sent is never removed, nor what waits. The stamps are set
+// back, because nothing younger than two minutes is ever purged.
+func TestPurgeWhileOwnersDie(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Set: quick(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
+	history := s.Follow()
+	topics := s.Read("order", "late")
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 300}), s.Write(kit.Load{Rate: 50, Type: "late"})}
+	p := s.Start()
+	p.TookOver()
+	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 50 })
+	s.Schedule("order", 200, 20, time.Now().Add(10*time.Second), 10*time.Second)
+	old := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}
+	_, err := s.Outbox().UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old}}}})
+	must(t, err)
+	p.Kill()
+	die(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30", "mid-purge:2", "mid-exception-write:3")
+	s.CreateTopic("late", 3, 1)
+	die(t, s, "mid-purge:2", "after-produce-before-ack:20")
+	for _, l := range loads {
+		l.Stop()
+	}
+	s.Start().TookOver()
+	t.Log(s.Check(topics))
+	s.NoneHeld()
+	kit.Eventually(t, "what is old is gone", func() bool {
+		return s.Count(bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: old}}}}) == 0
+	})
+	history.Check()
+}
