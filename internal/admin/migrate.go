@@ -9,12 +9,14 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// What migrations answer.
-type (
-	MigrationReport = migrate.Report
-	MigrationStatus = migrate.Status
-	Verification    = migrate.Verification
-)
+// MigrationReport is what migrations did and found.
+type MigrationReport = migrate.Report
+
+// MigrationStatus is what the ledger says.
+type MigrationStatus = migrate.Status
+
+// Verification is how collections differ from what is declared.
+type Verification = migrate.Verification
 
 // Migration is an operator's hand on the indexes of a deployment. All fields are needed.
 type Migration struct {

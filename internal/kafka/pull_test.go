@@ -1,6 +1,7 @@
 package kafka
 
 import (
+	"errors"
 	"cmp"
 	"fmt"
 	"slices"
@@ -75,7 +76,7 @@ func TestN15_ARefusedRecordPullsItsKey(t *testing.T) {
 						t.Fatalf("k%d: %d is given back where %d should be", k, i, next[k])
 					}
 					next[k]++
-					if refused := !first[k]; refused != (w.Why != nil) || !refused && w.Held != record.ErrBlocked {
+					if refused := !first[k]; refused != (w.Why != nil) || !refused && !errors.Is(w.Held, record.ErrBlocked) {
 						t.Errorf("k%d/%d: %v, %v", k, i, w.Why, w.Held)
 					}
 					if w.Why != nil && (w.Why.Class != record.RecordRefused || string(w.Why.NS) != "one" || !strings.HasPrefix(string(w.Why.ID), "k")) {

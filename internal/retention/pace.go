@@ -10,11 +10,10 @@ import (
 
 // pace spreads the purge over time. Where envelopes come at an even rate, removing at that rate disturbs less than doing
 // nothing for a while and then all of it at once. So a pass begins at a little more than what the one before had to do,
-// and doubles its rate with every interval that it lasts, up to the limit.
+// and doubles its rate with every ten seconds that it lasts, up to the limit.
 type pace struct {
-	limit    int // envelopes a second; 0 is none
-	batch    int // the most in one statement
-	interval time.Duration
+	limit int // envelopes a second; 0 is none
+	batch int // the most in one statement
 
 	limiter *rate.Limiter
 	now     float64   // rate of this pass

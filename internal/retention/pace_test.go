@@ -38,20 +38,20 @@ func TestPaceKeepsUpAndNoMore(t *testing.T) {
 		for range 20 {
 			begun := time.Now()
 			spend(t, p, 10_000)
-			time.Sleep(10*time.Second - time.Since(begun))
+			<-time.After(10*time.Second - time.Since(begun))
 		}
 		begun := time.Now()
 		took := spend(t, p, 10_000)
 		if took < 6*time.Second || took > 9*time.Second || p.next() > 70 {
 			t.Errorf("10,000 took %v by %d", took, p.next())
 		}
-		time.Sleep(10*time.Second - time.Since(begun))
+		<-time.After(10*time.Second - time.Since(begun))
 		// Ten times as much: it lags, then catches up.
 		var last time.Duration
 		for range 8 {
 			begun := time.Now()
 			last = spend(t, p, 40_000)
-			time.Sleep(max(10*time.Second-time.Since(begun), 0))
+			<-time.After(max(10*time.Second-time.Since(begun), 0))
 		}
 		if last > 10*time.Second {
 			t.Errorf("40,000 in 10 s still take %v", last)

@@ -127,7 +127,7 @@ func (p *Purger) pass(ctx context.Context) (total int64, err error) {
 			total += n
 			switch held := new(store.HeldError); {
 			case errors.As(err, &held):
-				p.tell(o, held)
+				p.tell(ctx, o, held)
 			case errors.Is(err, errTurn):
 				again = append(again, o)
 			case errors.Is(err, errSuspended):
@@ -159,7 +159,7 @@ func (p *Purger) idled(o store.Outbox, removed int64) {
 }
 
 // tell says why a collection is not purged, once as long as that is the reason.
-func (p *Purger) tell(o store.Outbox, held *store.HeldError) {
+func (p *Purger) tell(ctx context.Context, o store.Outbox, held *store.HeldError) {
 	if p.told[o.UUID] == *held {
 		return
 	}
@@ -168,7 +168,7 @@ func (p *Purger) tell(o store.Outbox, held *store.HeldError) {
 	if held.Hold == store.HoldNoPosition || held.Hold == store.HoldGap {
 		level = slog.LevelInfo // as it should be
 	}
-	p.Log.Log(context.Background(), level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
+	p.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
 }
 
 // collection removes from one collection what is in front of the cut, batch by batch, for as long as its turn lasts.

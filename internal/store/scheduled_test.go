@@ -109,8 +109,8 @@ func TestN19_ClaimFilter(t *testing.T) {
 		t.Errorf("dirty %v, want %s", f.dirty, want)
 	}
 	for i, c := range cases {
-		if key := string(ids[i].Value); had[key] != c.has || listed[key] != c.lists {
-			t.Errorf("%s: claimed %v, listed %v", c.name, had[key], listed[key])
+		if id := ids[i].Value; had[string(id)] != c.has || listed[string(id)] != c.lists {
+			t.Errorf("%s: claimed %v, listed %v", c.name, had[string(id)], listed[string(id)])
 		}
 	}
 	stop := errors.New("stop")
