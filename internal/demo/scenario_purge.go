@@ -56,7 +56,7 @@ func (f *PurgeFinding) tell() []string {
 const (
 	purgePairs     = 7
 	purgeRetention = 11 * time.Minute // above the margin that the purge keeps for transactions that are open for long
-	purgeRate      = 5000             // envelopes a second at most: the default
+	purgeRate      = 40_000           // the limit; a purge begins at a sixteenth of it, which is more than twice what is appended
 	purgeLook      = 200 * time.Millisecond
 	purgeRatio     = 1.25                   // what the median of the ratios may be
 	purgeEdge      = 500 * time.Millisecond // around a purge, that belong to neither
@@ -68,8 +68,8 @@ const (
 func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	f := &PurgeFinding{}
 	each := max(s.o.Events/purgePairs, 1)
-	stamp := bson.Timestamp{T: uint32(time.Now().Add(-purgeRetention - time.Minute).Unix())}
-	if err := s.insertOld(ctx, stamp, each); err != nil {
+	old := &oldEnvelopes{stamp: uint32(time.Now().Add(-purgeRetention - time.Minute).Unix()), each: each}
+	if err := s.insertOld(ctx, old); err != nil {
 		return f, err
 	}
 	if _, err := s.start(ctx, "owner"); err != nil {
@@ -82,7 +82,7 @@ func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	if err := s.pass(ctx, warmUp); err != nil {
 		return f, err
 	}
-	rounds, err := s.purgeRounds(ctx, stamp, each)
+	rounds, err := s.purgeRounds(ctx, old)
 	if err = errors.Join(err, l.finish(true)); err != nil {
 		return f, err
 	}
@@ -96,24 +96,34 @@ func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	return f, s.countPurged(ctx, f, int(l.done.Load()))
 }
 
-// insertOld inserts envelopes that count as delivered, because the watcher begins behind them, and that are old enough to
-// be purged. As they are scheduled for later, nothing of them is, until they are let go.
-func (s *stage) insertOld(ctx context.Context, stamp bson.Timestamp, each int) error {
+// oldEnvelopes count as delivered, because the watcher begins behind them. Those of a pair are too young to be purged
+// until they are let go; a few that are not sent yet are old enough from the start.
+type oldEnvelopes struct {
+	stamp uint32 // seconds, of those that are old enough
+	each  int    // of a pair
+	ids   []bson.Binary
+}
+
+func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 	began, later := time.Now(), time.Now().Add(time.Hour)
+	n := protected + purgePairs*old.each
 	docs := make([]any, 0, 1000)
-	for i := range protected + purgePairs*each {
+	for i := range n {
 		id := uuid.Must(uuid.NewV7())
-		stamp.I = uint32(i + 1)
-		hold := bson.E{Key: "dueAt", Value: later}
-		if i < protected/2 {
-			hold = bson.E{Key: "state", Value: event.StateRetry}
+		old.ids = append(old.ids, bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]})
+		doc := bson.D{
+			{Key: "_id", Value: old.ids[i]}, {Key: "aggregatetype", Value: aggregate}, {Key: "aggregateid", Value: fmt.Sprint("old-", i)},
+			{Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: make([]byte, 200)},
 		}
-		docs = append(docs, bson.D{
-			{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]}}, {Key: "aggregatetype", Value: aggregate},
-			{Key: "aggregateid", Value: fmt.Sprint("old-", i)}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: make([]byte, 200)},
-			{Key: "ts", Value: stamp}, hold,
-		})
-		if len(docs) < cap(docs) && i+1 < protected+purgePairs*each {
+		switch {
+		case i >= protected:
+			doc = append(doc, bson.E{Key: "ts", Value: bson.Timestamp{T: uint32(began.Unix()), I: uint32(i + 1)}})
+		case i%2 == 0:
+			doc = append(doc, bson.E{Key: "ts", Value: old.at(i)}, bson.E{Key: "dueAt", Value: later})
+		default:
+			doc = append(doc, bson.E{Key: "ts", Value: old.at(i)}, bson.E{Key: "state", Value: event.StateRetry}, bson.E{Key: "nextAt", Value: later})
+		}
+		if docs = append(docs, doc); len(docs) < cap(docs) && i+1 < n {
 			continue
 		}
 		if _, err := s.outbox().InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
@@ -121,16 +131,26 @@ func (s *stage) insertOld(ctx context.Context, stamp bson.Timestamp, each int) e
 		}
 		docs = docs[:0]
 	}
-	s.say("%s old envelopes are inserted in %.1f s", thousands(protected+purgePairs*each), time.Since(began).Seconds())
+	s.say("%s old envelopes are inserted in %.1f s", thousands(n), time.Since(began).Seconds())
 	return nil
 }
 
-// between is the filter of the envelopes of one pair.
-func between(stamp bson.Timestamp, pair, each int) bson.D {
-	from := uint32(protected + pair*each)
-	return bson.D{{Key: "ts", Value: bson.D{
-		{Key: "$gt", Value: bson.Timestamp{T: stamp.T, I: from}}, {Key: "$lte", Value: bson.Timestamp{T: stamp.T, I: from + uint32(each)}},
-	}}}
+// at is the stamp of the i-th when it is old enough.
+func (o *oldEnvelopes) at(i int) bson.Timestamp { return bson.Timestamp{T: o.stamp, I: uint32(i + 1)} }
+
+// letGo makes the envelopes of a pair old enough to be purged: a watcher sees inserts, and no updates.
+func (s *stage) letGo(ctx context.Context, old *oldEnvelopes, pair int) error {
+	var models []mongo.WriteModel
+	for k := range old.each {
+		i := protected + pair*old.each + k
+		models = append(models, mongo.NewUpdateOneModel().SetFilter(bson.D{{Key: "_id", Value: old.ids[i]}}).
+			SetUpdate(bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old.at(i)}}}}))
+	}
+	_, err := s.outbox().BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
+	if err != nil {
+		return fmt.Errorf("letting old envelopes go: %w", err)
+	}
+	return nil
 }
 
 // purgeRound is one pair.
@@ -142,26 +162,26 @@ type purgeRound struct {
 type purgeRounds []purgeRound
 
 // purgeRounds measures the pairs: in each, some envelopes are let go and purged, and then there is no purge for as long.
-func (s *stage) purgeRounds(ctx context.Context, stamp bson.Timestamp, each int) (purgeRounds, error) {
+func (s *stage) purgeRounds(ctx context.Context, old *oldEnvelopes) (purgeRounds, error) {
 	w := &delays{}
 	hear := w.hear
 	s.hear.Store(&hear)
 	rounds := make(purgeRounds, purgePairs)
 	for pair := range rounds {
-		r, batch := &rounds[pair], between(stamp, pair, each)
-		if _, err := s.outbox().UpdateMany(ctx, batch, bson.D{{Key: "$unset", Value: bson.D{{Key: "dueAt", Value: 1}}}}); err != nil {
-			return rounds, fmt.Errorf("letting old envelopes go: %w", err)
+		r, each := &rounds[pair], old.each
+		if err := s.letGo(ctx, old, pair); err != nil {
+			return rounds, err
 		}
 		if err := s.pass(ctx, purgeEdge); err != nil {
 			return rounds, err
 		}
-		already, err := s.purged(ctx, batch, 1, each)
+		already, err := s.purged(ctx, old, pair, 1)
 		if err != nil {
 			return rounds, err
 		}
 		began := time.Now()
 		w.take()
-		if _, err := s.purged(ctx, batch, each, each); err != nil {
+		if _, err := s.purged(ctx, old, pair, each); err != nil {
 			return rounds, err
 		}
 		took := time.Since(began)
@@ -179,28 +199,31 @@ func (s *stage) purgeRounds(ctx context.Context, stamp bson.Timestamp, each int)
 	return rounds, nil
 }
 
-// purged waits until so many envelopes of a batch are purged, and returns how many are.
-func (s *stage) purged(ctx context.Context, batch bson.D, n, of int) (gone int, err error) {
-	waited := s.await(ctx, fmt.Sprintf("%d of %d envelopes that are old enough are purged", n, of), patience, func() bool {
-		gone, err = s.goneOf(ctx, batch, of)
+// purged waits until so many envelopes of a pair are purged, and returns how many are.
+func (s *stage) purged(ctx context.Context, old *oldEnvelopes, pair, n int) (gone int, err error) {
+	waited := s.await(ctx, fmt.Sprintf("%d of %d envelopes that are old enough are purged", n, old.each), patience, func() bool {
+		gone, err = s.goneOf(ctx, old, pair)
 		return err != nil || gone >= n
 	})
 	return gone, errors.Join(waited, err)
 }
 
-// goneOf is how many envelopes of a batch were purged, from the oldest that is left: a purge goes by stamp.
-func (s *stage) goneOf(ctx context.Context, batch bson.D, each int) (int, error) {
+// goneOf is how many envelopes of a pair were purged, from the oldest that is left: a purge goes by stamp.
+func (s *stage) goneOf(ctx context.Context, old *oldEnvelopes, pair int) (int, error) {
+	from := protected + pair*old.each
 	var oldest struct {
 		TS bson.Timestamp `bson:"ts"`
 	}
-	err := s.outbox().FindOne(ctx, batch, options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}})).Decode(&oldest)
+	err := s.outbox().FindOne(ctx, bson.D{{Key: "ts", Value: bson.D{
+		{Key: "$gte", Value: old.at(from)}, {Key: "$lt", Value: old.at(from + old.each)},
+	}}}, options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}})).Decode(&oldest)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
-		return each, nil
+		return old.each, nil
 	case err != nil:
 		return 0, fmt.Errorf("looking for old envelopes: %w", err)
 	}
-	return int(oldest.TS.I-1-protected) % each, nil
+	return int(oldest.TS.I) - 1 - from, nil
 }
 
 // delays collects how long records took from their commit.
