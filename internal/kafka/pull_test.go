@@ -1,8 +1,8 @@
 package kafka
 
 import (
-	"errors"
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
