@@ -17,13 +17,16 @@ import (
 func newBenchCommand(p *program) *cobra.Command {
 	o := bench.Options{}
 	var seconds int
-	var asJSON bool
+	var asJSON, reconciler bool
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the relay against the limits of the servers, in one run",
 		Long: `Measure, in one run and on the same servers: the raw change stream with the driver alone, the raw produce rate, both at
 once, the drain of a backlog through the relay in a process of its own (rate, CPU, memory, allocations), and the latency from an
 acknowledged insert to a consumer beside that of a bare change stream. Runs are interleaved; medians are reported.
+
+With --reconciler it measures instead what goes beside the stream, and the drain of the stream in the same run: the drain of
+what is scheduled, the error of due times, the sweep of a gap, what is parked and delivered later, and the purge.
 
 Without --mongodb and --kafka it starts servers of its own on this machine. Keep the machine quiet meanwhile: the part of the
 CPU time that others used is reported as foreign. The defaults take about six minutes.`,
@@ -33,6 +36,16 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 			o.Progress, o.OnHardStop = p.errOut, p.onHardStop
 			if err := o.Check(); err != nil {
 				return err
+			}
+			if reconciler {
+				res, err := bench.RunReconciler(c.Context(), o)
+				if err != nil {
+					return temporary(err)
+				}
+				if asJSON {
+					return printJSON(p.out, res)
+				}
+				return res.Print(p.errOut)
 			}
 			res, err := bench.Run(c.Context(), o)
 			if err != nil {
@@ -52,6 +65,7 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 	f.IntVar(&seconds, "seconds", 15, "`seconds` of each rate in each run")
 	f.IntVar(&o.Failover, "failover", 0, "`times` that the owner is killed, and asked to end, beside a standby")
 	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time of the failover; the configuration's default if 0")
+	f.BoolVar(&reconciler, "reconciler", false, "measure what goes beside the stream instead")
 	f.StringVar(&o.MongoDB, "mongodb", "", "`URI` of a replica set to measure on, instead of one of its own")
 	f.StringSliceVar(&o.Kafka, "kafka", nil, "`addresses` of brokers to measure on, without login, instead of one of its own")
 	f.StringVar(&o.CPUProfile, "cpuprofile", "", "beginning of the `file` names for CPU profiles of the relay")

@@ -100,20 +100,29 @@ type bench struct {
 
 // Run measures. It takes minutes; ctx ends it.
 func Run(ctx context.Context, o Options) (res Result, err error) {
+	err = o.with(ctx, func(b *bench) (err error) {
+		res, err = b.measure(ctx)
+		return err
+	})
+	return res, err
+}
+
+// with calls f with servers, and removes everything afterwards.
+func (o Options) with(ctx context.Context, f func(*bench) error) (err error) {
 	if err := o.Check(); err != nil {
-		return res, err
+		return err
 	}
 	if o.Program == "" {
 		if o.Program, err = os.Executable(); err != nil {
-			return res, fmt.Errorf("finding this program: %w", err)
+			return fmt.Errorf("finding this program: %w", err)
 		}
 	}
 	b := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1}
 	defer func() { err = errors.Join(err, b.close(context.WithoutCancel(ctx))) }()
 	if err := b.open(ctx); err != nil {
-		return res, err
+		return err
 	}
-	return b.measure(ctx)
+	return f(b)
 }
 
 func (b *bench) say(format string, args ...any) {

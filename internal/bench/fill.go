@@ -80,18 +80,26 @@ func (b *bench) fill(ctx context.Context) (bson.Timestamp, error) {
 		return start, err
 	}
 	start.I++
-	g, ctx := errgroup.WithContext(ctx)
+	if err := b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return envelope(i, b.Payload) }); err != nil {
+		return start, err
+	}
+	return start, nil
+}
+
+// write inserts n documents.
+func (b *bench) write(over context.Context, coll *mongo.Collection, n int, doc func(i int) (bson.Raw, error)) error {
+	g, ctx := errgroup.WithContext(over)
 	for w := range fillWorkers {
 		g.Go(func() error {
 			docs := make([]any, 0, fillBatch)
-			for i := w * fillBatch; i < b.Events; i += fillWorkers * fillBatch {
+			for i := w * fillBatch; i < n; i += fillWorkers * fillBatch {
 				docs = docs[:0]
-				for j := i; j < min(i+fillBatch, b.Events); j++ {
-					doc, err := envelope(j, b.Payload)
+				for j := i; j < min(i+fillBatch, n); j++ {
+					d, err := doc(j)
 					if err != nil {
 						return err
 					}
-					docs = append(docs, doc)
+					docs = append(docs, d)
 				}
 				if _, err := coll.InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
 					return fmt.Errorf("writing the backlog: %w", err)
@@ -101,9 +109,9 @@ func (b *bench) fill(ctx context.Context) (bson.Timestamp, error) {
 		})
 	}
 	if err := g.Wait(); err != nil {
-		return start, err
+		return err
 	}
-	// What the writing left to do for the server's cache is not part of the drains. Not everybody may ask for it.
-	_ = b.client.Database("admin").RunCommand(context.WithoutCancel(ctx), bson.D{{Key: "fsync", Value: 1}}).Err()
-	return start, nil
+	// What the writing left to do for the server's cache is not part of what is measured. Not everybody may ask for it.
+	_ = b.client.Database("admin").RunCommand(over, bson.D{{Key: "fsync", Value: 1}}).Err()
+	return nil
 }

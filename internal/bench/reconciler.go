@@ -1,0 +1,195 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/config"
+)
+
+const (
+	// dueAtOnce is how many envelopes the due error is measured with.
+	dueAtOnce = 10_000
+	// parkedPart is the part of the events that are parked: each is written twice, so that all would take long.
+	parkedPart = 5
+)
+
+// ReconcilerResult is what a benchmark of the reconciler found: medians of its runs.
+type ReconcilerResult struct {
+	DrainEPS       float64 `json:"drain_eps"`       // of the stream's backlog, events per second
+	ScheduledEPS   float64 `json:"scheduled_eps"`   // of as many scheduled envelopes that are due
+	ScheduledRatio float64 `json:"scheduled_ratio"` // scheduled ÷ stream, of the same run
+
+	DueEvents int     `json:"due_events"`       // due at the same moment
+	DueP50    float64 `json:"due_error_p50_ms"` // from that moment to a consumer
+	DueP99    float64 `json:"due_error_p99_ms"`
+	DueMax    float64 `json:"due_error_max_ms"`
+
+	BurstEvents int     `json:"due_burst_events"`  // due at the same moment
+	BurstS      float64 `json:"due_burst_s"`       // until the last of them is at a consumer
+	BurstLimitS float64 `json:"due_burst_limit_s"` // what that may take: one second, and what the scheduled drain takes
+
+	SweepEPS     float64 `json:"sweep_eps"`
+	SweepPeakRSS float64 `json:"sweep_peak_rss_mb"` // MiB, of the whole process
+	SweepBudget  float64 `json:"sweep_budget_mb"`   // the most of the budget that was seen in use
+	BudgetMB     float64 `json:"budget_mb"`
+	DrainPeakRSS float64 `json:"peak_rss_mb"` // of the drain of the stream, to compare with
+
+	ParkedEvents int     `json:"parked_events"`
+	ParkingEPS   float64 `json:"parking_eps"` // written down as parked
+	ParkedEPS    float64 `json:"parked_eps"`  // delivered once their topic is there
+
+	PurgeEPS float64 `json:"purge_eps"`
+
+	ForeignCPUPct float64            `json:"foreign_cpu_pct"` // as in Result
+	ForeignCPU    map[string]float64 `json:"foreign_cpu"`
+
+	Events  int `json:"events"`
+	Payload int `json:"payload_bytes"`
+	Runs    int `json:"runs"`
+}
+
+// figures are those of all runs by name.
+type figures map[string][]float64
+
+func (f figures) add(name string, v float64) { f[name] = append(f[name], v) }
+
+// RunReconciler measures what goes beside the stream, and the stream's drain with it. It takes minutes; ctx ends it.
+func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err error) {
+	err = o.with(ctx, func(b *bench) error {
+		b.say("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+		if b.start, err = b.fill(ctx); err != nil {
+			return err
+		}
+		b.say("warming the servers up")
+		if _, err := b.drain(ctx, 0); err != nil {
+			return fmt.Errorf("drain: %w", err)
+		}
+		got, foreign := figures{}, figures{}
+		for run := 1; run <= b.Runs; run++ {
+			if err := b.reconciling(ctx, run, got, foreign); err != nil {
+				return err
+			}
+		}
+		res = reconciled(b, got, foreign)
+		return nil
+	})
+	return res, err
+}
+
+// reconciling is one run. The two drains whose ratio counts stand side by side.
+func (b *bench) reconciling(ctx context.Context, run int, got, foreign figures) error {
+	for _, step := range []struct {
+		name    string
+		measure func(context.Context, int, figures) (meterReading, error)
+	}{
+		{"drain", b.streamDrain},
+		{"scheduled", b.scheduledDrain},
+		{"sweep", b.sweep},
+		{"due", b.dueAtOnce},
+		{"burst", b.dueBurst},
+		{"parked", b.parked},
+		{"purge", b.purge},
+	} {
+		m, err := step.measure(ctx, run, got)
+		if err != nil {
+			return fmt.Errorf("%s: %w", step.name, err)
+		}
+		if m.known {
+			foreign.add(step.name, m.foreign)
+		}
+		b.say("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
+	}
+	return nil
+}
+
+// meterReading is what is said of one measurement beside its figures.
+type meterReading struct {
+	words   string
+	foreign float64
+	known   bool // foreign is
+}
+
+func reading(m *meter, format string, args ...any) meterReading {
+	r := meterReading{words: fmt.Sprintf(format, args...)}
+	r.foreign, r.known = m.foreign()
+	return r
+}
+
+func (b *bench) streamDrain(ctx context.Context, run int, got figures) (meterReading, error) {
+	d, err := b.drain(ctx, run)
+	got.add("drain", d.eps)
+	got.add("drain_rss", d.peak)
+	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", d.eps, d.peak), d.foreign, d.known}, err
+}
+
+func reconciled(b *bench, got, foreign figures) ReconcilerResult {
+	whole := func(name string) float64 { return round(median(got[name]), 0) }
+	fine := func(name string) float64 { return round(median(got[name]), 1) }
+	r := ReconcilerResult{
+		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), SweepEPS: whole("sweep"), ParkingEPS: whole("parking"),
+		ParkedEPS: whole("parked"), PurgeEPS: whole("purge"),
+		DueEvents: dueAtOnce, DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
+		BurstEvents: b.Events, BurstS: round(median(got["burst"]), 2),
+		SweepPeakRSS: fine("sweep_rss"), SweepBudget: fine("sweep_budget"), DrainPeakRSS: fine("drain_rss"),
+		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
+		ParkedEvents: b.toPark(), ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Events: b.Events, Payload: b.Payload, Runs: b.Runs,
+	}
+	var ratios, limits []float64 // within one run: the servers drift
+	for i, eps := range got["scheduled"] {
+		ratios = append(ratios, eps/max(got["drain"][i], 1))
+		limits = append(limits, 1+float64(b.Events)/max(eps, 1))
+	}
+	r.ScheduledRatio, r.BurstLimitS = round(median(ratios), 3), round(median(limits), 2)
+	for name, v := range foreign {
+		r.ForeignCPU[name] = round(median(v), 1)
+		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
+	}
+	return r
+}
+
+// Print writes the result as a table for people.
+func (r ReconcilerResult) Print(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
+	row("drain of the stream", "%.0f events/s", r.DrainEPS)
+	row("drain of what is scheduled", "%.0f events/s, %.3f of the stream's of the same run", r.ScheduledEPS, r.ScheduledRatio)
+	row("due error", "p50 %.0f ms, p99 %.0f ms, at most %.0f ms, of %d due at once", r.DueP50, r.DueP99, r.DueMax, r.DueEvents)
+	row("burst", "%.2f s for %d due at once; it may be %.2f s", r.BurstS, r.BurstEvents, r.BurstLimitS)
+	row("sweep of a gap", "%.0f events/s, %.1f MB at most, %.1f MB of a budget of %.0f in use", r.SweepEPS, r.SweepPeakRSS, r.SweepBudget, r.BudgetMB)
+	row("memory while draining", "%.1f MB at most", r.DrainPeakRSS)
+	row("parked", "%.0f events/s written down; %.0f events/s delivered afterwards, of %d", r.ParkingEPS, r.ParkedEPS, r.ParkedEvents)
+	row("purge", "%.0f envelopes/s", r.PurgeEPS)
+	if r.ForeignCPUPct >= 0 {
+		row("foreign CPU", "%.1f %% of the machine, in the worst measurement", r.ForeignCPUPct)
+	} else {
+		row("foreign CPU", "not known on this machine")
+	}
+	return t.Flush()
+}
+
+// owner starts a relay and waits until its take-over is done; at is when that was seen.
+func (b *bench) owner(ctx context.Context, s setting) (r *relay, at time.Time, err error) {
+	if r, err = b.startRelay(ctx, s); err != nil {
+		return nil, at, err
+	}
+	for began := time.Now(); r.role(ctx) != "owner"; {
+		if err := r.ended(); err != nil {
+			return nil, at, err
+		}
+		if time.Since(began) > stall {
+			return nil, at, fmt.Errorf("the relay has not taken over within %s (%w)", stall, r.stop())
+		}
+		select {
+		case <-ctx.Done():
+			_ = r.stop()
+			return nil, at, context.Cause(ctx)
+		case <-time.After(fast):
+		}
+	}
+	return r, time.Now(), nil
+}

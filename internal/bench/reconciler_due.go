@@ -1,0 +1,161 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// writeRate is a rate at which scheduled envelopes are certainly written, with a relay that reads them beside.
+const writeRate = 4000
+
+// due is a scheduled envelope.
+func (b *bench) due(i int, at time.Time) (bson.Raw, error) {
+	doc, err := event.New(aggregate, key(i), eventType, payload(i, b.Payload), event.WithDueAt(at)).MarshalBSON()
+	if err != nil {
+		return nil, fmt.Errorf("encoding an event: %w", err)
+	}
+	return doc, nil
+}
+
+// scheduledDrain measures envelopes that became due while no relay ran, from the end of the take-over to the last record.
+// The stream brings them too, and the relay passes over them there.
+func (b *bench) scheduledDrain(ctx context.Context, run int, got figures) (meterReading, error) {
+	name := fmt.Sprintf("scheduled%d", run)
+	coll, err := b.outbox(ctx, name)
+	if err != nil {
+		return meterReading{}, err
+	}
+	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
+	at := time.Now().Add(-time.Hour)
+	if err := b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.due(i, at.Add(time.Duration(i)*time.Millisecond)) }); err != nil {
+		return meterReading{}, err
+	}
+	topic, err := b.topic(ctx, name)
+	if err != nil {
+		return meterReading{}, err
+	}
+	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+	r, began, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.state(name), start: "backlog", label: name})
+	if err != nil {
+		return meterReading{}, err
+	}
+	defer func() { _ = r.stop() }() // asked below where its answer counts
+	m := startMeter(append(b.pids(), r.pid())...)
+	w := &watcher{bench: b, relay: r, topic: topic}
+	if err := w.follow(ctx, b.Events); err != nil {
+		return meterReading{}, err
+	}
+	eps := float64(w.n) / w.at.Sub(began).Seconds()
+	got.add("scheduled", eps)
+	said := reading(m, "%8.0f/s  %.3f of the stream's  %.2f CPU-s per million", eps, eps/max(got["drain"][len(got["drain"])-1], 1),
+		(w.after.cpu-w.before.cpu)*1e6/float64(w.n))
+	if err := empty(ctx, coll); err != nil {
+		return said, err
+	}
+	return said, r.stop()
+}
+
+// empty waits until everything that was sent is written down, which for a scheduled envelope means removed.
+func empty(ctx context.Context, coll *mongo.Collection) error {
+	for began := time.Now(); ; {
+		n, err := coll.CountDocuments(ctx, bson.D{})
+		if err != nil {
+			return fmt.Errorf("counting: %w", err)
+		}
+		if n == 0 {
+			return nil
+		}
+		if time.Since(began) > stall {
+			return fmt.Errorf("%d envelopes that were sent are still there after %s", n, stall)
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(slow):
+		}
+	}
+}
+
+func (b *bench) dueAtOnce(ctx context.Context, run int, got figures) (meterReading, error) {
+	d, err := b.moment(ctx, fmt.Sprintf("due%d", run), dueAtOnce)
+	got.add("due_p50", d.p50)
+	got.add("due_p99", d.p99)
+	got.add("due_max", d.most)
+	d.words = fmt.Sprintf("p50 %.0f ms  p99 %.0f ms  at most %.0f ms", d.p50, d.p99, d.most)
+	return d.meterReading, err
+}
+
+func (b *bench) dueBurst(ctx context.Context, run int, got figures) (meterReading, error) {
+	d, err := b.moment(ctx, fmt.Sprintf("burst%d", run), b.Events)
+	got.add("burst", d.most/1000)
+	d.words = fmt.Sprintf("%8.2f s for %d", d.most/1000, b.Events)
+	return d.meterReading, err
+}
+
+// dueErrors are in milliseconds.
+type dueErrors struct {
+	meterReading
+	p50, p99, most float64
+}
+
+// moment schedules n envelopes for one moment ahead, while a relay runs, and measures from that moment to a consumer.
+func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, err error) {
+	coll, err := b.outbox(ctx, name)
+	if err != nil {
+		return d, err
+	}
+	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
+	topic, err := b.topic(ctx, name)
+	if err != nil {
+		return d, err
+	}
+	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+	s := &shots{from: 0, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n), all: make(chan struct{}), base: time.Now()}
+	s.left.Store(int64(n))
+	c, err := b.consume(ctx, topic, func(i int, at time.Time, _ sender) { s.arrived(i, at) })
+	if err != nil {
+		return d, err
+	}
+	defer c.close()
+	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.state(name), start: "now", label: name})
+	if err != nil {
+		return d, err
+	}
+	defer func() { _ = r.stop() }() // asked below where its answer counts
+	at := time.Now().Add(3*time.Second + time.Duration(n)*time.Second/writeRate).Truncate(time.Millisecond)
+	if err := b.write(ctx, coll, n, func(i int) (bson.Raw, error) { return b.due(i, at) }); err != nil {
+		return d, err
+	}
+	if late := time.Since(at); late > -time.Second {
+		return d, fmt.Errorf("writing %d envelopes took until %s before they were due, which is too late to measure anything", n, -late)
+	}
+	for i := range s.acked {
+		s.acked[i].Store(int64(at.Sub(s.base)))
+	}
+	select {
+	case <-ctx.Done():
+		return d, context.Cause(ctx)
+	case <-time.After(time.Until(at)):
+	}
+	m := startMeter(append(b.pids(), r.pid())...)
+	if err := s.await(ctx, func() error { return errors.Join(r.ended(), c.failed()) }); err != nil {
+		return d, fmt.Errorf("%w; the relay's last words: %s", err, r.words)
+	}
+	d.foreign, d.known = m.foreign()
+	for i := range s.came {
+		if early := s.acked[i].Load() - s.came[i].Load(); early > 0 {
+			return d, fmt.Errorf("an envelope was sent %s before it was due", time.Duration(early))
+		}
+	}
+	h := s.delays()
+	d.p50, d.p99, d.most = quantile(h, 50), quantile(h, 99), quantile(h, 100)
+	return d, r.stop()
+}
