@@ -1,0 +1,57 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
+
+func TestRecoverCommand(t *testing.T) {
+	t.Parallel()
+	g := dig(t, 0)
+	ns := g.outbox.Database().Name() + ".outbox"
+	for _, id := range []string{"a", "b"} {
+		g.insert(g.outbox, bson.D{{Key: "_id", Value: id}, {Key: "payload", Value: planted}})
+	}
+	gap := func() bool {
+		n, err := g.state.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: bson.D{{Key: "$exists", Value: true}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n == 1
+	}
+	if text := g.call(0, nil, "recover", "--dry-run"); !strings.Contains(text, ns+": 2 envelopes") || !strings.Contains(text, "nothing was done") {
+		t.Errorf("%s", text)
+	}
+	if text := g.call(exitConfig, nil, "recover", "--from", "1h"); !strings.Contains(text, "have 2 envelopes delivered again") || !strings.Contains(text, "--yes") {
+		t.Errorf("%s", text)
+	}
+	if text := g.call(exitConfig, nil, "recover", "--from", "yesterday", "--yes"); !strings.Contains(text, "--from") {
+		t.Errorf("%s", text)
+	}
+	g.call(exitConfig, nil, "recover", "--adopt", "--release", ns)
+	if gap() {
+		t.Fatal("a sweep is ordered already")
+	}
+	var r recovered
+	if g.call(0, &r, "recover", "--yes", "--actor", "ann"); !r.Done || r.Action != "sweep" || r.Watcher != "orders" || !gap() {
+		t.Errorf("%+v", r)
+	}
+	n, err := g.state.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "recover_ordered"}, {Key: "fields.actor", Value: "ann"}})
+	if err != nil || n != 1 {
+		t.Errorf("%d entries in the events log, %v", n, err)
+	}
+	var dry recovered
+	if g.call(0, &dry, "recover", "--release", ns, "--dry-run"); dry.Done || dry.Released != ns {
+		t.Errorf("%+v", dry)
+	}
+	if text := g.call(0, nil, "recover", "--release", ns); text != "watcher orders: "+ns+" is released\n" {
+		t.Errorf("%s", text)
+	}
+	g.call(exitConfig, nil, "recover", "--release", ns)
+	// Nothing is left to count, and a sweep can be ordered all the same.
+	if text := g.call(exitConfig, nil, "recover"); !strings.Contains(text, "have everything that it watches delivered again") {
+		t.Errorf("%s", text)
+	}
+}
