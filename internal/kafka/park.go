@@ -352,9 +352,7 @@ func (s *Sink) owe(p *part, tail *fence.Tail, found *fence.Known, own, ghost boo
 	switch {
 	case !own:
 		p.mine = found
-		if ghost {
-			p.keep() // it is among the hits, if it was appended
-		}
+		p.keep() // ghosts, and what an earlier owner has sent outside of the stream's order, are among the hits
 	case ghost && found.Len() > 0:
 		found.Merge(p.mine)
 		p.mine = found

@@ -242,3 +242,41 @@ func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 		t.Fatalf("the log is %v, want each record once", got)
 	}
 }
+
+// What an earlier owner has sent outside of the stream's order into a partition that could not be read at the take-over is
+// found there, also when the partition is released before the replay ends and the delivery's turn comes later.
+func TestN07_ALateReleaseOutlastsTheReplayForDeliveriesOutsideOfTheStream(t *testing.T) {
+	t.Parallel()
+	topic := stacktest.Topic(t, 1)
+	txid, c := "outrelay.test."+topic, &claims{}
+	first := takeOver(t, txid, c)
+	first.send(t, rec(topic, "k", "due"))
+	first.Flush()
+	first.acks.resolved(1)
+	if err := first.kill(); err != nil {
+		t.Fatal(err)
+	}
+	r := open(t, setUp{txid: txid, claims: c, noRun: true, holder: &openDoors{}})
+	r.mu.Lock()
+	p := r.topics[topic].parts[0]
+	tail := &fence.Tail{From: 0, Next: p.end, Hits: p.hits}
+	p.quarantine, p.hits, p.t.hits = true, nil, 0
+	r.mu.Unlock()
+	tp := record.TopicPartition{Topic: topic}
+	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+		t.Fatal(err)
+	}
+	r.EndReplay()
+	x := rec(topic, "k", "due")
+	r.acks.mu.Lock()
+	r.acks.bytes += r.Size(&x)
+	r.acks.mu.Unlock()
+	if err := r.Send(&x, record.Side|1); err != nil {
+		t.Fatal(err)
+	}
+	r.run(t)
+	r.acks.resolved(1)
+	if got := values(read(t, stacktest.Brokers(t), topic))[0]; len(got) != 1 {
+		t.Fatalf("the log is %v, want the record once", got)
+	}
+}
