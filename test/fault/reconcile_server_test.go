@@ -29,11 +29,8 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	must(t, broker.Kill())
 	away := time.Now()
 	s.Schedule("order", 500, 20, time.Now().Add(time.Second), 5*time.Second)
-	bulk(t, s, rounds(10_000, 50_000))
-	length := time.Duration(rounds(15, 30)) * time.Second
-	if *long {
-		length = 10 * time.Minute
-	}
+	bulk(t, s, rounds(4_000, 50_000))
+	length := time.Duration(rounds(7, 600)) * time.Second
 	for first := true; time.Since(away) < length; first = false {
 		if n := s.Held("parked", "retry"); n > 0 {
 			t.Errorf("%d envelopes are held because Kafka is away", n)
@@ -104,7 +101,7 @@ func TestLeaderlessPartitionsAreParked(t *testing.T) {
 	owner := s.Start()
 	owner.TookOver()
 	load := s.Write(kit.Load{Rate: 400})
-	for i := range rounds(2, 12) {
+	for i := range rounds(1, 12) {
 		topics.Distinct(s.Ledger.Committed() + 100)
 		broker, err := stack.Leader(t.Context(), s.Topic("order"), i%6)
 		must(t, err)
@@ -144,7 +141,7 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	s.Start().TookOver()
 	s.Write(kit.Load{Events: 50, Type: "late"}).Wait()
 	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 0 })
-	n := rounds(20_000, 150_000)
+	n := rounds(5_000, 150_000)
 	begin := time.Now()
 	for i := 0; i < n; i += 1000 {
 		events := make([]event.Event, 1000)
@@ -195,9 +192,9 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	_, err := s.Outbox().UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old}}}})
 	must(t, err)
 	p.Kill()
-	die(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30", "mid-purge:2", "mid-exception-write:3")
+	die(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30")
 	s.CreateTopic("late", 3, 1)
-	die(t, s, "mid-purge:2", "after-produce-before-ack:20")
+	die(t, s, "after-produce-before-ack:20")
 	for _, l := range loads {
 		l.Stop()
 	}
