@@ -59,7 +59,8 @@ func (t *term) behindInvalidate(ctx context.Context, e *changestream.InvalidateE
 	return changestream.Start{Position: e.Position}, nil
 }
 
-// onDDL handles a drop or rename that concerns one collection of several (N27): an audit entry, and no gap.
+// onDDL handles a drop or rename that concerns one collection of several (N27): an audit entry, and no gap. What waited in a
+// dropped one is gone with it; its gates open with the next audit.
 func (t *term) onDDL(ctx context.Context, ev *changestream.Event) error {
 	if t.scope.Kind() == changestream.Collection {
 		return nil // an invalidate follows and ends the stream
@@ -71,6 +72,9 @@ func (t *term) onDDL(ctx context.Context, ev *changestream.Event) error {
 			kind = store.Renamed
 		}
 		t.announce(ctx, kind, bson.D{{Key: "db", Value: string(ev.DB)}, {Key: "collection", Value: string(ev.Coll)}, {Key: "by", Value: ev.Op.String()}})
+	}
+	if ev.Op == changestream.Rename && t.scope.Matches(ev.ToDB, ev.ToColl) {
+		return t.renamedHere(ctx, ev)
 	}
 	return nil
 }

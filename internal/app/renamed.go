@@ -1,0 +1,63 @@
+package app
+
+import (
+	"context"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// renamedHere delivers what a collection brought with it when it got a name that is watched (N27): no stream tells of that.
+// It runs in the order of the stream, so the position stays before the rename until all of it is resolved, and a
+// successor that finds the rename again repeats it. What is written to the collection later has later stamps, for a
+// rename waits for the transactions that write to it; it comes by the stream.
+func (t *term) renamedHere(ctx context.Context, ev *changestream.Event) error {
+	o := store.Outbox{DB: string(ev.ToDB), Coll: string(ev.ToColl)}
+	t.log.Warn("a collection was renamed into what is watched; sweeping what it holds", "collection", o.NS(), "from", string(ev.DB)+"."+string(ev.Coll))
+	if err := t.listNew(ctx); err != nil {
+		return err
+	}
+	at, last := ev.ClusterTime, *ev // the event is overwritten by what the sweep hands on
+	s := &reconcile.Sweep{
+		Client: t.mongo.stream, Collections: []store.Outbox{o}, To: at, Memory: int64(t.cfg.Limits.Memory) / 4,
+		Skip: reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 8), Publisher: arrived{t},
+	}
+	res, err := s.Run(ctx)
+	t.pump.ev = last
+	if err != nil {
+		return err
+	}
+	t.disp.Flush()
+	t.announce(ctx, store.GapClosed, bson.D{{Key: "reason", Value: "renamed"}, {Key: "collection", Value: o.NS()}, {Key: "swept", Value: res.Swept}})
+	still, err := store.StillDirty(ctx, store.Majority(t.mongo.state.Database(o.DB).Collection(o.Coll)))
+	if err == nil && still {
+		return t.dirty.mark(ctx, o.NS())
+	}
+	if err != nil && ctx.Err() == nil {
+		t.log.Warn("whether a renamed collection holds scheduled envelopes is not known; they wait for the next take-over", "collection", o.NS(), "reason", err)
+	}
+	return nil
+}
+
+// arrived publishes what a renamed collection holds, by the way of stream events.
+type arrived struct{ *term }
+
+// Deliver implements reconcile.Publisher.
+func (a arrived) Deliver(ctx context.Context, e *reconcile.Envelope) error {
+	a.progress.ticks.Add(1)
+	a.metrics.Reconciled.WithLabelValues("swept").Inc()
+	return a.pump.swept(ctx, e)
+}
+
+// Reached implements reconcile.Publisher: the position stays where it is.
+func (a arrived) Reached(context.Context, bson.Timestamp) error {
+	a.disp.Flush()
+	a.state.clear("sweep")
+	return nil
+}
+
+// Trouble implements reconcile.Publisher.
+func (a arrived) Trouble(err error) { a.report("sweep", err, false) }
