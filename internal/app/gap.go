@@ -277,6 +277,7 @@ func (p *pump) swept(ctx context.Context, e *reconcile.Envelope) error {
 	p.ev = changestream.Event{
 		Op: changestream.Insert, Document: e.Raw, HasDocument: true, DB: e.DB, Coll: e.Coll,
 		ClusterTime: e.TS, WallMS: now, // N12: the record's time is that of its sending
+		Data: []byte(store.PosAt(e.TS)), // N15: where it stands if it has to wait
 	}
 	commit := now
 	if !e.TS.IsZero() {

@@ -18,7 +18,7 @@ const maxDocument = 16<<20 - 4<<10
 // stripped are the fields of an envelope that tell of an earlier delivery, or are given anew.
 var stripped = map[string]bool{
 	"state": true, "pos": true, "pending": true, "attempts": true, "nextAt": true, "lastError": true, "history": true, "claim": true,
-	"origin": true, "delivery": true, "sentAt": true, "sent": true, "replayOf": true, "only": true, "ts": true, "dueAt": true,
+	"origin": true, "redelivered": true, "delivery": true, "sentAt": true, "sent": true, "replayOf": true, "only": true, "ts": true, "dueAt": true,
 }
 
 // again makes envelopes that are delivered again out of letters.

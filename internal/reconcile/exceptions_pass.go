@@ -132,7 +132,8 @@ func (x *Exceptions) consider(ctx context.Context, p *reading, ns string, raw bs
 	case p.view.HasExpiresAt && p.view.ExpiresAt <= now:
 		why = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
 	default:
-		e := Envelope{DB: p.db, Coll: p.co, TS: p.view.TS, Raw: raw, Redelivered: it.origin == store.OriginReplay}
+		again, _ := raw.Lookup("redelivered").BooleanOK()
+		e := Envelope{DB: p.db, Coll: p.co, TS: p.view.TS, Raw: raw, Redelivered: again || it.origin == store.OriginReplay}
 		if it.pending == nil && topics[0] == everything {
 			topics = nil
 		} else if d.Pending == nil {

@@ -58,6 +58,8 @@ type Exception struct {
 	Error    *ExceptionError // nil if it is held for no fault of its own
 	Node     string          // which node met the error
 	Origin   string          // OriginStream unless it says otherwise
+	// Redelivered: its records are to be flagged, for nobody knows whether they were sent before.
+	Redelivered bool
 }
 
 // WriteExceptions stores each exception, in as many fenced transactions as the bounds ask for, each majority committed
@@ -155,6 +157,9 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 	}
 	if x.Pending != nil {
 		fields = append(fields, bson.E{Key: "pending", Value: lit(x.Pending)})
+	}
+	if x.Redelivered {
+		fields = append(fields, bson.E{Key: "redelivered", Value: true})
 	}
 	if x.State == "retry" {
 		fields = append(fields, bson.E{Key: "nextAt", Value: later(x.Delay)})

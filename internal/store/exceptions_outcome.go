@@ -167,7 +167,7 @@ func sameNumber(field string, n int32) bson.E {
 }
 
 // forgotten are the fields of an exception or of a claim that a finished envelope has no more.
-var forgotten = bson.A{"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "dueAt"}
+var forgotten = bson.A{"state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "dueAt", "redelivered"}
 
 // finished makes a document one that was sent. Its stamp is that of now, so that retention counts from the delivery.
 func finished(sent []SentTo) mongo.Pipeline {

@@ -33,7 +33,7 @@ func WithoutException(raw bson.Raw) (bson.Raw, error) {
 	for _, e := range elems {
 		name := e.Key()
 		switch name {
-		case "state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin":
+		case "state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "claim", "origin", "redelivered":
 			continue
 		case "dueAt":
 			name = "scheduledFor"
