@@ -74,6 +74,10 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 func (t *term) recoverSent(ctx context.Context) error {
 	out := newOutlet(t)
 	return t.untilDone(ctx, "mongodb", func(context.Context) error { // a long read is no failed one
+		after, unsure := t.unsure()
+		if _, err := t.rec.exceptions.Widen(ctx, after, unsure); err != nil {
+			return err
+		}
 		hits, err := t.rec.exceptions.Find(ctx, out.standing)
 		t.progress.ticks.Add(1)
 		if err != nil || len(hits) == 0 {
@@ -85,6 +89,17 @@ func (t *term) recoverSent(ctx context.Context) error {
 		}
 		return err
 	})
+}
+
+// unsure tells of which exceptions, by their position, an earlier owner may have died before their other topics had them:
+// those behind the checkpoint, and those that a sweep found behind its cursor, whose positions are mere stamps.
+func (t *term) unsure() (after string, unsure func(pos string) bool) {
+	from := position(t.from)
+	if t.gap == nil {
+		return from, func(string) bool { return true }
+	}
+	cursor := store.PosAt(t.gap.Cursor)
+	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && len(pos) == len(cursor) }
 }
 
 // loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions

@@ -25,6 +25,56 @@ type Hit struct {
 	Offset   int64
 }
 
+// Widen lets exceptions of the stream for which unsure holds by their position wait for all topics that they route to; it
+// asks for none at or below after. Call it at a take-over before Find. Such an exception was written as soon as one of its
+// topics could not be had; what became of the others was known to the earlier owner alone: they may be queued still when it
+// dies, and neither the stream nor a sweep sends an envelope that has a state. Those that have it are then found by Find.
+func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
+	x.init()
+	if x.Route == nil {
+		return 0, nil
+	}
+	var list []store.Wider
+	write := func() error {
+		if err := store.WidenExceptions(ctx, x.Finisher.c.Fencer, list); err != nil {
+			return err
+		}
+		widened += len(list)
+		list = list[:0]
+		return nil
+	}
+	for _, c := range x.Collections() {
+		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
+		err := store.EachBehind(ctx, x.Client.Database(c.DB).Collection(c.Coll), after, func(raw bson.Raw) error {
+			e.Raw = raw
+			pos, _ := raw.Lookup("pos").StringValueOK()
+			origin, _ := raw.Lookup("origin").StringValueOK()
+			pending := texts(raw.Lookup("pending"))
+			if origin != store.OriginStream || len(pending) == 0 || !unsure(pos) {
+				return nil
+			}
+			all, err := x.Route(&e)
+			if err != nil {
+				return nil //nolint:nilerr // it is judged when its turn comes
+			}
+			more := slices.DeleteFunc(slices.Clone(all), func(t string) bool { return slices.Contains(pending, t) })
+			if len(more) == 0 {
+				return nil
+			}
+			number, _ := raw.Lookup("delivery").AsInt64OK()
+			list = append(list, store.Wider{NS: c.NS(), ID: keep(raw.Lookup("_id")), Delivery: int32(number), Topics: more})
+			if len(list) < store.MaxExceptions {
+				return nil
+			}
+			return write()
+		})
+		if err != nil {
+			return widened, err
+		}
+	}
+	return widened, write()
+}
+
 // Find collects the hits of what an earlier owner may have sent outside of the stream's order, for Recover: found tells which
 // records of an envelope, for those topics (nil: all that it routes to), stand where. The envelope has no payload. What it
 // returns grows with what the earlier owner had sent and not written down, which is bounded.

@@ -1,0 +1,69 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+// Wider is an exception that waits for more topics than it lists.
+type Wider struct {
+	NS       string
+	ID       bson.RawValue
+	Delivery int32 // as it was read
+	Topics   []string
+}
+
+// EachBehind hands the exceptions of coll that stand behind a position to take, in no order, as [EachTaken] does.
+func EachBehind(ctx context.Context, coll *mongo.Collection, pos string, take func(bson.Raw) error) error {
+	sess, err := caughtUp(ctx, coll)
+	if err != nil {
+		return err
+	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
+	filter := bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}, {Key: "pos", Value: bson.D{{Key: "$gt", Value: pos}}}}
+	if err := each(mongo.NewSessionContext(ctx, sess), coll, filter, take); err != nil {
+		return fmt.Errorf("reading exceptions of %s behind a position: %w", Namespace(coll), err)
+	}
+	return nil
+}
+
+// WidenExceptions adds topics to what exceptions wait for, in as many fenced transactions as their number asks for. It is
+// idempotent, and leaves alone what is none any more, or another delivery.
+func WidenExceptions(ctx context.Context, f Fencer, list []Wider) error {
+	for len(list) > 0 {
+		part := list[:min(len(list), MaxExceptions)]
+		list = list[len(part):]
+		err := f.Fenced(ctx, nil, func(tx context.Context) error {
+			s := mongo.SessionFromContext(tx)
+			if s == nil {
+				return errOutside
+			}
+			models := map[string][]mongo.WriteModel{}
+			for i := range part {
+				models[part[i].NS] = append(models[part[i].NS], part[i].update())
+			}
+			for ns, m := range models {
+				coll, err := Outboxed(s.Client(), ns)
+				if err != nil {
+					return err
+				}
+				if _, err := coll.BulkWrite(tx, m); err != nil {
+					return privilege(err, "writing exceptions to "+ns, "find and update", ns, "")
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("widening %d exceptions: %w", len(part), err)
+		}
+	}
+	return nil
+}
+
+func (w *Wider) update() mongo.WriteModel {
+	return mongo.NewUpdateOneModel().SetHint(pickedByID).SetFilter(guard(w.ID, "", w.Delivery)).
+		SetUpdate(bson.D{{Key: "$addToSet", Value: bson.D{{Key: "pending", Value: bson.D{{Key: "$each", Value: w.Topics}}}}}})
+}
