@@ -174,8 +174,8 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 			t.Errorf("want %s: %s", want, doc)
 		}
 	}
-	if doc := p.doc(good); doc.Lookup("sentAt").Type != bson.TypeDateTime || doc.Lookup("dueAt").Type != 0 || doc.Lookup("claim").Type != 0 {
-		t.Errorf("the one that was sent: %s", doc)
+	if p.doc(good) != nil {
+		t.Error("the one that was sent is in the outbox still")
 	}
 	if p.doc(expired) != nil || p.doc(event.NewID(malformed)) != nil {
 		t.Error("a dead one is in the outbox still")
