@@ -25,7 +25,7 @@ import (
 type exceptions struct{ t *term }
 
 // Record implements dispatch.Exceptions. What is dead is moved first: an envelope that is dead for one target and waits for
-// another is written anew by what follows.
+// another is written anew by what follows, and one that was written before stays.
 func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) error {
 	if err := x.images(ctx, batch); err != nil {
 		return err
@@ -114,6 +114,7 @@ func (x *exceptions) move(ctx context.Context, letters []deadletter.Letter) erro
 func (x *exceptions) letter(e *dispatch.Exception) deadletter.Letter {
 	return deadletter.Letter{
 		NS: e.NS, Raw: e.Raw, Class: e.Why.Class, Reason: e.Why.Reason, Topic: e.Topic, Partition: record.AnyPartition, Pos: e.Pos,
+		Shared: e.Topic != "",
 		Source: deadletter.Source{Kind: "relay", Watcher: x.t.cfg.Watcher, Node: x.t.cfg.Node, Epoch: x.t.held.Document().Epoch, Version: x.t.version},
 	}
 }

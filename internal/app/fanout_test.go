@@ -1,9 +1,11 @@
 package app_test
 
 import (
+	"crypto/rand"
 	"testing"
 	"time"
 
+	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
@@ -80,4 +82,38 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 	if _, err := b.state.Collection("watchers").UpdateOne(ctx, bson.D{}, watcher); err != nil {
 		b.t.Fatal(err)
 	}
+}
+
+// TestN17_ALetterForOneTopicLeavesTheOthersTheirs: an envelope that waits for a missing topic is too large for another one.
+// It is dead for that, and still owed to the other.
+func TestN17_ALetterForOneTopicLeavesTheOthersTheirs(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	small, missing := "small-"+b.topic, "late-"+b.topic
+	stacktest.CreateTopic(t, small, 1, kafka.ConfigEntry{ConfigName: "max.message.bytes", ConfigValue: "100000"})
+	b.start("topics.rules=[{match: {aggregatetype: order}, to: ["+small+", "+missing+"]}]", "kafka.compression=zstd") // so that only the broker can tell
+	b.append(1)
+	held := func(n int64) func() bool {
+		return func() bool {
+			got, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}})
+			return err == nil && got == n
+		}
+	}
+	waitFor(t, held(1))
+	noise := make([]byte, 200_000)
+	if _, err := rand.Read(noise); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.box.Append(t.Context(), event.New("order", "big", "Placed", noise)); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool {
+		n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "topic", Value: small}})
+		return err == nil && n == 1
+	})
+	waitFor(t, held(2))
+	stacktest.CreateTopic(t, missing, 1)
+	read := *b
+	read.topic = missing
+	read.consume(2)
 }

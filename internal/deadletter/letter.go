@@ -56,6 +56,8 @@ type Letter struct {
 	// FirstFailure defaults to the first attempt, or to the server's time of the move.
 	FirstFailure time.Time
 	ReplayOf     string // the replay that sent it, "" for a first delivery
+	// Shared says that Topic alone refused it: an envelope that waits for other topics stays, and is sent to those.
+	Shared bool
 }
 
 // ID names a letter: the namespace, the envelope's _id with its BSON type, and the delivery (N18).
@@ -120,6 +122,7 @@ type prepared struct {
 	raw      []byte
 	dead     Dead
 	own      bool // the only attempt is this failure
+	shared   bool
 	first    time.Time
 }
 
@@ -143,7 +146,7 @@ func prepare(l Letter) (prepared, error) {
 	if err != nil {
 		return prepared{}, fmt.Errorf("dead letter of %s: its envelope has no _id: %w", l.NS, err)
 	}
-	p := prepared{db: db, coll: coll, raw: l.Raw, id: ID{NS: l.NS, ID: id, Delivery: delivery(l.Raw)}, own: len(l.Attempts) == 0, first: l.FirstFailure}
+	p := prepared{db: db, coll: coll, raw: l.Raw, id: ID{NS: l.NS, ID: id, Delivery: delivery(l.Raw)}, own: len(l.Attempts) == 0, shared: l.Shared, first: l.FirstFailure}
 	p.dead = Dead{
 		ID: p.id, Size: len(l.Raw), Facts: factsOf(l.Raw), Class: l.Class, Reason: clip(l.Reason, maxReason), Topic: clip(l.Topic, 1024), Pos: l.Pos,
 		Source: l.Source, Attempts: history(l), ReplayOf: cmp.Or(l.ReplayOf, stringOf(l.Raw, "replayOf")),

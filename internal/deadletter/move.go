@@ -98,6 +98,7 @@ type batch struct {
 	outbox, dead *mongo.Collection
 	upserts      []mongo.WriteModel
 	first        bson.A // ids of envelopes in their first delivery
+	shared       bson.A // likewise, but they stay if they wait for other topics
 	again        bson.A // conditions on the others
 }
 
@@ -141,9 +142,12 @@ func batches(client *mongo.Client, part []prepared) []*batch {
 			order = append(order, b)
 		}
 		b.upserts = append(b.upserts, p.upsert())
-		if p.id.Delivery == 0 {
+		switch {
+		case p.id.Delivery == 0 && p.shared:
+			b.shared = append(b.shared, p.id.ID)
+		case p.id.Delivery == 0:
 			b.first = append(b.first, p.id.ID)
-		} else {
+		default:
 			b.again = append(b.again, bson.D{{Key: "_id", Value: p.id.ID}, {Key: "delivery", Value: p.id.Delivery}})
 		}
 	}
@@ -153,12 +157,16 @@ func batches(client *mongo.Client, part []prepared) []*batch {
 // conditions match the envelopes in the deliveries that died: one that was requeued meanwhile is not ours to delete.
 func (b *batch) conditions() bson.A {
 	all := b.again
-	if len(b.first) > 0 {
-		all = append(all, bson.D{
-			{Key: "_id", Value: bson.D{{Key: "$in", Value: b.first}}},
-			{Key: "delivery", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: 0}}}}},
-		})
+	fresh := func(ids bson.A, and ...bson.E) {
+		if len(ids) > 0 {
+			all = append(all, append(bson.D{
+				{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}},
+				{Key: "delivery", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$gt", Value: 0}}}}},
+			}, and...))
+		}
 	}
+	fresh(b.first)
+	fresh(b.shared, bson.E{Key: "state", Value: nil})
 	return all
 }
 
