@@ -7,6 +7,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/pprof"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -66,6 +67,7 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 	f.IntVar(&o.Failover, "failover", 0, "`times` that the owner is killed, and asked to end, beside a standby")
 	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time of the failover; the configuration's default if 0")
 	f.BoolVar(&reconciler, "reconciler", false, "measure what goes beside the stream instead")
+	f.StringSliceVar(&o.Only, "only", nil, "with --reconciler, the `measurements` that are wanted: "+strings.Join(bench.ReconcilerSteps(), ", "))
 	f.StringVar(&o.MongoDB, "mongodb", "", "`URI` of a replica set to measure on, instead of one of its own")
 	f.StringSliceVar(&o.Kafka, "kafka", nil, "`addresses` of brokers to measure on, without login, instead of one of its own")
 	f.StringVar(&o.CPUProfile, "cpuprofile", "", "beginning of the `file` names for CPU profiles of the relay")

@@ -38,6 +38,9 @@ type Options struct {
 	// TTL is the lease's in the failover. Defaults to the configuration's.
 	TTL time.Duration
 
+	// Only are the measurements of the reconciler that are wanted; empty for all of them.
+	Only []string
+
 	// MongoDB and Kafka name servers to measure on, without login. Empty ones are started, and stopped at the end.
 	MongoDB string
 	Kafka   []string
@@ -67,6 +70,11 @@ func (o Options) Check() error {
 	least("failover", o.Failover, 0)
 	for _, r := range o.Rates {
 		least("rates", r, 1)
+	}
+	for _, name := range o.Only {
+		if known := ReconcilerSteps(); !slices.Contains(known, name) {
+			errs = append(errs, fmt.Errorf("only: %q is none of %s", name, strings.Join(known, ", ")))
+		}
 	}
 	if len(o.Rates) > 0 && o.Duration < time.Second {
 		errs = append(errs, fmt.Errorf("seconds: %v is below one second", o.Duration))

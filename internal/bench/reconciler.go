@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -80,28 +81,46 @@ func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err er
 	return res, err
 }
 
-// reconciling is one run. The two drains whose ratio counts stand side by side.
+// step is one measurement of a run.
+type step struct {
+	name    string
+	measure func(*bench, context.Context, int, figures) (meterReading, error)
+}
+
+// steps are the measurements of a run. The two drains whose ratio counts stand side by side.
+var steps = []step{
+	{"drain", (*bench).streamDrain},
+	{"scheduled", (*bench).scheduledDrain},
+	{"sweep", (*bench).sweep},
+	{"due", (*bench).dueAtOnce},
+	{"burst", (*bench).dueBurst},
+	{"parked", (*bench).parked},
+	{"purge", (*bench).purge},
+}
+
+// ReconcilerSteps are the names of the measurements of [RunReconciler], for Options.Only.
+func ReconcilerSteps() []string {
+	names := make([]string, len(steps))
+	for i, s := range steps {
+		names[i] = s.name
+	}
+	return names
+}
+
+// reconciling is one run.
 func (b *bench) reconciling(ctx context.Context, run int, got, foreign figures) error {
-	for _, step := range []struct {
-		name    string
-		measure func(context.Context, int, figures) (meterReading, error)
-	}{
-		{"drain", b.streamDrain},
-		{"scheduled", b.scheduledDrain},
-		{"sweep", b.sweep},
-		{"due", b.dueAtOnce},
-		{"burst", b.dueBurst},
-		{"parked", b.parked},
-		{"purge", b.purge},
-	} {
-		m, err := step.measure(ctx, run, got)
+	for _, s := range steps {
+		if len(b.Only) > 0 && !slices.Contains(b.Only, s.name) {
+			continue
+		}
+		m, err := s.measure(b, ctx, run, got)
 		if err != nil {
-			return fmt.Errorf("%s: %w", step.name, err)
+			return fmt.Errorf("%s: %w", s.name, err)
 		}
 		if m.known {
-			foreign.add(step.name, m.foreign)
+			foreign.add(s.name, m.foreign)
 		}
-		b.say("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
+		b.say("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, s.name, m.words, m.foreign)
 	}
 	return nil
 }
@@ -140,7 +159,9 @@ func reconciled(b *bench, got, foreign figures) ReconcilerResult {
 	}
 	var ratios, limits []float64 // within one run: the servers drift
 	for i, eps := range got["scheduled"] {
-		ratios = append(ratios, eps/max(got["drain"][i], 1))
+		if i < len(got["drain"]) {
+			ratios = append(ratios, eps/max(got["drain"][i], 1))
+		}
 		limits = append(limits, 1+float64(b.Events)/max(eps, 1))
 	}
 	r.ScheduledRatio, r.BurstLimitS = round(median(ratios), 3), round(median(limits), 2)
