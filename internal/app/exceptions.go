@@ -54,8 +54,14 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	if err := x.move(ctx, letters); err != nil || len(held) == 0 {
 		return err
 	}
-	if err := x.write(ctx, held); err != nil {
+	dead, err := x.write(ctx, held)
+	if err != nil {
 		return err
+	}
+	for _, h := range dead { // behind all that may fail: what is repeated must not open a gate twice
+		for _, topic := range h.Pending {
+			x.t.rec.outlet.Open(h.NS, topic, h.Key)
+		}
 	}
 	for i := range held {
 		x.t.dirty.marked(held[i].NS)
@@ -65,19 +71,22 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 }
 
 // write stores what waits. One that the server does not take, because it is too large or too deep with what is added to
-// it, or because a validator of the collection forbids that, is a dead letter: to repeat the write would help nobody.
-func (x *exceptions) write(ctx context.Context, held []store.Exception) error {
-	err := store.WriteExceptions(ctx, x.t.held, held)
+// it, or because a validator of the collection forbids that, is a dead letter: to repeat the write would help nobody. It
+// returns those.
+func (x *exceptions) write(ctx context.Context, held []store.Exception) (dead []*store.Exception, err error) {
+	err = store.WriteExceptions(ctx, x.t.held, held)
 	switch {
 	case err == nil || !store.Rejected(err):
-		return err
+		return nil, err
 	case len(held) > 1:
 		for i := range held {
-			if err := x.write(ctx, held[i:i+1]); err != nil {
-				return err
+			one, err := x.write(ctx, held[i:i+1])
+			if err != nil {
+				return nil, err
 			}
+			dead = append(dead, one...)
 		}
-		return nil
+		return dead, nil
 	}
 	h := &held[0]
 	e := dispatch.Exception{NS: h.NS, Raw: h.Raw, Pos: h.Pos, Topic: h.Pending[0], Why: record.Refusal{
@@ -86,13 +95,7 @@ func (x *exceptions) write(ctx context.Context, held []store.Exception) error {
 	if h.Error != nil {
 		e.Why.Class = h.Error.Class
 	}
-	if err := x.move(ctx, []deadletter.Letter{x.letter(&e)}); err != nil {
-		return err
-	}
-	for _, topic := range h.Pending {
-		x.t.rec.outlet.Open(h.NS, topic, h.Key)
-	}
-	return nil
+	return []*store.Exception{h}, x.move(ctx, []deadletter.Letter{x.letter(&e)})
 }
 
 func (x *exceptions) move(ctx context.Context, letters []deadletter.Letter) error {
