@@ -15,8 +15,14 @@ func TestWaitingCommands(t *testing.T) {
 	g := dig(t, 3)
 	for i, state := range []string{"parked", "blocked", "blocked"} {
 		g.insert(g.outbox, bson.D{
-			{Key: "_id", Value: fmt.Sprint("w", i)}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"},
-			{Key: "payload", Value: planted}, {Key: "key", Value: "seven"}, {Key: "state", Value: state}, {Key: "pending", Value: bson.A{"orders"}},
+			{Key: "_id", Value: fmt.Sprint("w", i)},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "7"},
+			{Key: "type", Value: "OrderPlaced"},
+			{Key: "payload", Value: planted},
+			{Key: "key", Value: "seven"},
+			{Key: "state", Value: state},
+			{Key: "pending", Value: bson.A{"orders"}},
 			{Key: "pos", Value: fmt.Sprintf("82%08X%08X", 1_700_000_000+i, 1)},
 		})
 	}
