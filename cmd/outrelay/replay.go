@@ -139,7 +139,7 @@ func (f *replayFlags) carryOut(ctx context.Context, a *acting, r admin.Replayer,
 	}})
 	bar.end()
 	if err != nil {
-		if i.ID != "" && (ctx.Err() != nil || outcome(err) != err) {
+		if i.ID != "" && (ctx.Err() != nil || exitCode(outcome(err)) == exitTemporary) {
 			err = fmt.Errorf("%s queued so far; go on with outrelay replay --resume %s (%w)", count(i.Queued, "envelope"), id, err)
 		}
 		return err
