@@ -165,8 +165,8 @@ func (x *exceptions) images(ctx context.Context, batch []dispatch.Exception) err
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err == nil {
-			return nil
+		if err == nil || !changestream.Lost(err) {
+			return err // nil, or to be repeated: the document may be gone already, and the image is there alone
 		}
 		x.t.log.Debug("some refused records are not in the stream behind the watermark", "reason", err)
 	}

@@ -13,6 +13,16 @@ import (
 // ErrNotInStream says that the event looked for is not in the stretch of the stream that was read.
 var ErrNotInStream = errors.New("not in the change stream")
 
+// Lost reports whether an error of Refetch says that what it looked for cannot be read again. Any other is of the moment, such as
+// an election: the images are there still.
+func Lost(err error) bool {
+	if errors.Is(err, ErrNotInStream) || errors.Is(err, ErrNoStart) {
+		return true
+	}
+	c, _, _ := classify(err)
+	return c == classGap || c == classOversize
+}
+
 // Refetch reads the stream again behind a position and hands take the documents of the inserts that want accepts, until
 // take returns false: the images of envelopes that may be no longer in their collection. Event and document are valid
 // during the call. It ends with ErrNotInStream at the cluster's time of the call, and with the server's error if the

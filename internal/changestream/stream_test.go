@@ -304,11 +304,16 @@ func TestRefetch(t *testing.T) {
 	if !slices.Equal(got, []string{"b", "c"}) {
 		t.Errorf("got %v, want b and c", got)
 	}
-	if err := s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("z"), upTo(9)); !errors.Is(err, ErrNotInStream) {
+	if err := s.Refetch(t.Context(), resume.Position{ClusterTime: at}, is("z"), upTo(9)); !errors.Is(err, ErrNotInStream) || !Lost(err) {
 		t.Errorf("an event that is not there: %v", err)
 	}
-	if err := s.Refetch(t.Context(), resume.Position{}, is("z"), upTo(9)); !errors.Is(err, ErrNoStart) {
+	if err := s.Refetch(t.Context(), resume.Position{}, is("z"), upTo(9)); !errors.Is(err, ErrNoStart) || !Lost(err) {
 		t.Errorf("no position: %v", err)
+	}
+	for code, lost := range map[int32]bool{286: true, 280: true, 10107: false, 11600: false, 0: false} {
+		if err := fmt.Errorf("reading: %w", mongo.CommandError{Code: code}); Lost(err) != lost {
+			t.Errorf("the server's error %d: lost is %v", code, !lost)
+		}
 	}
 }
 
