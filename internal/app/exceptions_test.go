@@ -65,3 +65,23 @@ func TestAnEnvelopeThatCannotBeHeldIsDead(t *testing.T) {
 	b.consume(2)
 	waitFor(t, func() bool { w := b.status(); return w.State == "live" && w.LagS == 0 })
 }
+
+// TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart: the process ended between its first position and Kafka's answer.
+func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(3)
+	b.append(1, event.WithDueAt(time.Now().Add(time.Second)))
+	stop := b.start("start=now", "kafka.brokers=[127.0.0.1:1]")
+	waitFor(t, func() bool {
+		n, err := b.state.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "clusterTime", Value: bson.D{{Key: "$exists", Value: true}}}})
+		return err == nil && n == 1
+	})
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.start("start=now")
+	if got := b.consume(1); string(got[0].Value) != "0" {
+		t.Errorf("got %q, want the scheduled event alone", got[0].Value)
+	}
+}

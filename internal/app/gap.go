@@ -205,13 +205,14 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 		PipelineHash: &hash, Collections: &identities, ClearGap: true,
 		Rewind: g.From.IsZero(), // the stored position may be one of another history
 	}
+	// N17: what the sweep leaves out, no stream has told of; with the gap gone from the document no successor would look.
+	if err := t.dirty.find(ctx); err != nil {
+		return err
+	}
 	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
 		return err
 	}
 	t.from, t.fresh, t.gap, t.rounds.end = end, nil, nil, g.To
-	if err := t.dirty.find(ctx); err != nil { // what the sweep leaves out, no stream has told of
-		return err
-	}
 	t.sweeping.Store(nil)
 	t.state.clear("sweep")
 	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)

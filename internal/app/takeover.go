@@ -43,6 +43,12 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err != nil {
 		return none, err
 	}
+	t.dirty = newDirty(t, &doc)
+	if doc.Position().IsZero() { // N17: before there is a position, behind which nobody would look any more
+		if err := t.dirty.find(ctx); err != nil {
+			return none, err
+		}
+	}
 	start, err := t.startFrom(ctx, &doc, began)
 	if err != nil {
 		return none, err
@@ -67,13 +73,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if t.stream, err = t.newStream(); err != nil {
 		return none, err
 	}
-	t.dirty = newDirty(t, &doc)
 	t.rec = t.newReconciler(&doc)
-	if doc.Position().IsZero() {
-		if err := t.dirty.find(ctx); err != nil {
-			return none, err
-		}
-	}
 	if err := t.recoverSent(ctx); err != nil {
 		return none, err
 	}
