@@ -42,7 +42,12 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 	gates, ok := audit.Gates()
 	held := map[dispatch.Gate]int{}
 	none := func(string, byte, []byte) {}
-	_, err := t.rec.exceptions.Load(ctx, "", func(ns, topic, key string) { held[dispatch.Gate{NS: out.ns(ns), Topic: topic, Key: key}]++ }, none)
+	count := func(ns, topic, key string) {
+		if ok { // else there are too many to remember
+			held[dispatch.Gate{NS: out.ns(ns), Topic: topic, Key: key}]++
+		}
+	}
+	_, err := t.rec.exceptions.Load(ctx, "", count, none)
 	if err != nil {
 		return err
 	}

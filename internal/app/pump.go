@@ -126,14 +126,15 @@ func (p *pump) one(ctx context.Context, raw []byte) error {
 func (p *pump) hand(ctx context.Context, commitMS int64) error {
 	it := &p.item
 	*it = dispatch.Item{CommitMS: commitMS, Raw: p.ev.Document, DB: p.ev.DB, Coll: p.ev.Coll, Pos: p.ev.Data, Records: it.Records[:0]}
-	if err := p.fill(it); err != nil {
+	err := p.fill(it)
+	if p.owned != nil && p.owned.has(p.namespace(), bson.Raw(p.ev.Document).Lookup("_id")) {
+		return nil // an earlier owner made an exception of it (N15); whether it has expired since is judged when its turn comes
+	}
+	if err != nil {
 		return p.refused(ctx, it, err)
 	}
 	if p.ownedByReconciler() {
 		return p.leave(ctx)
-	}
-	if p.owned != nil && p.owned.has(p.namespace(), bson.Raw(p.ev.Document).Lookup("_id")) {
-		return nil // an earlier owner made an exception of it (N15)
 	}
 	p.remembered(it)
 	return p.disp.Deliver(ctx, it)
