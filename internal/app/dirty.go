@@ -73,21 +73,27 @@ func (d *dirty) collections() []store.Outbox {
 // first position, or in a stretch of the stream that was lost.
 func (d *dirty) find(ctx context.Context) error {
 	for _, o := range d.t.outboxes() {
-		still := false
-		if err := d.t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
-			still, err = store.StillDirty(ctx, store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll)))
+		if err := d.look(ctx, o); err != nil {
 			return err
-		}); err != nil {
-			return err
-		}
-		d.t.progress.ticks.Add(1)
-		if still {
-			if err := d.mark(ctx, o.NS()); err != nil {
-				return err
-			}
 		}
 	}
 	return nil
+}
+
+// look is find for one collection.
+func (d *dirty) look(ctx context.Context, o store.Outbox) error {
+	still := false
+	if err := d.t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		still, err = store.StillDirty(ctx, store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll)))
+		return err
+	}); err != nil {
+		return err
+	}
+	d.t.progress.ticks.Add(1)
+	if !still {
+		return nil
+	}
+	return d.mark(ctx, o.NS())
 }
 
 // cleanEvery is how often the list is looked through for collections that hold nothing any more.

@@ -32,14 +32,7 @@ func (t *term) renamedHere(ctx context.Context, ev *changestream.Event) error {
 	}
 	t.disp.Flush()
 	t.announce(ctx, store.GapClosed, bson.D{{Key: "reason", Value: "renamed"}, {Key: "collection", Value: o.NS()}, {Key: "swept", Value: res.Swept}})
-	still, err := store.StillDirty(ctx, store.Majority(t.mongo.state.Database(o.DB).Collection(o.Coll)))
-	if err == nil && still {
-		return t.dirty.mark(ctx, o.NS())
-	}
-	if err != nil && ctx.Err() == nil {
-		t.log.Warn("whether a renamed collection holds scheduled envelopes is not known; they wait for the next take-over", "collection", o.NS(), "reason", err)
-	}
-	return nil
+	return t.dirty.look(ctx, o) // before the position passes the rename: behind it nobody would look any more
 }
 
 // arrived publishes what a renamed collection holds, by the way of stream events.
