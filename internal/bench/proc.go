@@ -47,3 +47,14 @@ func (m *meter) foreign() (pct float64, ok bool) {
 	}
 	return 100 * max(others, 0) / (total - m.total), true
 }
+
+// used is the CPU time of processes since the start, in seconds; 0 for those that were not named then.
+func (m *meter) used(pids ...int) (seconds float64) {
+	for _, pid := range pids {
+		if before, ok := m.own[pid]; ok {
+			now, _ := processTicks(pid)
+			seconds += max(now-before, 0)
+		}
+	}
+	return seconds
+}

@@ -21,8 +21,10 @@ const (
 // ReconcilerResult is what a benchmark of the reconciler found: medians of its runs.
 type ReconcilerResult struct {
 	DrainEPS       float64 `json:"drain_eps"`       // of the stream's backlog, events per second
-	ScheduledEPS   float64 `json:"scheduled_eps"`   // of as many scheduled envelopes that are due
+	ScheduledEPS   float64 `json:"scheduled_eps"`   // of as many scheduled envelopes that are due, while the stream brings them too
 	ScheduledRatio float64 `json:"scheduled_ratio"` // scheduled ÷ stream, of the same run
+	KnownEPS       float64 `json:"known_eps"`       // of as many that the stream had passed before
+	KnownRatio     float64 `json:"known_ratio"`
 
 	DueEvents int     `json:"due_events"`       // due at the same moment
 	DueP50    float64 `json:"due_error_p50_ms"` // from that moment to a consumer
@@ -58,6 +60,17 @@ type figures map[string][]float64
 
 func (f figures) add(name string, v float64) { f[name] = append(f[name], v) }
 
+// ratio is the median of the ratios within each run, because the servers drift.
+func (f figures) ratio(of, to string) float64 {
+	var ratios []float64
+	for i, v := range f[of] {
+		if i < len(f[to]) && f[to][i] > 0 {
+			ratios = append(ratios, v/f[to][i])
+		}
+	}
+	return round(median(ratios), 3)
+}
+
 // RunReconciler measures what goes beside the stream, and the stream's drain with it. It takes minutes; ctx ends it.
 func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err error) {
 	err = o.with(ctx, func(b *bench) error {
@@ -91,6 +104,7 @@ type step struct {
 var steps = []step{
 	{"drain", (*bench).streamDrain},
 	{"scheduled", (*bench).scheduledDrain},
+	{"known", (*bench).knownDrain},
 	{"sweep", (*bench).sweep},
 	{"due", (*bench).dueAtOnce},
 	{"burst", (*bench).dueBurst},
@@ -149,7 +163,7 @@ func reconciled(b *bench, got, foreign figures) ReconcilerResult {
 	whole := func(name string) float64 { return round(median(got[name]), 0) }
 	fine := func(name string) float64 { return round(median(got[name]), 1) }
 	r := ReconcilerResult{
-		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), SweepEPS: whole("sweep"), ParkingEPS: whole("parking"),
+		DrainEPS: whole("drain"), ScheduledEPS: whole("scheduled"), KnownEPS: whole("known"), SweepEPS: whole("sweep"), ParkingEPS: whole("parking"),
 		ParkedEPS: whole("parked"), PurgeEPS: whole("purge"),
 		DueEvents: dueAtOnce, DueP50: fine("due_p50"), DueP99: fine("due_p99"), DueMax: fine("due_max"),
 		BurstEvents: b.Events, BurstS: round(median(got["burst"]), 2),
@@ -157,14 +171,10 @@ func reconciled(b *bench, got, foreign figures) ReconcilerResult {
 		BudgetMB:     float64(config.Default().Limits.Memory) / (1 << 20),
 		ParkedEvents: b.toPark(), ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Events: b.Events, Payload: b.Payload, Runs: b.Runs,
 	}
-	var ratios, limits []float64 // within one run: the servers drift
-	for i, eps := range got["scheduled"] {
-		if i < len(got["drain"]) {
-			ratios = append(ratios, eps/max(got["drain"][i], 1))
-		}
-		limits = append(limits, 1+float64(b.Events)/max(eps, 1))
+	r.ScheduledRatio, r.KnownRatio = got.ratio("scheduled", "drain"), got.ratio("known", "drain")
+	if eps := median(got["scheduled"]); eps > 0 {
+		r.BurstLimitS = round(1+float64(b.Events)/eps, 2)
 	}
-	r.ScheduledRatio, r.BurstLimitS = round(median(ratios), 3), round(median(limits), 2)
 	for name, v := range foreign {
 		r.ForeignCPU[name] = round(median(v), 1)
 		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
@@ -179,6 +189,7 @@ func (r ReconcilerResult) Print(w io.Writer) error {
 	fmt.Fprintf(t, "\n%d events of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
 	row("drain of the stream", "%.0f events/s", r.DrainEPS)
 	row("drain of what is scheduled", "%.0f events/s, %.3f of the stream's of the same run", r.ScheduledEPS, r.ScheduledRatio)
+	row("of what was passed before", "%.0f events/s, %.3f of the stream's of the same run", r.KnownEPS, r.KnownRatio)
 	row("due error", "p50 %.0f ms, p99 %.0f ms, at most %.0f ms, of %d due at once", r.DueP50, r.DueP99, r.DueMax, r.DueEvents)
 	row("burst", "%.2f s for %d due at once; it may be %.2f s", r.BurstS, r.BurstEvents, r.BurstLimitS)
 	row("sweep of a gap", "%.0f events/s, %.1f MB at most, %.1f MB of a budget of %.0f in use", r.SweepEPS, r.SweepPeakRSS, r.SweepBudget, r.BudgetMB)

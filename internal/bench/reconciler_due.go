@@ -26,24 +26,91 @@ func (b *bench) due(i int, at time.Time) (bson.Raw, error) {
 }
 
 // scheduledDrain measures envelopes that became due while no relay ran, from the end of the take-over to the last record.
-// The stream brings them too, and the relay passes over them there.
+// They were written meanwhile too: the stream brings them as well, and the relay passes over them there.
 func (b *bench) scheduledDrain(ctx context.Context, run int, got figures) (meterReading, error) {
-	name := fmt.Sprintf("scheduled%d", run)
+	return b.overdue(ctx, fmt.Sprintf("scheduled%d", run), "scheduled", got, func(coll *mongo.Collection, _ setting) error {
+		at := time.Now().Add(-time.Hour)
+		return b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.due(i, at.Add(time.Duration(i)*time.Millisecond)) })
+	})
+}
+
+// knownDrain is scheduledDrain of envelopes that were written long before, so that the stream has passed them.
+func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterReading, error) {
+	return b.overdue(ctx, fmt.Sprintf("known%d", run), "known", got, func(coll *mongo.Collection, s setting) error {
+		s.label = ""
+		r, _, err := b.owner(ctx, s)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = r.stop() }() // asked below where its answer counts
+		first := b.ahead(b.Events)
+		if err := b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
+			return b.due(i, first.Add(time.Duration(i)*time.Second/time.Duration(b.Events)))
+		}); err != nil {
+			return err
+		}
+		if err := r.passed(ctx, b.Events); err != nil {
+			return err
+		}
+		if err := r.stop(); err != nil {
+			return err
+		}
+		if time.Since(first) > 0 {
+			return errors.New("the relay read for so long that the first of its envelopes were due")
+		}
+		return sleep(ctx, time.Until(first.Add(time.Second)))
+	})
+}
+
+// ahead is a time at which n envelopes are certainly written and read.
+func (b *bench) ahead(n int) time.Time {
+	return time.Now().Add(3*time.Second + time.Duration(n)*time.Second/writeRate).Truncate(time.Millisecond)
+}
+
+// passed waits until the stream has brought n envelopes.
+func (r *relay) passed(ctx context.Context, n int) error {
+	for began := time.Now(); ; {
+		c, err := r.counters(ctx)
+		switch {
+		case err != nil:
+			return err
+		case int(c.read) >= n:
+			return nil
+		case time.Since(began) > stall:
+			return fmt.Errorf("the relay has read %.0f of %d events after %s; its last words: %s", c.read, n, stall, r.words)
+		}
+		if err := sleep(ctx, slow); err != nil {
+			return err
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// overdue measures the drain of what write leaves in a collection.
+func (b *bench) overdue(ctx context.Context, name, figure string, got figures, write func(*mongo.Collection, setting) error) (meterReading, error) {
 	coll, err := b.outbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
-	at := time.Now().Add(-time.Hour)
-	if err := b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.due(i, at.Add(time.Duration(i)*time.Millisecond)) }); err != nil {
-		return meterReading{}, err
-	}
 	topic, err := b.topic(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	r, began, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.state(name), start: "backlog", label: name})
+	s := setting{watch: name, topic: topic, state: b.state(name), start: "backlog", label: name}
+	if err := write(coll, s); err != nil {
+		return meterReading{}, err
+	}
+	r, began, err := b.owner(ctx, s)
 	if err != nil {
 		return meterReading{}, err
 	}
@@ -54,8 +121,9 @@ func (b *bench) scheduledDrain(ctx context.Context, run int, got figures) (meter
 		return meterReading{}, err
 	}
 	eps := float64(w.n) / w.at.Sub(began).Seconds()
-	got.add("scheduled", eps)
-	said := reading(m, "%8.0f/s  %.2f CPU-s per million", eps, (w.after.cpu-w.before.cpu)*1e6/float64(w.n))
+	got.add(figure, eps)
+	million := 1e6 / float64(w.n)
+	said := reading(m, "%8.0f/s  CPU-s per million: %.1f of the relay, %.1f of the servers", eps, m.used(r.pid())*million, m.used(b.servers...)*million)
 	if err := empty(ctx, coll); err != nil {
 		return said, err
 	}
@@ -75,10 +143,8 @@ func empty(ctx context.Context, coll *mongo.Collection) error {
 		if time.Since(began) > stall {
 			return fmt.Errorf("%d envelopes that were sent are still there after %s", n, stall)
 		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(slow):
+		if err := sleep(ctx, slow); err != nil {
+			return err
 		}
 	}
 }
@@ -129,7 +195,7 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 		return d, err
 	}
 	defer func() { _ = r.stop() }() // asked below where its answer counts
-	at := time.Now().Add(3*time.Second + time.Duration(n)*time.Second/writeRate).Truncate(time.Millisecond)
+	at := b.ahead(n)
 	if err := b.write(ctx, coll, n, func(i int) (bson.Raw, error) { return b.due(i, at) }); err != nil {
 		return d, err
 	}
@@ -139,10 +205,8 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 	for i := range s.acked {
 		s.acked[i].Store(int64(at.Sub(s.base)))
 	}
-	select {
-	case <-ctx.Done():
-		return d, context.Cause(ctx)
-	case <-time.After(time.Until(at)):
+	if err := sleep(ctx, time.Until(at)); err != nil {
+		return d, err
 	}
 	m := startMeter(append(b.pids(), r.pid())...)
 	if err := s.await(ctx, func() error { return errors.Join(r.ended(), c.failed()) }); err != nil {
