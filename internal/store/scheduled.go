@@ -108,7 +108,7 @@ func ClaimDue(ctx context.Context, f Fencer, c DueClaim, now time.Time, groups [
 				bson.E{Key: "_id", Value: bson.D{{Key: "$in", Value: g.IDs}}},
 				bson.E{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}},
 				bson.E{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$dueAt", "$$NOW"}}}},
-			), set)
+			), set, options.UpdateMany().SetHint(pickedByID))
 			if err != nil {
 				return privilege(err, "claiming scheduled envelopes of "+Namespace(g.Coll), "update", Namespace(g.Coll), "")
 			}
