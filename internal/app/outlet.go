@@ -77,20 +77,36 @@ func (o *outlet) route(e *reconcile.Envelope) ([]string, error) {
 	return topics, nil
 }
 
-// standing is what the read-back has found of an envelope, for those topics, or for all that it routes to.
-func (o *outlet) standing(e *reconcile.Envelope, topics []string) []reconcile.Hit {
+// take acks the records of an envelope that the read-back has found, for those topics.
+func (o *outlet) take(e *reconcile.Envelope, topics []string, answer func(record.Published)) bool {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
+	return w.identify(o, e, topics) && o.t.disp.Take(w.recs, answer)
+}
+
+// identify makes the records of an envelope that has neither body nor headers, for those topics or for all that it routes
+// to: what they are known by is right, and where they go.
+func (w *outgoing) identify(o *outlet, e *reconcile.Envelope, topics []string) bool {
 	if event.Parse(e.Raw, &w.view) != nil {
-		return nil
+		return false
 	}
 	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.t.scope.Multiple()}
 	var err error
 	if w.recs, err = w.records(w.recs[:0]); err != nil || len(w.recs) == 0 {
-		return nil
+		return false
 	}
 	if topics != nil {
 		w.only(topics)
+	}
+	return true
+}
+
+// standing is what the read-back has found of an envelope, for those topics, or for all that it routes to.
+func (o *outlet) standing(e *reconcile.Envelope, topics []string) []reconcile.Hit {
+	w := o.pool.Get().(*outgoing)
+	defer o.pool.Put(w)
+	if !w.identify(o, e, topics) {
+		return nil
 	}
 	all := make([]string, len(w.recs))
 	for i := range w.recs {

@@ -53,8 +53,8 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		outlet:   out,
 		finisher: f,
 		exceptions: &reconcile.Exceptions{
-			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Route: out.route, Now: t.clock.now, Log: t.log,
-			Trouble: trouble, Well: well,
+			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Route: out.route,
+			Standing: out.standing, Take: out.take, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
 		},
 		scheduled: reconcile.NewScheduled(reconcile.ScheduledConfig{
 			Client: t.mongo.state, Fencer: t.held, Epoch: doc.Epoch, Collections: t.dirty.collections, Outlet: out, Finisher: f,

@@ -120,6 +120,7 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 		Budget: int64(t.cfg.Limits.Memory), MaxTickets: t.cfg.Limits.Tickets,
 		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Log: t.log, Now: t.clock.now,
 		Ready: func(topic string) { t.rec.exceptions.Wake(topic) },
+		Found: func(let func()) { t.rec.exceptions.Found(let) },
 		Metrics: dispatch.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))

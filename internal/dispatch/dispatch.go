@@ -30,6 +30,9 @@ const MaxTickets = 200_000
 type Sink interface {
 	Size(rec *record.Record) int
 	Send(rec *record.Record, t record.Ticket) error
+	// Take acks a record that a read-back has found, from within the call; false says that it was not found, and nothing was
+	// done.
+	Take(rec *record.Record, t record.Ticket) bool
 	Flush()
 	Recycle(tickets []record.Ticket)
 }
@@ -99,12 +102,15 @@ type Config struct {
 	MaxGates   int   // Defaults to MaxGates
 	Exceptions Exceptions
 	Recorder   Recorder
-	Recorded   func()                                           // hears that exceptions were written down; must not block
-	Ready      func(topic string)                               // hears that a topic that was parked can be written again; must not block
-	Retry      func(ctx context.Context, op func() error) error // repeats op until it succeeds, ctx ends or it is final
-	Metrics    Metrics
-	Log        *slog.Logger
-	Now        func() time.Time // Defaults to time.Now
+	Recorded   func()             // hears that exceptions were written down; must not block
+	Ready      func(topic string) // hears that a topic that was parked can be written again; must not block
+	// Found hears that records of ours stand in a partition that was read late, whose stored offset waits until let is called;
+	// must not block. nil: nothing waits.
+	Found   func(let func())
+	Retry   func(ctx context.Context, op func() error) error // repeats op until it succeeds, ctx ends or it is final
+	Metrics Metrics
+	Log     *slog.Logger
+	Now     func() time.Time // Defaults to time.Now
 }
 
 // Dispatcher follows the events of one term of ownership. It implements record.Acks.
@@ -116,7 +122,8 @@ type Dispatcher struct {
 
 	spare   *budget // the reconciler's share
 	gates   *gates
-	besides atomic.Int64 // deliveries outside of the stream's order
+	besides atomic.Int64  // deliveries outside of the stream's order
+	found   atomic.Uint64 // calls of Found
 	sideMu  sync.Mutex
 	sides   map[record.Ticket]*side
 

@@ -26,6 +26,7 @@ type fakeSink struct {
 	refuse map[string]*record.Refusal
 	hold   map[string]error
 	holder record.Holder
+	acks   record.Acks
 	flushs int
 	got    chan struct{}
 }
@@ -49,6 +50,15 @@ func (f *fakeSink) Send(rec *record.Record, t record.Ticket) error {
 	f.mu.Unlock()
 	f.got <- struct{}{}
 	return nil
+}
+
+// Take finds what has a value of one byte.
+func (f *fakeSink) Take(rec *record.Record, t record.Ticket) bool {
+	if len(rec.Value) != 1 {
+		return false
+	}
+	f.acks.Acked(record.TopicPartition{Topic: rec.Topic}, int64(rec.Value[0]), []record.Ticket{t}, 1)
+	return true
 }
 func (f *fakeSink) Flush()                  { f.mu.Lock(); f.flushs++; f.mu.Unlock() }
 func (f *fakeSink) Recycle([]record.Ticket) {}
@@ -96,6 +106,7 @@ func start(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *memory) {
 		cfg.Budget = 1 << 20
 	}
 	d := New(cfg)
+	s.acks = d
 	d.Use(s)
 	return d, s, m
 }

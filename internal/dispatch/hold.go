@@ -4,19 +4,34 @@ import (
 	"errors"
 
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/watermark"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
 var _ record.Holder = (*Dispatcher)(nil)
 
+// sinks is the hold of the sink; those above are one for each call of Found.
+const sinks watermark.Hold = 0
+
 // Closed implements record.Holder.
 func (d *Dispatcher) Closed(rec *record.Record, side bool) error { return d.gates.closed(rec, side) }
 
 // Hold implements record.Holder.
-func (d *Dispatcher) Hold(tp record.TopicPartition, offset int64) { d.tracker.Hold(tp, offset) }
+func (d *Dispatcher) Hold(tp record.TopicPartition, offset int64) { d.tracker.Hold(tp, sinks, offset) }
 
 // Unhold implements record.Holder.
-func (d *Dispatcher) Unhold(tp record.TopicPartition) { d.tracker.Unhold(tp) }
+func (d *Dispatcher) Unhold(tp record.TopicPartition) { d.tracker.Unhold(tp, sinks) }
+
+// Found implements record.Holder. Each has a hold of its own: the sink may tell of a partition again while what was found
+// before is still being written down.
+func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
+	if d.cfg.Found == nil {
+		return
+	}
+	by := sinks + watermark.Hold(d.found.Add(1))
+	d.tracker.Hold(tp, by, offset)
+	d.cfg.Found(func() { d.tracker.Unhold(tp, by) })
+}
 
 // Ready implements record.Holder.
 func (d *Dispatcher) Ready(topic string) {

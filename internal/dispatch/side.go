@@ -63,6 +63,31 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell fun
 	return nil
 }
 
+// Take acks those of recs, of one envelope outside of the stream's order, that a read-back has found, and sends none. It
+// reports whether there is any; then tell is called once with the answers of those alone, from within Take. It does not
+// block. The stored offsets wait for Settle.
+func (d *Dispatcher) Take(recs []record.Record, tell func(record.Published)) bool {
+	s := &side{left: len(recs) + 1, targets: make([]target, len(recs))} // never whole: how many are found is known at the end
+	for i := range recs {
+		s.targets[i] = target{topic: recs[i].Topic, size: d.sink.Size(&recs[i])}
+	}
+	t := d.tracker.Side()
+	d.sideMu.Lock()
+	d.sides[t] = s
+	d.sideMu.Unlock()
+	d.besides.Add(1)
+	for i := range recs {
+		d.sink.Take(&recs[i], t)
+	}
+	d.forget(t)
+	if len(s.answers) == 0 {
+		d.tracker.Settle([]record.Ticket{t})
+		return false
+	}
+	tell(record.Published{Ticket: t, Answers: s.answers})
+	return true
+}
+
 func always() bool { return true }
 
 // Settle says that what became of deliveries outside of the stream's order is majority-committed (N8).

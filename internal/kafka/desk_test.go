@@ -12,13 +12,19 @@ import (
 )
 
 // openDoors is a Holder that holds nothing, for a sink in which nothing goes wrong.
-type openDoors struct{ asked int }
+type openDoors struct {
+	asked int
+	found []int64
+}
 
 func (d *openDoors) Closed(*record.Record, bool) error    { d.asked++; return nil }
 func (*openDoors) Withdrawn(list []record.Withdrawn)      { panic(list) }
 func (*openDoors) Hold(tp record.TopicPartition, _ int64) { panic(tp) }
 func (*openDoors) Unhold(tp record.TopicPartition)        { panic(tp) }
-func (*openDoors) Ready(topic string)                     { panic(topic) }
+func (d *openDoors) Found(_ record.TopicPartition, offset int64) {
+	d.found = append(d.found, offset)
+}
+func (*openDoors) Ready(topic string) { panic(topic) }
 
 // exception is a record that is held, under the ticket that its event has in the stream.
 type exception struct {
@@ -40,13 +46,14 @@ type desk struct {
 	calls   [][]record.Withdrawn
 	holds   map[record.TopicPartition]int64
 	let     int // calls of Unhold
+	found   map[record.TopicPartition]int64
 	ready   []string
 	changed chan struct{}
 }
 
 func newDesk(tb testing.TB) *desk {
 	return &desk{
-		tb: tb, sent: map[record.Ticket]record.Record{}, gates: map[string]int{}, again: map[string]bool{}, holds: map[record.TopicPartition]int64{},
+		tb: tb, sent: map[record.Ticket]record.Record{}, gates: map[string]int{}, again: map[string]bool{}, holds: map[record.TopicPartition]int64{}, found: map[record.TopicPartition]int64{},
 		changed: make(chan struct{}),
 	}
 }
@@ -135,6 +142,13 @@ func (d *desk) Unhold(tp record.TopicPartition) {
 	}
 	delete(d.holds, tp)
 	d.let++
+	d.change()
+}
+
+func (d *desk) Found(tp record.TopicPartition, offset int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.found[tp] = offset
 	d.change()
 }
 

@@ -353,6 +353,9 @@ func (s *Sink) owe(p *part, tail *fence.Tail, found *fence.Known, own, ghost boo
 	case !own:
 		p.mine = found
 		p.keep() // ghosts, and what an earlier owner has sent outside of the stream's order, are among the hits
+		if low := p.hits.Lowest(); low >= 0 {
+			s.holder.Found(p.tp, low) // N8: nobody looks the latter up before their turn, which may be late
+		}
 	case ghost && found.Len() > 0:
 		found.Merge(p.mine)
 		p.mine = found

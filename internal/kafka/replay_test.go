@@ -243,31 +243,44 @@ func TestN10_IsNotAboutDeliveriesOutsideOfTheStream(t *testing.T) {
 	}
 }
 
+// unread makes the partition of a topic one that could not be read at the take-over, and returns what is in it.
+func (r *rig) unread(topic string) map[record.TopicPartition]*fence.Tail {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.topics[topic].parts[0]
+	tail := &fence.Tail{From: 0, Next: p.end, Hits: p.hits}
+	p.t.hits -= p.hits.Len()
+	p.quarantine, p.hits = true, nil
+	return map[record.TopicPartition]*fence.Tail{{Topic: topic}: tail}
+}
+
+// besides returns the successor, which does not run yet, of an owner that has sent these outside of the stream's order.
+func besides(t *testing.T, holder record.Holder, values ...string) (r *rig, topic string) {
+	t.Helper()
+	topic = stacktest.Topic(t, 1)
+	txid, c := "outrelay.test."+topic, &claims{}
+	first := takeOver(t, txid, c)
+	for _, v := range values {
+		first.send(t, rec(topic, v, v))
+	}
+	first.Flush()
+	first.acks.resolved(len(values))
+	if err := first.kill(); err != nil {
+		t.Fatal(err)
+	}
+	return open(t, setUp{txid: txid, claims: c, noRun: true, holder: holder}), topic
+}
+
 // What an earlier owner has sent outside of the stream's order into a partition that could not be read at the take-over is
 // found there, also when the partition is released before the replay ends and the delivery's turn comes later.
 func TestN07_ALateReleaseOutlastsTheReplayForDeliveriesOutsideOfTheStream(t *testing.T) {
 	t.Parallel()
-	topic := stacktest.Topic(t, 1)
-	txid, c := "outrelay.test."+topic, &claims{}
-	first := takeOver(t, txid, c)
-	first.send(t, rec(topic, "k", "due"))
-	first.Flush()
-	first.acks.resolved(1)
-	if err := first.kill(); err != nil {
-		t.Fatal(err)
-	}
-	r := open(t, setUp{txid: txid, claims: c, noRun: true, holder: &openDoors{}})
-	r.mu.Lock()
-	p := r.topics[topic].parts[0]
-	tail := &fence.Tail{From: 0, Next: p.end, Hits: p.hits}
-	p.quarantine, p.hits, p.t.hits = true, nil, 0
-	r.mu.Unlock()
-	tp := record.TopicPartition{Topic: topic}
-	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
+	r, topic := besides(t, &openDoors{}, "due")
+	if err := r.admitTails(t.Context(), r.unread(topic)); err != nil {
 		t.Fatal(err)
 	}
 	r.EndReplay()
-	x := rec(topic, "k", "due")
+	x := rec(topic, "due", "due")
 	r.acks.mu.Lock()
 	r.acks.bytes += r.Size(&x)
 	r.acks.mu.Unlock()
@@ -279,4 +292,68 @@ func TestN07_ALateReleaseOutlastsTheReplayForDeliveriesOutsideOfTheStream(t *tes
 	if got := values(read(t, stacktest.Brokers(t), topic))[0]; len(got) != 1 {
 		t.Fatalf("the log is %v, want the record once", got)
 	}
+}
+
+// TestN08_ALateReleaseTellsOfWhatItHasFound, with the lowest offset of it, once; and each of it can be taken at its place, whether
+// its partition takes records or not, before its turn and once only.
+func TestN08_ALateReleaseTellsOfWhatItHasFound(t *testing.T) {
+	t.Parallel()
+	doors := &openDoors{}
+	r, topic := besides(t, doors, "x", "y", "z")
+	x := rec(topic, "another key", "y")
+	take := func(k record.Ticket) bool {
+		r.acks.mu.Lock()
+		r.acks.bytes += r.Size(&x)
+		r.acks.mu.Unlock()
+		if r.Take(&x, record.Side|k) {
+			return true
+		}
+		r.acks.mu.Lock()
+		r.acks.bytes -= r.Size(&x)
+		r.acks.mu.Unlock()
+		return false
+	}
+	tails := r.unread(topic)
+	if len(doors.found) != 0 || take(1) {
+		t.Fatalf("told of %v, and something was taken, before it was read", doors.found)
+	}
+	if err := r.admitTails(t.Context(), tails); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(doors.found, []int64{0}) {
+		t.Fatalf("told of %v, want the lowest offset", doors.found)
+	}
+	r.EndReplay()
+	r.mu.Lock()
+	r.topics[topic].parts[0].parked = true
+	r.mu.Unlock()
+	if !take(2) || take(3) {
+		t.Fatal("want that it is taken once")
+	}
+	if at := r.acks.acked[record.Side|2]; at.off != 1 || at.tp.Topic != topic {
+		t.Fatalf("acked at %+v, want offset 1", at)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.topics[topic].parts[0]; p.hitting != 0 || p.t.hits != 2 || p.hits.Len() != 2 {
+		t.Errorf("%d are being told, %d are left of the topic, want 0 and 2", p.hitting, p.t.hits)
+	}
+}
+
+// TestN08_ALateReleaseOfNothingHoldsNothing.
+func TestN08_ALateReleaseOfNothingHoldsNothing(t *testing.T) {
+	t.Parallel()
+	doors := &openDoors{}
+	r, topic := besides(t, doors, "x")
+	tails := r.unread(topic)
+	for _, tail := range tails {
+		tail.Hits = &fence.Known{}
+	}
+	if err := r.admitTails(t.Context(), tails); err != nil {
+		t.Fatal(err)
+	}
+	if len(doors.found) != 0 {
+		t.Errorf("told of %v", doors.found)
+	}
+	r.run(t)
 }

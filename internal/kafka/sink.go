@@ -231,20 +231,53 @@ func (s *Sink) names() []string {
 func (s *Sink) Standing(rec *record.Record) (record.TopicPartition, int64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	p, _, at := s.standing(rec)
+	if p == nil {
+		return record.TopicPartition{}, 0, false
+	}
+	return p.tp, at, true
+}
+
+// standing finds the partition in which a read-back has found a record; nil if none has. The lock is held.
+func (s *Sink) standing(rec *record.Record) (p *part, id fence.Identity, at int64) {
 	t := s.topics[rec.Topic]
 	if t == nil || t.hits == 0 {
-		return record.TopicPartition{}, 0, false
+		return nil, id, 0
 	}
 	id, ok := fence.IdentityOf(rec.Headers)
 	if !ok {
-		return record.TopicPartition{}, 0, false
+		return nil, id, 0
 	}
 	for _, p := range t.parts { // a topic may have grown since, or the envelope ask for another partition now
 		if at, ok := p.hits.At(id); ok {
-			return p.tp, at, true
+			return p, id, at
 		}
 	}
-	return record.TopicPartition{}, 0, false
+	return nil, id, 0
+}
+
+// Take acks a record that a read-back has found, from within the call, and takes it from what was found; false for any
+// other, of which nothing is done. It is for deliveries outside of the stream's order whose turn has not come: what stands
+// there needs none, nor a partition that can be written. The identity alone decides (N7); nothing is sent, so that no
+// order is at stake (N10).
+func (s *Sink) Take(rec *record.Record, t record.Ticket) bool {
+	s.mu.Lock()
+	p, id, at := s.standing(rec)
+	if p == nil || s.ended != nil {
+		s.mu.Unlock()
+		return false
+	}
+	p.hits.Take(id)
+	p.t.hits--
+	delete(p.owed, id)
+	p.hitting++
+	s.telling.Add(1)
+	tp := p.tp
+	s.mu.Unlock()
+	s.hit(tp, at, t, batch.Size(rec))
+	s.toldHit(tp)
+	s.telling.Add(-1)
+	return true
 }
 
 // EndReplay says that the stream has passed the time of the take-over: nothing that follows can have been sent before. What

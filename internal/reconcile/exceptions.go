@@ -51,8 +51,14 @@ type Exceptions struct {
 	// Route tells the topics of an envelope that does not list its targets. nil: only the Outlet knows, and such an envelope
 	// takes its turn for all topics at once.
 	Route func(e *Envelope) ([]string, error)
-	Now   func() time.Time // the server's
-	Poll  time.Duration    // defaults to 500 ms
+	// Standing tells which records of an envelope a read-back has found, for those topics (nil: all that it routes to). Take
+	// acks those of them that are still there, and sends nothing; if there are any, answer is called once as by
+	// Outlet.Publish, else it returns false. Envelopes have neither body nor headers. nil where nothing is found late.
+	Standing func(e *Envelope, topics []string) []Hit
+	Take     func(e *Envelope, topics []string, answer func(record.Published)) bool
+
+	Now  func() time.Time // the server's
+	Poll time.Duration    // defaults to 500 ms
 	// MaxFlying bounds the envelopes that are published and not written down yet. Defaults to 10,000.
 	MaxFlying int
 	Log       *slog.Logger // nil for none
@@ -72,6 +78,9 @@ type Exceptions struct {
 	taken  int                 // envelopes published so far
 	stuck  time.Time           // when a pass over everything was made last because of what is due and cannot go
 	jobs   jobs
+	found  []func() // of Found, not looked at yet
+
+	late late // of the goroutine of Run
 }
 
 // orderKey is the scope of an order, but for the topic.
@@ -263,6 +272,9 @@ func (x *Exceptions) probe() {
 // round does what there is a reason for.
 func (x *Exceptions) round(ctx context.Context, due bool) error {
 	colls := x.Collections()
+	if err := x.reclaim(ctx, colls, due); err != nil {
+		return err
+	}
 	if len(colls) == 0 {
 		return nil
 	}

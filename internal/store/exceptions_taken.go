@@ -21,13 +21,27 @@ func EachTaken(ctx context.Context, coll *mongo.Collection, until time.Time, tak
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
-	for _, filter := range []bson.D{
-		{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}},
+	for _, filter := range []bson.D{ // in this order: a claimed one may become an exception meanwhile, never the other way round
 		{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}, {Key: "state", Value: nil}, {Key: "claim.token", Value: bson.D{{Key: "$exists", Value: true}}}},
+		{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}},
 	} {
 		if err := each(ctx, coll, filter, take); err != nil {
 			return fmt.Errorf("reading what an earlier owner may have sent of %s: %w", Namespace(coll), err)
 		}
+	}
+	return nil
+}
+
+// EachOf hands those of ids that are there to take, as [EachTaken] does, whatever has become of them.
+func EachOf(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue, take func(bson.Raw) error) error {
+	sess, err := caughtUp(ctx, coll)
+	if err != nil {
+		return err
+	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
+	err = each(mongo.NewSessionContext(ctx, sess), coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, take)
+	if err != nil {
+		return fmt.Errorf("looking again at what an earlier owner may have sent of %s: %w", Namespace(coll), err)
 	}
 	return nil
 }

@@ -9,8 +9,12 @@ import "github.com/outrelay/outrelay/internal/record"
 type offsets struct {
 	next int64 // nothing of ours that is not acked yet can stand below
 	runs []run // acked, at least one ticket may still be above the watermark
-	hold int64 // the stored offset stays at or below it; −1: nothing holds it
+	// holds are offsets at or below which the stored one stays, by who holds it: it is at the lowest of them.
+	holds map[Hold]int64
 }
+
+// Hold names who holds a stored offset, so that one who lets go takes nothing away from the others.
+type Hold uint64
 
 // run is one acked batch: tickets[i] stands at offset base+i.
 type run struct {
@@ -26,8 +30,8 @@ func (o *offsets) acked(base int64, tickets []record.Ticket) {
 // prune forgets what the watermark has passed and returns the stored offset.
 func (t *Tracker[P]) prune(o *offsets) int64 {
 	first, kept := o.next, o.runs[:0]
-	if o.hold >= 0 {
-		first = min(first, o.hold)
+	for _, offset := range o.holds {
+		first = min(first, offset)
 	}
 	for _, r := range o.runs {
 		i := 0
@@ -76,27 +80,32 @@ func (t *Tracker[P]) Settle(tickets []record.Ticket) {
 	}
 }
 
-// Hold keeps the stored offset of tp at or below offset until Unhold.
-func (t *Tracker[P]) Hold(tp record.TopicPartition, offset int64) {
+// Hold keeps the stored offset of tp at or below offset until by has called Unhold. The lower one counts where by holds it
+// already.
+func (t *Tracker[P]) Hold(tp record.TopicPartition, by Hold, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o := t.partition(tp)
-	if o.hold < 0 || offset < o.hold {
-		o.hold = offset
+	if at, again := o.holds[by]; again && at <= offset {
+		return
 	}
+	if o.holds == nil {
+		o.holds = map[Hold]int64{}
+	}
+	o.holds[by] = offset
 }
 
-// Unhold ends a Hold.
-func (t *Tracker[P]) Unhold(tp record.TopicPartition) {
+// Unhold ends the Hold of by.
+func (t *Tracker[P]) Unhold(tp record.TopicPartition, by Hold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.partition(tp).hold = -1
+	delete(t.partition(tp).holds, by)
 }
 
 func (t *Tracker[P]) partition(tp record.TopicPartition) *offsets {
 	o := t.parts[tp]
 	if o == nil {
-		o = &offsets{hold: -1}
+		o = &offsets{}
 		t.parts[tp] = o
 	}
 	return o

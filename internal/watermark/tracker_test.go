@@ -186,18 +186,44 @@ func TestN08_AHeldOffsetStays(t *testing.T) {
 	t.Parallel()
 	w := New[int](nil)
 	w.Restore(tp(0), 10)
-	w.Hold(tp(0), 7)
-	w.Hold(tp(0), 9)
+	w.Hold(tp(0), 0, 7)
+	w.Hold(tp(0), 0, 9)
 	w.Acked(tp(0), 10, []record.Ticket{w.Begin(0, 1)})
 	w.Position(1)
 	w.Idle(tp(0), 20)
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 7 {
 		t.Fatalf("the stored offset is %d while 7 is held", offs["t"][0])
 	}
-	w.Unhold(tp(0))
+	w.Unhold(tp(0), 0)
 	if _, _, offs := w.Snapshot(); offs["t"][0] != 20 {
 		t.Fatalf("the stored offset is %d after the hold, want 20", offs["t"][0])
 	}
+}
+
+// TestN08_HoldsOfOnePartitionEndEachByItself: the lowest of those that are left counts.
+func TestN08_HoldsOfOnePartitionEndEachByItself(t *testing.T) {
+	t.Parallel()
+	w := New[int](nil)
+	w.Restore(tp(0), 20)
+	want := func(offset int64) {
+		t.Helper()
+		if _, _, offs := w.Snapshot(); offs["t"][0] != offset {
+			t.Errorf("the stored offset is %d, want %d", offs["t"][0], offset)
+		}
+	}
+	w.Hold(tp(0), 0, 9)
+	w.Hold(tp(0), 1, 5)
+	w.Hold(tp(0), 2, 7)
+	w.Unhold(tp(1), 1) // another partition's
+	want(5)
+	w.Unhold(tp(0), 1)
+	want(7)
+	w.Unhold(tp(0), 1)
+	want(7)
+	w.Unhold(tp(0), 0)
+	want(7)
+	w.Unhold(tp(0), 2)
+	want(20)
 }
 
 func TestMarksAreBounded(t *testing.T) {
