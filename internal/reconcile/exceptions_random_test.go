@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,10 +18,12 @@ import (
 // chaos is one round of exceptions that come, fail, park and are taken over by other owners.
 type chaos struct {
 	*house
-	r    *rand.Rand
-	term *term
-	n    int
-	want map[string][]string // topics by id
+	r     *rand.Rand
+	term  *term
+	n     int
+	want  map[string][]string // topics by id
+	shown *atomic.Int64       // of those, released and held yet
+	late  map[string]func()   // topics that this owner could not read yet, and what releases them
 
 	mu    sync.Mutex
 	fails map[string]int // refusals that are still to come, by topic and id
@@ -37,7 +40,7 @@ func TestN15_NothingIsLostDoubledOrOvertaken(t *testing.T) {
 			t.Parallel()
 			h := newHouse(t)
 			h.flying = 40
-			c := &chaos{house: h, r: rand.New(rand.NewPCG(seed, 1)), want: map[string][]string{}, fails: map[string]int{}}
+			c := &chaos{house: h, r: rand.New(rand.NewPCG(seed, 1)), want: map[string][]string{}, fails: map[string]int{}, shown: &atomic.Int64{}}
 			h.broker.refuse = c.refusal
 			c.term = h.begin().run()
 			c.term.out.reach("")
@@ -68,7 +71,7 @@ func (c *chaos) step() {
 	case n < 11:
 		c.term.out.park(topic)
 	case n < 15:
-		c.term.out.unpark(topic)
+		c.unpark(topic)
 	case n < 16:
 		c.takeOver()
 	default:
@@ -127,9 +130,21 @@ func (c *chaos) takeOver() {
 	reached := c.term.out.Reached()
 	c.term = c.begin()
 	c.term.out.reach(reached)
+	c.late = map[string]func(){}
+	shown := &atomic.Int64{}
+	c.shown = shown
+	for _, topic := range chaosTopics {
+		if c.r.IntN(3) == 0 {
+			show := c.term.conceal(topic)
+			c.late[topic] = func() { show(func() { shown.Add(-1) }) }
+		}
+	}
 	var hits []Hit
 	c.broker.mu.Lock()
 	for topic, list := range c.broker.topics {
+		if c.late[topic] != nil {
+			continue
+		}
 		for i, w := range list {
 			hits = append(hits, Hit{ID: w.id, Topic: topic, Delivery: w.delivery, TP: record.TopicPartition{Topic: topic}, Offset: int64(i)})
 		}
@@ -147,12 +162,23 @@ func (c *chaos) takeOver() {
 	c.term.run()
 }
 
+// unpark lets a topic be written again, which is when it is read if it could not be at the take-over.
+func (c *chaos) unpark(topic string) {
+	if show := c.late[topic]; show != nil {
+		delete(c.late, topic)
+		c.shown.Add(1)
+		show()
+	}
+	c.term.out.unpark(topic)
+}
+
 func (c *chaos) settle() {
 	c.term.out.reach("9")
 	for _, topic := range chaosTopics {
-		c.term.out.unpark(topic)
+		c.unpark(topic)
 	}
 	c.drained()
+	c.until("nothing is held of what was read late", func() bool { return c.shown.Load() == 0 })
 	c.term.landed()
 	c.term.stop()
 	c.term.out.quiet()
