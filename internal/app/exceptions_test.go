@@ -85,3 +85,18 @@ func TestN19_WhatWasScheduledBeforeTheFirstPositionIsSentAfterARestart(t *testin
 		t.Errorf("got %q, want the scheduled event alone", got[0].Value)
 	}
 }
+
+// TestADeliveryThatCannotBeWrittenDownHoldsUpNobody: a validator that knows nothing of what is written on a delivered envelope.
+func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	if err := b.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: false}}}}}}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	b.start("recording=mark")
+	b.append(20)
+	b.consume(21)
+	waitFor(t, func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
+	b.log.wait(t, "cannot be written down")
+}

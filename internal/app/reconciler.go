@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -185,5 +186,40 @@ func (x *exceptions) Sent(ctx context.Context, batch []*dispatch.Sent) error {
 			list[i].Positions = append(list[i].Positions, store.Position{Topic: a.Topic, Partition: a.Partition, Offset: a.Offset})
 		}
 	}
-	return store.RecordSent(ctx, x.t.held, x.t.cfg.Recording, list)
+	return x.recordSent(ctx, list)
 }
+
+// recordable leaves out what is of a collection that has just refused it.
+func (x *exceptions) recordable(list []store.Sent) []store.Sent {
+	return slices.DeleteFunc(list, func(s store.Sent) bool {
+		at, refused := x.t.unrecorded[s.NS]
+		return refused && time.Since(at) < unrecordedFor
+	})
+}
+
+// recordSent writes deliveries down. One that the server does not take, because a validator of the collection knows nothing
+// of such fields, stays without: it was delivered, and to wait for the impossible would hold up the watermark for ever.
+func (x *exceptions) recordSent(ctx context.Context, list []store.Sent) error {
+	if list = x.recordable(list); len(list) == 0 {
+		return nil
+	}
+	err := store.RecordSent(ctx, x.t.held, x.t.cfg.Recording, list)
+	switch {
+	case err == nil || !store.Rejected(err):
+		return err
+	case len(list) > 1:
+		half := len(list) / 2
+		if err := x.recordSent(ctx, list[:half]); err != nil {
+			return err
+		}
+		return x.recordSent(ctx, list[half:])
+	}
+	x.t.unrecorded[list[0].NS] = time.Now()
+	x.t.log.Error("deliveries cannot be written down in a collection; they count as delivered all the same; does a validator know nothing of sentAt?",
+		"collection", list[0].NS, "again_in", unrecordedFor, "error", err)
+	return nil
+}
+
+// unrecordedFor is how long nothing is written down in a collection that has refused it, so that it does not cost a
+// transaction for each envelope.
+const unrecordedFor = time.Minute

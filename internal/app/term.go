@@ -47,6 +47,7 @@ type term struct {
 	later        func(func(context.Context)) // runs beside the term, joined with readers
 	unreachable  bool                        // what waits does so because brokers are away; the monitor's
 	lettered     map[string]bool             // collections with dead letters; the exception writer's
+	unrecorded   map[string]time.Time        // collections that refused a record of deliveries; the recorder's
 	dirty        *dirty
 	rec          *reconciler
 	margin       time.Duration // by which stamps may be older than the commits of their envelopes
@@ -75,7 +76,7 @@ func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
 	work, cancel := context.WithCancelCause(work)
 	defer cancel(nil)
 	g, work := errgroup.WithContext(work)
-	t := &term{Relay: r, held: held, lettered: map[string]bool{}, stats: newTermStats(), log: r.log.With("epoch", held.Document().Epoch)}
+	t := &term{Relay: r, held: held, lettered: map[string]bool{}, unrecorded: map[string]time.Time{}, stats: newTermStats(), log: r.log.With("epoch", held.Document().Epoch)}
 	r.metrics.LeaseOwner.Set(1)
 	held.SetSource(t.checkpoint)
 	renew, stopRenewing := context.WithCancel(work)
