@@ -190,3 +190,20 @@ func TestProcessUsage(t *testing.T) {
 		t.Errorf("foreign %v %v", pct, ok)
 	}
 }
+
+// TestReconcilerResult: ratios are of one run, and what a burst may take follows from the drain.
+func TestReconcilerResult(t *testing.T) {
+	t.Parallel()
+	got := figures{"drain": {100, 200, 400}, "scheduled": {50, 50, 300}, "known": {10}}
+	r := reconciled(&bench{Options: Options{Events: 100, Runs: 3}}, got, figures{"due": {1, 7, 3}, "purge": {2}})
+	if r.ScheduledRatio != 0.5 || r.KnownRatio != 0.1 || r.BurstLimitS != 3 || r.ForeignCPUPct != 3 || r.ParkedEvents != 20 {
+		t.Errorf("%+v", r)
+	}
+	var table bytes.Buffer
+	if err := r.Print(&table); err != nil || !strings.Contains(table.String(), "0.500 of the stream's") {
+		t.Errorf("table: %v\n%s", err, &table)
+	}
+	if err := (Options{Events: 1, Payload: 8, Runs: 1, Only: []string{"sweep", "wish"}}).Check(); err == nil || !strings.Contains(err.Error(), `"wish"`) {
+		t.Errorf("an unknown measurement: %v", err)
+	}
+}

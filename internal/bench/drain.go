@@ -93,7 +93,8 @@ func (w *watcher) follow(ctx context.Context, events int) error {
 		if time.Since(progressed) > stall {
 			return fmt.Errorf("the relay has delivered %d of %d events and nothing for %s; its last words: %s", n, events, stall, w.relay.words)
 		}
-		wait := slow // a look costs the broker something
+		// A look costs the broker something, so there are few where the moment does not count.
+		wait := min(max(w.left(events)/8, slow), 4*slow)
 		if w.n == 0 || w.left(events) < 3*slow {
 			wait = fast
 		}
