@@ -171,7 +171,7 @@ func (x *Exceptions) Written(list []store.Exception) {
 			continue // its time, or its topic, will call
 		}
 		ref := keyRef{orderKey{e.NS, e.Key}, e.Raw.Lookup("key")}
-		if ref.stored.Type == 0 || ref.stored.Type == bson.TypeNull {
+		if ref.stored.Type != bson.TypeString {
 			ref.stored = text(e.Key)
 		}
 		x.look(x.jobs.keys, ref)

@@ -51,7 +51,7 @@ type Exception struct {
 	State   string   // retry, blocked or parked
 	Pos     string   // hexadecimal `_data` of its event (N15)
 	Pending []string // targets that have not got it; nil: all that it routes to
-	Key     string   // canonical text of its ordering key; stored if the envelope names none
+	Key     string   // canonical text of its ordering key; stored unless the envelope names it as text
 	// Attempts that failed so far, and when to make the next: so long after the server's now. For state retry.
 	Attempts int32
 	Delay    time.Duration
@@ -152,7 +152,8 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 		{Key: "attempts", Value: x.Attempts},
 		{Key: "origin", Value: lit(origin)},
 	}
-	if v, err := x.Raw.LookupErr("key"); err != nil || v.Type == bson.TypeNull {
+	// As text also where the envelope has another type: 5 and "5" are one key, and have to stand in one order.
+	if v, err := x.Raw.LookupErr("key"); err != nil || v.Type != bson.TypeString {
 		fields = append(fields, bson.E{Key: "key", Value: lit(x.Key)})
 	}
 	if x.Pending != nil {
