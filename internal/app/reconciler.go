@@ -64,7 +64,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		}),
 		purger: &retention.Purger{
 			Client: t.mongo.state, State: t.mongo.state.Database(t.cfg.MongoDB.State), Collections: t.outboxes, Retention: t.cfg.Retention,
-			Interval: t.cfg.Purge.Interval, Rate: t.cfg.Purge.Rate, Batch: t.cfg.Purge.Batch, Valid: t.held.Valid, Log: t.log,
+			Interval: t.cfg.Purge.Interval, Rate: t.cfg.Purge.Rate, Batch: t.cfg.Purge.Batch, Valid: t.mayPurge, Log: t.log,
 			Purged: func(n int) { t.metrics.Purged.Add(float64(n)) },
 		},
 	}
@@ -101,6 +101,12 @@ func (t *term) unsure() (after string, unsure func(pos string) bool) {
 	}
 	cursor := store.PosAt(t.gap.Cursor)
 	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && len(pos) == len(cursor) }
+}
+
+// mayPurge reports whether the position can be trusted to tell what was delivered: the lease is confirmed (N2), and the stream
+// goes on from it. A position that the server does not accept says nothing.
+func (t *term) mayPurge() bool {
+	return t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
 }
 
 // loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions

@@ -23,6 +23,7 @@ const (
 	HoldVanished   Hold = "no_watcher_document" // a registered watcher has no document
 	HoldNoPosition Hold = "no_position"         // a watcher document has no position yet
 	HoldGap        Hold = "gap"                 // a watcher sweeps for what the stream lost, or was told to
+	HoldAhead      Hold = "ahead"               // a position is of another history: it is later than the cluster's time
 )
 
 // HeldError refuses the purge of a collection, for now. It ends by itself when its reason does.
@@ -42,6 +43,8 @@ func (e *HeldError) Error() string {
 		return fmt.Sprintf("nothing of %s is purged: watcher document %s has no position yet", e.NS, e.Slot)
 	case HoldGap:
 		return fmt.Sprintf("nothing of %s is purged: watcher document %s has a gap, whose envelopes are found in the collection; the purge goes on when it is swept", e.NS, e.Slot)
+	case HoldAhead:
+		return fmt.Sprintf("nothing of %s is purged: the position of watcher document %s lies in the future, as after a restored backup, so it says nothing about what was delivered", e.NS, e.Slot)
 	}
 	return fmt.Sprintf("nothing of %s is purged: %s", e.NS, e.Hold)
 }
@@ -60,7 +63,11 @@ func (c Cut) SentBefore() time.Time { return time.Unix(int64(c.Before.T), 0) }
 type Watermarks struct {
 	watchers map[[16]byte][]string  // by collection
 	slots    map[string][]persisted // by watcher
+	now      time.Time              // of the server
 }
+
+// maxAhead is how far the cluster's time may be before the server's clock: it never goes back, where clocks do.
+const maxAhead = 5 * time.Minute
 
 // persisted is what the purge needs of a watcher document.
 type persisted struct {
@@ -77,7 +84,11 @@ func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 	if err != nil {
 		return nil, err
 	}
-	w := &Watermarks{watchers: make(map[[16]byte][]string), slots: make(map[string][]persisted)}
+	now, err := ServerTime(ctx, state.Client())
+	if err != nil {
+		return nil, err
+	}
+	w := &Watermarks{now: now, watchers: make(map[[16]byte][]string), slots: make(map[string][]persisted)}
 	for _, c := range claims {
 		if len(c.UUID.Data) == 16 {
 			w.watchers[[16]byte(c.UUID.Data)] = append(w.watchers[[16]byte(c.UUID.Data)], c.Watcher)
@@ -138,6 +149,8 @@ func (w *Watermarks) Cut(o Outbox, keep time.Duration) (Cut, error) {
 				return held(s.ID, HoldNoPosition)
 			case !s.Gap.IsZero() && s.Gap.Type != bson.TypeNull:
 				return held(s.ID, HoldGap)
+			case time.Unix(int64(s.ClusterTime.T), 0).After(w.now.Add(maxAhead)):
+				return held(s.ID, HoldAhead)
 			case s.ClusterTime.Before(least.Before):
 				least = Cut{Before: s.ClusterTime, Slot: s.ID}
 			}

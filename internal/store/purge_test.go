@@ -116,3 +116,29 @@ func TestMarginOfThisServer(t *testing.T) {
 		t.Error("no margin of a server that is away")
 	}
 }
+
+// TestN25_APositionInTheFutureStopsThePurge: after a restored backup, or with a damaged document, it is that of another history.
+func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
+	t.Parallel()
+	state := database(t)
+	o := Outbox{DB: "shop", Coll: "outbox", UUID: [16]byte{8}}
+	if _, err := NewRegistry(state.Collection("collections")).Claim(t.Context(), o.UUID, o.NS(), "w"); err != nil {
+		t.Fatal(err)
+	}
+	now := uint32(time.Now().Unix())
+	for _, c := range []struct {
+		at   uint32
+		hold bool
+	}{{now, false}, {now + 60, false}, {now + 1_000_000, true}} {
+		position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: c.at, I: 1}}})
+		w, err := ReadWatermarks(t.Context(), state)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = w.Cut(o, time.Hour)
+		var held *HeldError
+		if errors.As(err, &held) && held.Hold == HoldAhead != c.hold || (err != nil) != c.hold {
+			t.Errorf("a position %d s from now: %v", int64(c.at)-int64(now), err)
+		}
+	}
+}
