@@ -65,6 +65,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.disp, t.sink = disp, sink
 	disp.Use(sink)
 	disp.Start(t.from)
+	disp.BeginReplay()
 	// What is committed from here on cannot have been read back: the read-back ended before.
 	until, err := t.operationTime(ctx)
 	if err != nil {
@@ -211,7 +212,7 @@ func (t *term) newPump(until bson.Timestamp, owned *owned) *pump {
 	p := &pump{
 		filling: filling{router: t.router, filler: t.preset.Filler()},
 		scope:   t.scope, disp: t.disp, ddl: t.onDDL, now: t.clock.now,
-		replay:      replay{until: until, end: t.sink.EndReplay},
+		replay:      replay{until: until, end: func() { t.sink.EndReplay(); t.disp.EndReplay() }},
 		tick:        func() { t.progress.ticks.Add(1) },
 		dropExpired: t.cfg.Expired == "drop",
 		dropped:     func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },

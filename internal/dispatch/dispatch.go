@@ -122,6 +122,7 @@ type Dispatcher struct {
 
 	spare   *budget // the reconciler's share
 	gates   *gates
+	replay  replay
 	besides atomic.Int64  // deliveries outside of the stream's order
 	found   atomic.Uint64 // calls of Found
 	sideMu  sync.Mutex

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"errors"
+	"sync"
 
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/watermark"
@@ -12,6 +13,45 @@ var _ record.Holder = (*Dispatcher)(nil)
 
 // sinks is the hold of the sink; those above are one for each call of Found.
 const sinks watermark.Hold = 0
+
+// replays owns the holds of a replay.
+const replays watermark.Hold = 1<<64 - 1
+
+// replay is the stretch of a term in which the stream brings what an earlier owner may have sent.
+type replay struct {
+	mu   sync.Mutex
+	on   bool
+	held bool
+}
+
+// BeginReplay says that records which the stream has not brought yet may stand in the topics already. A delivery outside of
+// the stream's order that is acked meanwhile stands above them, and would move the stored offset past them; so the first one
+// of those keeps all stored offsets where they are until EndReplay (N8).
+func (d *Dispatcher) BeginReplay() {
+	d.replay.mu.Lock()
+	defer d.replay.mu.Unlock()
+	d.replay.on = true
+}
+
+// EndReplay says that the stream has passed the time of the take-over.
+func (d *Dispatcher) EndReplay() {
+	d.replay.mu.Lock()
+	defer d.replay.mu.Unlock()
+	if d.replay.on = false; d.replay.held {
+		d.replay.held = false
+		d.tracker.UnholdAll(replays)
+	}
+}
+
+// stay keeps the stored offsets during a replay.
+func (d *Dispatcher) stay() {
+	d.replay.mu.Lock()
+	defer d.replay.mu.Unlock()
+	if d.replay.on && !d.replay.held {
+		d.replay.held = true
+		d.tracker.HoldAll(replays)
+	}
+}
 
 // Closed implements record.Holder.
 func (d *Dispatcher) Closed(rec *record.Record, side bool) error { return d.gates.closed(rec, side) }

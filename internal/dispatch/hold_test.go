@@ -266,3 +266,34 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 		t.Errorf("the stored offset is %d", offsets["a"][0])
 	}
 }
+
+// TestN08_ADeliveryBesideAReplayMovesNoOffset: what the stream brings next may stand in the topic already, below it.
+func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
+	t.Parallel()
+	d, s, _ := start(t, Config{})
+	tp := record.TopicPartition{Topic: "a"}
+	d.Restore(tp, 5)
+	d.Start(pos(1))
+	d.BeginReplay()
+	told := make(chan record.Published, 1)
+	if err := d.Publish(t.Context(), keyed("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+		t.Fatal(err)
+	}
+	d.Acked(tp, 9, slices.Clone(s.sent), 10)
+	d.Settle([]record.Ticket{(<-told).Ticket})
+	if _, _, offs := d.Snapshot(); offs["a"][0] != 5 {
+		t.Fatalf("the stored offset is %d, above what the stream may still bring; want 5", offs["a"][0])
+	}
+	d.EndReplay()
+	if _, _, offs := d.Snapshot(); offs["a"][0] != 10 {
+		t.Fatalf("the stored offset is %d behind the replay, want 10", offs["a"][0])
+	}
+	if err := d.Publish(t.Context(), keyed("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+		t.Fatal(err)
+	}
+	d.Acked(tp, 10, slices.Clone(s.sent[1:]), 10)
+	d.Settle([]record.Ticket{(<-told).Ticket})
+	if _, _, offs := d.Snapshot(); offs["a"][0] != 11 {
+		t.Fatalf("the stored offset is %d, want 11: the replay is over", offs["a"][0])
+	}
+}

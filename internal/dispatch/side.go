@@ -35,6 +35,7 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell fun
 	if err := d.spare.reserve(ctx, s.bytes, always, d.sink.Flush); err != nil {
 		return err
 	}
+	d.stay()
 	t := d.tracker.Side()
 	if len(recs) == 0 {
 		d.spare.release(s.bytes)

@@ -95,6 +95,28 @@ func (t *Tracker[P]) Hold(tp record.TopicPartition, by Hold, offset int64) {
 	o.holds[by] = offset
 }
 
+// HoldAll keeps the stored offset of every partition where it is now, or below, until by has called UnholdAll.
+func (t *Tracker[P]) HoldAll(by Hold) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, o := range t.parts {
+		at := t.prune(o)
+		if o.holds == nil {
+			o.holds = map[Hold]int64{}
+		}
+		o.holds[by] = at
+	}
+}
+
+// UnholdAll ends the HoldAll of by.
+func (t *Tracker[P]) UnholdAll(by Hold) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, o := range t.parts {
+		delete(o.holds, by)
+	}
+}
+
 // Unhold ends the Hold of by.
 func (t *Tracker[P]) Unhold(tp record.TopicPartition, by Hold) {
 	t.mu.Lock()
