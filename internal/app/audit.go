@@ -41,7 +41,7 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 	}
 	gates, ok := audit.Gates()
 	held := map[dispatch.Gate]int{}
-	none := func(string, byte, []byte) {}
+	none := func(string, byte, []byte, []string) {}
 	count := func(ns, topic, key string) {
 		if ok { // else there are too many to remember
 			held[dispatch.Gate{NS: out.ns(ns), Topic: topic, Key: key}]++

@@ -12,6 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -146,10 +147,12 @@ func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
 	return nil
 }
 
-// owned are the envelopes behind the checkpoint that an earlier owner made exceptions of: the stream brings them once more,
-// and only their tickets are resolved (N15). It is filled before the stream is opened.
+// owned are the envelopes behind the checkpoint that an earlier owner made exceptions of, with the topics for which they wait.
+// The stream brings them once more. Those topics are the reconciler's; the others may not have got it, for their records may
+// have been queued when that owner died, so the stream sends them as any other, and the read-back knows what was sent
+// (N15). It is filled before the stream is opened.
 type owned struct {
-	ids map[[16]byte]struct{}
+	ids map[[16]byte][]string
 	buf []byte
 }
 
@@ -159,9 +162,13 @@ func (o *owned) key(ns string, id bson.RawValue) [16]byte {
 	return [16]byte(sum[:])
 }
 
-func (o *owned) add(ns string, id bson.RawValue) { o.ids[o.key(ns, id)] = struct{}{} }
+func (o *owned) add(ns string, id bson.RawValue, topics []string) { o.ids[o.key(ns, id)] = topics }
 
-func (o *owned) has(ns string, id bson.RawValue) bool {
-	_, ok := o.ids[o.key(ns, id)]
-	return ok
+// leave takes the records away for whose topics the envelope waits; "" stands for all of them.
+func (o *owned) leave(ns string, id bson.RawValue, records []record.Record) (rest []record.Record, known bool) {
+	topics, known := o.ids[o.key(ns, id)]
+	if !known {
+		return records, false
+	}
+	return slices.DeleteFunc(records, func(r record.Record) bool { return slices.Contains(topics, r.Topic) || slices.Contains(topics, "") }), true
 }

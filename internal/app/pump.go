@@ -127,8 +127,15 @@ func (p *pump) hand(ctx context.Context, commitMS int64) error {
 	it := &p.item
 	*it = dispatch.Item{CommitMS: commitMS, Raw: p.ev.Document, DB: p.ev.DB, Coll: p.ev.Coll, Pos: p.ev.Data, Records: it.Records[:0]}
 	err := p.fill(it)
-	if p.owned != nil && p.owned.has(p.namespace(), bson.Raw(p.ev.Document).Lookup("_id")) {
-		return nil // an earlier owner made an exception of it (N15); whether it has expired since is judged when its turn comes
+	if p.owned != nil {
+		rest, known := p.owned.leave(p.namespace(), bson.Raw(p.ev.Document).Lookup("_id"), it.Records)
+		switch {
+		case known && (err != nil || len(rest) == 0):
+			return nil // an earlier owner made an exception of it (N15); whether it has expired since is judged when its turn comes
+		case known:
+			it.Records = rest
+			return p.disp.Deliver(ctx, it)
+		}
 	}
 	if err != nil {
 		return p.refused(ctx, it, err)

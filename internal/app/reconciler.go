@@ -75,9 +75,11 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 func (t *term) recoverSent(ctx context.Context) error {
 	out := newOutlet(t)
 	return t.untilDone(ctx, "mongodb", func(context.Context) error { // a long read is no failed one
-		after, unsure := t.unsure()
-		if _, err := t.rec.exceptions.Widen(ctx, after, unsure); err != nil {
-			return err
+		if t.gap != nil { // else the stream brings them again, and the other topics with it
+			after, unsure := t.unsure()
+			if _, err := t.rec.exceptions.Widen(ctx, after, unsure); err != nil {
+				return err
+			}
 		}
 		hits, err := t.rec.exceptions.Find(ctx, out.standing)
 		t.progress.ticks.Add(1)
@@ -92,13 +94,11 @@ func (t *term) recoverSent(ctx context.Context) error {
 	})
 }
 
-// unsure tells of which exceptions, by their position, an earlier owner may have died before their other topics had them:
-// those behind the checkpoint, and those that a sweep found behind its cursor, whose positions are mere stamps.
+// unsure tells of which exceptions, by their position, an earlier owner may have died before their other topics had them,
+// where no stream brings them again: in a gap those behind the checkpoint, and those that a sweep found behind its cursor,
+// whose positions are mere stamps.
 func (t *term) unsure() (after string, unsure func(pos string) bool) {
 	from := position(t.from)
-	if t.gap == nil {
-		return from, func(string) bool { return true }
-	}
 	cursor := store.PosAt(t.gap.Cursor)
 	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && len(pos) == len(cursor) }
 }
@@ -112,7 +112,7 @@ func (t *term) mayPurge() bool {
 // loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions
 // already (N15).
 func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
-	own := &owned{ids: map[[16]byte]struct{}{}}
+	own := &owned{ids: map[[16]byte][]string{}}
 	out := newOutlet(t)
 	var n reconcile.Loaded
 	err := t.untilDone(ctx, "mongodb", func(context.Context) (err error) {
@@ -120,8 +120,8 @@ func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
 		clear(own.ids)
 		n, err = t.rec.exceptions.Load(ctx, position(t.from),
 			func(ns, topic, key string) { t.disp.Gate(out.ns(ns), topic, key) },
-			func(ns string, idType byte, id []byte) {
-				own.add(ns, bson.RawValue{Type: bson.Type(idType), Value: id})
+			func(ns string, idType byte, id []byte, topics []string) {
+				own.add(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
 			})
 		t.progress.ticks.Add(1)
 		return err

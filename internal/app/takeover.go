@@ -65,7 +65,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	t.disp, t.sink = disp, sink
 	disp.Use(sink)
 	disp.Start(t.from)
-	disp.BeginReplay()
+	disp.BeginReplay(len(doc.Dirty) > 0)
 	// What is committed from here on cannot have been read back: the read-back ended before.
 	until, err := t.operationTime(ctx)
 	if err != nil {

@@ -70,9 +70,13 @@ func poisons() []poison {
 // envelope is a poisoned one under a key of the good ones.
 func (p poison) envelope(id uuid.UUID, key string) bson.D {
 	doc := bson.D{
-		{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]}}, {Key: "aggregatetype", Value: aggregate},
-		{Key: "aggregateid", Value: "poison"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: []byte("{}")},
-		{Key: "key", Value: key}, {Key: "ts", Value: bson.Timestamp{}},
+		{Key: "_id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]}},
+		{Key: "aggregatetype", Value: aggregate},
+		{Key: "aggregateid", Value: "poison"},
+		{Key: "type", Value: "OrderPlaced"},
+		{Key: "payload", Value: []byte("{}")},
+		{Key: "key", Value: key},
+		{Key: "ts", Value: bson.Timestamp{}},
 	}
 	for _, s := range p.set {
 		i := slices.IndexFunc(doc, func(e bson.E) bool { return e.Key == s.Key })

@@ -112,8 +112,11 @@ func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 		id := uuid.Must(uuid.NewV7())
 		old.ids = append(old.ids, bson.Binary{Subtype: bson.TypeBinaryUUID, Data: id[:]})
 		doc := bson.D{
-			{Key: "_id", Value: old.ids[i]}, {Key: "aggregatetype", Value: aggregate}, {Key: "aggregateid", Value: fmt.Sprint("old-", i)},
-			{Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: make([]byte, 200)},
+			{Key: "_id", Value: old.ids[i]},
+			{Key: "aggregatetype", Value: aggregate},
+			{Key: "aggregateid", Value: fmt.Sprint("old-", i)},
+			{Key: "type", Value: "OrderPlaced"},
+			{Key: "payload", Value: make([]byte, 200)},
 		}
 		switch {
 		case i >= protected:

@@ -24,13 +24,18 @@ type replay struct {
 	held bool
 }
 
-// BeginReplay says that records which the stream has not brought yet may stand in the topics already. A delivery outside of
-// the stream's order that is acked meanwhile stands above them, and would move the stored offset past them; so the first one
-// of those keeps all stored offsets where they are until EndReplay (N8).
-func (d *Dispatcher) BeginReplay() {
+// BeginReplay says that records which the stream has not brought yet may stand in the topics already. Where all of them went
+// there in the stream's order, nothing that is acked meanwhile can stand above one of them. Where something was delivered
+// beside the stream, it can, and would move the stored offset past it: so all stored offsets stay where they are until
+// EndReplay (N8), from now on if beside says that an earlier owner did so, else from the first such delivery on.
+func (d *Dispatcher) BeginReplay(beside bool) {
 	d.replay.mu.Lock()
 	defer d.replay.mu.Unlock()
 	d.replay.on = true
+	if beside {
+		d.replay.held = true
+		d.tracker.HoldAll(replays)
+	}
 }
 
 // EndReplay says that the stream has passed the time of the take-over.

@@ -274,7 +274,7 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	tp := record.TopicPartition{Topic: "a"}
 	d.Restore(tp, 5)
 	d.Start(pos(1))
-	d.BeginReplay()
+	d.BeginReplay(false)
 	told := make(chan record.Published, 1)
 	if err := d.Publish(t.Context(), keyed("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
 		t.Fatal(err)

@@ -33,13 +33,22 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	if top == nil || top.name != rec.Topic {
 		top = s.topicOf(rec.Topic)
 	}
+	size := batch.Size(rec)
 	if s.holder != nil {
+		// What an earlier owner has sent needs no gate: it would be held, and sent again when nothing is known of it any more.
+		if tp, at, ok := s.sentBefore(top, rec, t, size); ok {
+			s.telling.Add(1)
+			s.mu.Unlock()
+			s.hit(tp, at, t, size)
+			s.toldHit(tp)
+			s.telling.Add(-1)
+			return nil
+		}
 		if err := s.closed(top, rec, t); err != nil {
 			s.mu.Unlock()
 			return err
 		}
 	}
-	size := batch.Size(rec)
 	if !top.ready() {
 		s.await(top, rec, t, size)
 		s.mu.Unlock()
@@ -73,6 +82,18 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	s.enqueue(p, rec, t, size, size, s.replay || side || !top.kept)
 	s.mu.Unlock()
 	return nil
+}
+
+// sentBefore looks a record of the stream up in what was read back, before anything may hold it. The lock is held.
+func (s *Sink) sentBefore(t *topic, rec *record.Record, k record.Ticket, size int) (record.TopicPartition, int64, bool) {
+	if !s.replay || k.IsSide() || t.hits == 0 || !t.ready() {
+		return record.TopicPartition{}, 0, false
+	}
+	p, why := s.target(t, rec, size)
+	if why != nil || p.quarantine {
+		return record.TopicPartition{}, 0, false
+	}
+	return s.look(p, rec, false)
 }
 
 // topicOf finds or begins a topic. The lock is held.
@@ -148,6 +169,24 @@ func tooLarge(t *topic, size int) *record.Refusal {
 // behind it. Deliveries outside of the stream's order keep theirs among themselves alone: what they send says nothing about
 // the events of the stream, which wait behind those that matter to them (N15), nor the other way round. The lock is held.
 func (s *Sink) known(p *part, rec *record.Record, side bool) (record.TopicPartition, int64, bool) {
+	if p.t.hits == 0 && p.mine.Len() == 0 {
+		return p.tp, 0, false
+	}
+	tp, at, ok := s.look(p, rec, side)
+	if ok {
+		return tp, at, true
+	}
+	if id, ours := fence.IdentityOf(rec.Headers); ours {
+		delete(p.owed, id)
+		if p.t.hits > 0 && rec.Key != nil {
+			p.t.remember(rec.Key, side)
+		}
+	}
+	return tp, 0, false
+}
+
+// look is known for a record that is not sent if it is not found. The lock is held.
+func (s *Sink) look(p *part, rec *record.Record, side bool) (record.TopicPartition, int64, bool) {
 	t := p.t
 	if t.hits == 0 && p.mine.Len() == 0 {
 		return p.tp, 0, false
@@ -156,8 +195,8 @@ func (s *Sink) known(p *part, rec *record.Record, side bool) (record.TopicPartit
 	if !ok {
 		return p.tp, 0, false
 	}
-	delete(p.owed, id)
 	if at, ok := p.mine.Take(id); ok {
+		delete(p.owed, id)
 		p.hitting++
 		return p.tp, at, true
 	}
@@ -180,12 +219,10 @@ func (s *Sink) known(p *part, rec *record.Record, side bool) (record.TopicPartit
 		at, ok = p.hits.Take(id)
 	}
 	if ok {
+		delete(p.owed, id)
 		t.hits--
 		p.hitting++
 		return p.tp, at, true
-	}
-	if rec.Key != nil {
-		t.remember(rec.Key, side)
 	}
 	return p.tp, 0, false
 }

@@ -27,7 +27,7 @@ func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
 	gates, known := map[string]int{}, []string{}
 	n, err := te.x.Load(t.Context(), "82000002",
 		func(ns, topic, key string) { gates[ns[len(h.db.Name()):]+" "+topic+" "+key]++ },
-		func(_ string, idType byte, id []byte) {
+		func(_ string, idType byte, id []byte, _ []string) {
 			known = append(known, bson.RawValue{Type: bson.Type(idType), Value: id}.StringValue())
 		})
 	if err != nil {

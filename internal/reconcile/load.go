@@ -18,10 +18,10 @@ type Loaded struct {
 
 // Load tells, before the stream of a new term is opened, which keys wait (N15): gate is called once for each topic that an
 // exception of the stream waits for, with "" for one that does not list them; known, for each of them whose event stands behind
-// after, so that it comes in the stream once more and is not sent by it. Call it behind Recover, with both functions
+// after, so that it comes in the stream once more and is sent by it to its other topics only. Call it behind Recover, with both functions
 // ready to be called a million times: nothing is collected here. idType and id are the type and the value of `_id`; id is
 // valid during the call only.
-func (x *Exceptions) Load(ctx context.Context, after string, gate func(ns, topic, key string), known func(ns string, idType byte, id []byte)) (Loaded, error) {
+func (x *Exceptions) Load(ctx context.Context, after string, gate func(ns, topic, key string), known func(ns string, idType byte, id []byte, topics []string)) (Loaded, error) {
 	x.init()
 	var n Loaded
 	for _, c := range x.Collections() {
@@ -44,7 +44,7 @@ func (x *Exceptions) Load(ctx context.Context, after string, gate func(ns, topic
 			if pos, _ := raw.Lookup("pos").StringValueOK(); pos > after {
 				n.Known++
 				id := raw.Lookup("_id")
-				known(ns, byte(id.Type), id.Value)
+				known(ns, byte(id.Type), id.Value, topics)
 			}
 			return nil
 		})

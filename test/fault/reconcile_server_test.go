@@ -18,6 +18,10 @@ import (
 // Kafka is away with a backlog of tens of thousands, while some envelopes are held for reasons of their own: that it cannot
 // be reached spends no attempt, kills nothing and parks nothing, and everything is in order when it is back.
 func TestKafkaAwayWithABacklog(t *testing.T) {
+	if !*long {
+		t.Log("a part of -fault.long")
+		return
+	}
 	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true})
 	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s", "retry.base": "200ms", "retry.cap": "500ms"}})
 	topics := s.Read()
@@ -134,6 +138,10 @@ func TestLeaderlessPartitionsAreParked(t *testing.T) {
 // A take-over with more parked envelopes than there are gates for keys: it is quick, needs little memory, and everything of
 // every key is in order, also what is appended meanwhile.
 func TestTakeOverWithManyParked(t *testing.T) {
+	if !*long {
+		t.Log("a part of -fault.long")
+		return
+	}
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
 	history := s.Follow()

@@ -131,6 +131,10 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 // Records are refused for a reason of their own by the setting of their topic, while owners die: each failure counts one
 // attempt, the key waits, and when the topic takes them everything follows in order.
 func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
+	if !*long {
+		t.Log("a part of -fault.long")
+		return
+	}
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.base": "500ms", "retry.cap": "1s", "retry.max_attempts": 1000})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
@@ -202,8 +206,13 @@ func foreign(t *testing.T, s *kit.Scene, n int) {
 	t.Helper()
 	for i := range n {
 		id, key := fmt.Sprintf("foreign-%d", i), fmt.Sprintf("foreign-k%d", i%7)
-		doc := bson.D{{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: key},
-			{Key: "type", Value: "Changed"}, {Key: "payload", Value: bson.Binary{Data: []byte(id)}}}
+		doc := bson.D{
+			{Key: "_id", Value: id},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: key},
+			{Key: "type", Value: "Changed"},
+			{Key: "payload", Value: bson.Binary{Data: []byte(id)}},
+		}
 		_, err := s.Outbox().InsertOne(t.Context(), doc)
 		must(t, err)
 		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: s.Route("order"), Payload: []byte(id)})
