@@ -1,8 +1,8 @@
 package app_test
 
 import (
-	"errors"
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
