@@ -300,10 +300,10 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	topics.Distinct(n)
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
-	// One that is tried again is as old as its sending: now and then the brokers take it.
-	kit.Eventually(t, "all payments are dead, but for some", func() bool {
+	// One that is tried again is as old as its sending: where nothing else is to be done, the brokers take most of them.
+	kit.Eventually(t, "payments are dead, or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
-		return letters > int64(n/2) && s.Held() == 0 && int(letters)+len(topics.All()) >= 2*n
+		return letters > int64(n/50) && s.Held() == 0 && int(letters)+len(topics.All()) >= 2*n
 	})
 	s.SetTopic("payment", ageSetting, "86400000")
 	kit.Eventually(t, "the relay is past all of it", func() bool { return s.Status().Unresolved == 0 })
