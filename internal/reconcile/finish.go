@@ -100,6 +100,9 @@ type Finishing struct {
 	Epoch       int64
 	Now         func() time.Time // the server's
 	Log         *slog.Logger     // nil for none
+	// Behind reports whether scheduled envelopes are due that could be claimed now: those that were sent are finished after
+	// them, for it is their delivery that somebody waits for. May be nil.
+	Behind func() bool
 	// Trouble hears of each write that failed and is tried again, Well of each that succeeded after one. Both may be nil.
 	Trouble func(error)
 	Well    func()
@@ -196,6 +199,7 @@ func (f *Finisher) Run(ctx context.Context) error {
 	again := time.NewTicker(asideFor)
 	defer again.Stop()
 	for {
+		f.giveWay(ctx)
 		batch := f.take()
 		if len(batch) == 0 {
 			select {
@@ -212,6 +216,29 @@ func (f *Finisher) Run(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// patience is how long a batch gives way at the most: a collection that cannot be claimed must not hold up the others.
+const patience = 500 * time.Millisecond
+
+// giveWay waits a little while scheduled envelopes are due and such as were sent are next to be finished. What it holds back
+// is bounded by what Scheduled has on its way.
+func (f *Finisher) giveWay(ctx context.Context) {
+	if f.c.Behind == nil {
+		return
+	}
+	for begun := time.Now(); time.Since(begun) < patience && f.tidying() && f.c.Behind(); {
+		if retry.Sleep(ctx, time.Millisecond) != nil {
+			return
+		}
+	}
+}
+
+// tidying reports whether the first that waits is a scheduled envelope that was sent.
+func (f *Finisher) tidying() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.queue) > 0 && f.queue[0].Claim != "" && f.queue[0].fate.End == Finished
 }
 
 // take is what the next transaction gets, in the order in which it was answered.

@@ -28,7 +28,7 @@ const (
 	// the stream is not told by Saw.
 	recheck = 5 * time.Second
 
-	maxAloft  = 8 * store.MaxClaim // claimed and not finished
+	maxAloft  = 40 * store.MaxClaim // claimed and not finished; some hundred bytes each
 	breath    = 20 * time.Millisecond
 	fewClaims = 100 // a claim of fewer is followed by a breath, so that a trickle is not a transaction for each envelope
 )
@@ -67,7 +67,7 @@ type ScheduledConfig struct {
 // become an exception, because its target cannot be written or refused it; a successor takes it over. Claiming, publishing
 // and finishing overlap.
 //
-// There is no order, neither among scheduled envelopes nor with others of their key. Memory: the cache, up to 8,000
+// There is no order, neither among scheduled envelopes nor with others of their key. Memory: the cache, up to 40,000
 // envelopes on their way by id, and one reply of a read. A collection with scheduled envelopes costs a read each Poll, one
 // without them two reads each five seconds.
 type Scheduled struct {
@@ -78,6 +78,8 @@ type Scheduled struct {
 	asked  chan struct{} // 1 slot: the index is to be asked now
 	room   chan struct{} // 1 slot: something has landed
 	round  time.Duration // that the latest look at all collections took; for the one who asks the index
+
+	running atomic.Bool
 
 	mu        sync.Mutex
 	calendars map[string]*calendar
@@ -152,11 +154,19 @@ func (s *Scheduled) Saw(ns string, id bson.RawValue, dueAt time.Time) {
 // Run works until ctx ends, and returns its cause, or an error that makes going on pointless: the lease is lost.
 // What is on its way when it ends stays claimed and is found by the next owner.
 func (s *Scheduled) Run(ctx context.Context) error {
+	s.running.Store(true)
+	defer s.running.Store(false)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return s.feed(ctx) })
 	g.Go(func() error { return s.claimDue(ctx) })
 	g.Go(func() error { return s.publish(ctx) })
 	return g.Wait()
+}
+
+// Behind reports whether envelopes are due that could be claimed now. It is the Finisher's Behind: both write in transactions
+// that follow one another, and what is due comes before tidying up what was sent.
+func (s *Scheduled) Behind() bool {
+	return s.running.Load() && s.timers.behind(s.Now().UnixMilli(), maxAloft)
 }
 
 // calendar is that of a collection, made at the first call; nil for what is no full name.

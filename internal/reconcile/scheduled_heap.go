@@ -120,6 +120,13 @@ func (t *timers) take(dst []timer, now int64, n, collections int) (out []timer, 
 	return dst, t.heap[0].due, true
 }
 
+// behind reports whether an entry is due by now, and less than most are in flight.
+func (t *timers) behind(now int64, most int) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.heap) > 0 && t.heap[0].due <= now && len(t.flight) < most
+}
+
 // landed ends the flight of an envelope.
 func (t *timers) landed(keys ...uint64) {
 	t.mu.Lock()
