@@ -113,7 +113,7 @@ func TestWaitingForTheLockEndsWithTheContext(t *testing.T) {
 func TestARenewedLockOutlivesItsTime(t *testing.T) {
 	t.Parallel()
 	coll := store.Majority(deploy(t, stacktest.Client(t)).state.Collection(Collection))
-	a, b := newLock(coll, "a", "", 600*time.Millisecond), newLock(coll, "b", "", time.Second)
+	a, b := newLock(coll, "a", "", 2*time.Second), newLock(coll, "b", "", time.Second)
 	if ok, err := a.take(t.Context()); err != nil || !ok {
 		t.Fatal(ok, err)
 	}
