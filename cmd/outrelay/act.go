@@ -163,14 +163,14 @@ func (a *acting) progress(doing string, total int64) progress {
 // to says that n are done.
 func (p progress) to(n int64) {
 	if p.bar != nil {
-		_ = p.bar.Set64(n)
+		_ = p.bar.Set64(n) // a bar that cannot be drawn is no reason to stop
 	}
 }
 
 // end takes the bar off the terminal; it may be called more than once.
 func (p progress) end() {
 	if p.bar != nil {
-		_ = p.bar.Exit()
+		_ = p.bar.Exit() // likewise
 		_ = p.bar.Clear()
 	}
 }

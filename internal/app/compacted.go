@@ -3,8 +3,6 @@ package app
 import (
 	"context"
 	"log/slog"
-	"slices"
-	"strings"
 
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/metrics"
@@ -24,7 +22,7 @@ func CompactedTopics(ctx context.Context, cfg config.Config, topics []string) ([
 	}
 	var out []string
 	for _, t := range topics {
-		if slices.Contains(strings.Split(strings.ReplaceAll(found[t].CleanupPolicy, " ", ""), ","), "compact") {
+		if found[t].Compacted() {
 			out = append(out, t)
 		}
 	}

@@ -56,18 +56,14 @@ func (d *dirty) marked(ns string) {
 // collections are those on the list that this watcher reads, with what others put there meanwhile.
 func (d *dirty) collections() []store.Outbox {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	for _, ns := range d.t.held.Dirty() {
 		d.ns[ns] = true
 	}
-	names := make([]string, 0, len(d.ns))
-	for ns := range d.ns {
-		names = append(names, ns)
-	}
-	d.mu.Unlock()
-	if len(names) == 0 {
+	if len(d.ns) == 0 {
 		return nil
 	}
-	return slices.DeleteFunc(d.t.outboxes(), func(o store.Outbox) bool { return !slices.Contains(names, o.NS()) })
+	return slices.DeleteFunc(d.t.outboxes(), func(o store.Outbox) bool { return !d.ns[o.NS()] })
 }
 
 // find puts those collections on the list that hold something although nobody told of it: what was appended before a watcher's

@@ -177,7 +177,7 @@ func (t *term) drainBesides(work context.Context) {
 		return
 	}
 	if t.disp.Besides() > 0 && !t.blocked() {
-		_ = t.sink.Drain(ctx)
+		_ = t.sink.Drain(ctx) // what is not answered in time the next owner finds in its read-back
 	}
 	if err := r.finisher.Drain(ctx); err != nil {
 		t.log.Warn("not everything that was sent beside the stream could be written down; the next owner finds it in the topics", "reason", err)

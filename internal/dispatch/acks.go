@@ -79,9 +79,6 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			for i := range batch {
 				d.recorded(&batch[i])
 			}
-			if d.cfg.Recorded != nil {
-				d.cfg.Recorded()
-			}
 		}
 	}
 }

@@ -102,7 +102,6 @@ type Config struct {
 	MaxGates   int   // Defaults to MaxGates
 	Exceptions Exceptions
 	Recorder   Recorder
-	Recorded   func()             // hears that exceptions were written down; must not block
 	Ready      func(topic string) // hears that a topic that was parked can be written again; must not block
 	// Found hears that records of ours stand in a partition that was read late, whose stored offset waits until let is called;
 	// must not block. nil: nothing waits.

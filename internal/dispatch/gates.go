@@ -98,21 +98,24 @@ func (g *gates) resume(ns, topic, key string) {
 	g.count()
 }
 
+// namespace is the value of a record's header `outrelay-ns`; nil where records carry none.
+func namespace(rec *record.Record) []byte {
+	for i := range rec.Headers {
+		if string(rec.Headers[i].Key) == "outrelay-ns" {
+			return rec.Headers[i].Value
+		}
+	}
+	return nil
+}
+
 func (g *gates) closed(rec *record.Record, side bool) error {
 	if g.active.Load() == 0 {
 		return nil
 	}
-	var ns []byte
-	for i := range rec.Headers {
-		if string(rec.Headers[i].Key) == "outrelay-ns" {
-			ns = rec.Headers[i].Value
-			break
-		}
-	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	shut := false
-	switch id := (Gate{string(ns), rec.Topic, string(rec.Key)}); {
+	switch id := (Gate{string(namespace(rec)), rec.Topic, string(rec.Key)}); {
 	case side:
 		_, shut = g.stopped[id]
 	case g.wide:

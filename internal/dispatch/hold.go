@@ -136,13 +136,7 @@ func (d *Dispatcher) Gated() int {
 // hold makes an exception of an envelope some of whose targets have to wait.
 func (d *Dispatcher) hold(it *Item, held []int, state string, t record.Ticket) {
 	rec := &it.Records[held[0]]
-	var ns string
-	for i := range rec.Headers {
-		if string(rec.Headers[i].Key) == "outrelay-ns" {
-			ns = string(rec.Headers[i].Value)
-			break
-		}
-	}
+	ns := string(namespace(rec))
 	e := it.exception(record.Refusal{}, t, 0)
 	e.State, e.Key, e.targets = state, string(rec.Key), len(held)
 	for _, i := range held {

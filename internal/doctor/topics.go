@@ -353,7 +353,7 @@ const recordOverhead = 4 << 10
 // cleanup finds compacted topics. N10
 func (x *examination) cleanup(ctx context.Context) finding {
 	f := x.setting(ctx, "not compacted", "cleanup.policy", "delete", func(_ string, c kafka.TopicConfig) string {
-		if strings.Contains(c.CleanupPolicy, "compact") {
+		if c.Compacted() {
 			return "cleanup.policy is " + c.CleanupPolicy
 		}
 		return ""

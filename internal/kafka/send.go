@@ -37,11 +37,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	if s.holder != nil {
 		// What an earlier owner has sent needs no gate: it would be held, and sent again when nothing is known of it any more.
 		if tp, at, ok := s.sentBefore(top, rec, t, size); ok {
-			s.telling.Add(1)
-			s.mu.Unlock()
-			s.hit(tp, at, t, size)
-			s.toldHit(tp)
-			s.telling.Add(-1)
+			s.tellHit(tp, at, t, size)
 			return nil
 		}
 		if err := s.closed(top, rec, t); err != nil {
@@ -66,11 +62,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	}
 	if (s.replay || side) && !p.quarantine {
 		if tp, at, ok := s.known(p, rec, t.IsSide()); ok {
-			s.telling.Add(1)
-			s.mu.Unlock()
-			s.hit(tp, at, t, size)
-			s.toldHit(tp)
-			s.telling.Add(-1)
+			s.tellHit(tp, at, t, size)
 			return nil
 		}
 	}
@@ -82,6 +74,15 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	s.enqueue(p, rec, t, size, size, s.replay || side || !top.kept)
 	s.mu.Unlock()
 	return nil
+}
+
+// tellHit acks a record that stood there already. The lock is held when it is called, and not when it returns.
+func (s *Sink) tellHit(tp record.TopicPartition, at int64, t record.Ticket, size int) {
+	s.telling.Add(1)
+	s.mu.Unlock()
+	s.hit(tp, at, t, size)
+	s.toldHit(tp)
+	s.telling.Add(-1)
 }
 
 // sentBefore looks a record of the stream up in what was read back, before anything may hold it. The lock is held.

@@ -271,12 +271,7 @@ func (s *Sink) Take(rec *record.Record, t record.Ticket) bool {
 	p.t.hits--
 	delete(p.owed, id)
 	p.hitting++
-	s.telling.Add(1)
-	tp := p.tp
-	s.mu.Unlock()
-	s.hit(tp, at, t, batch.Size(rec))
-	s.toldHit(tp)
-	s.telling.Add(-1)
+	s.tellHit(p.tp, at, t, batch.Size(rec))
 	return true
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -72,6 +73,9 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 	}
 	return out, nil
 }
+
+// Compacted reports whether the topic keeps the newest record of each key only, alone or beside a retention.
+func (c TopicConfig) Compacted() bool { return strings.Contains(c.CleanupPolicy, "compact") }
 
 // CreateTopic creates a topic. One that exists already is no error.
 func (c *Client) CreateTopic(ctx context.Context, name string, how TopicCreate) error {

@@ -157,16 +157,24 @@ func TestN19_NotEveryOneCanBeSent(t *testing.T) {
 		}
 		return []record.Answer{{Topic: "t", Offset: 1}}, nil
 	}
-	x := p.take(func(f *Finishing, c *ScheduledConfig) { f.Outlet.(*outlet).answer = answer })
-	x.settles(3)
-	x.until("the letters", func(*outlet) bool {
-		n, err := p.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
-		if err != nil {
-			t.Fatal(err)
+	var letters atomic.Int32
+	x := p.take(func(f *Finishing, c *ScheduledConfig) {
+		o := f.Outlet.(*outlet)
+		o.answer = answer
+		f.Count = func(end End, _ record.Class, n int) {
+			if end == Dead {
+				letters.Add(int32(n))
+				o.mu.Lock()
+				o.tell()
+				o.mu.Unlock()
+			}
 		}
-		x.outlet.tell() // ask again
-		return n == 2
 	})
+	x.settles(3)
+	x.until("the letters", func(*outlet) bool { return letters.Load() == 2 })
+	if n, err := p.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); n != 2 || err != nil {
+		t.Errorf("%d dead letters, %v", n, err)
+	}
 	x.once(time.UnixMilli(0), good)
 	for id, want := range map[event.ID]string{refused: "retry", parked: "parked"} {
 		doc := p.doc(id)

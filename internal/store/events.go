@@ -67,19 +67,6 @@ func NewEvents(coll *mongo.Collection, watcher, node string) *Events {
 	return &Events{coll: coll, watcher: watcher, node: node, kept: EventsKept}
 }
 
-// Ensure makes the index that trims the log by age. Without it the log is bounded by count alone.
-func (e *Events) Ensure(ctx context.Context) error {
-	err := e.coll.Database().RunCommand(ctx, bson.D{{Key: "createIndexes", Value: e.coll.Name()}, {Key: "indexes", Value: bson.A{bson.D{
-		{Key: "key", Value: bson.D{{Key: "at", Value: 1}}},
-		{Key: "name", Value: "at_1"},
-		{Key: "expireAfterSeconds", Value: int64(EventsKeptFor / time.Second)},
-	}}}}).Err()
-	if err != nil {
-		return privilege(err, "indexing the log of events", "createIndex", Namespace(e.coll), "leave it: the log is bounded by count, too")
-	}
-	return nil
-}
-
 // Append writes an entry, and now and then removes the oldest beyond the bound.
 func (e *Events) Append(ctx context.Context, kind Kind, fields bson.D) error {
 	if fields == nil {

@@ -60,18 +60,12 @@ func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw)
 	if err != nil {
 		return 0, privilege(err, "reading exceptions of "+Namespace(s.Coll), "find", Namespace(s.Coll), "")
 	}
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-	for cur.Next(ctx) {
+	err = walk(ctx, cur, "reading exceptions of "+Namespace(s.Coll), func(raw bson.Raw) error {
 		n++
-		s.reached(cur.Current)
-		if err := take(cur.Current); err != nil {
-			return n, err
-		}
-	}
-	if err := cur.Err(); err != nil {
-		return n, fmt.Errorf("reading exceptions of %s: %w", Namespace(s.Coll), err)
-	}
-	return n, nil
+		s.reached(raw)
+		return take(raw)
+	})
+	return n, err
 }
 
 func (s *ExceptionScan) reached(raw bson.Raw) {
@@ -209,14 +203,5 @@ func EachException(ctx context.Context, coll *mongo.Collection, take func(bson.R
 	if err != nil {
 		return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
 	}
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-	for cur.Next(ctx) {
-		if err := take(cur.Current); err != nil {
-			return err
-		}
-	}
-	if err := cur.Err(); err != nil {
-		return fmt.Errorf("reading exceptions of %s: %w", Namespace(coll), err)
-	}
-	return nil
+	return walk(ctx, cur, "reading exceptions of "+Namespace(coll), take)
 }

@@ -53,11 +53,5 @@ func each(ctx context.Context, coll *mongo.Collection, filter bson.D, take func(
 	if err != nil {
 		return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
 	}
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-	for cur.Next(ctx) {
-		if err := take(cur.Current); err != nil {
-			return err
-		}
-	}
-	return cur.Err()
+	return walk(ctx, cur, "reading exceptions of "+Namespace(coll), take)
 }

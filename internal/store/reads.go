@@ -63,14 +63,20 @@ func FetchMany(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue,
 	if err != nil {
 		return privilege(err, "fetching envelopes of "+Namespace(coll), "find", Namespace(coll), "")
 	}
-	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
+	return walk(ctx, cur, "fetching envelopes of "+Namespace(coll), take)
+}
+
+// walk hands what a cursor brings to take, and closes it. An error of take ends it and is returned as it is; the cursor's own
+// says what was being done.
+func walk(ctx context.Context, cur *mongo.Cursor, doing string, take func(bson.Raw) error) error {
+	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }() // the server ends a cursor that stays by itself
 	for cur.Next(ctx) {
 		if err := take(cur.Current); err != nil {
 			return err
 		}
 	}
 	if err := cur.Err(); err != nil {
-		return fmt.Errorf("fetching envelopes of %s: %w", Namespace(coll), err)
+		return fmt.Errorf("%s: %w", doing, err)
 	}
 	return nil
 }

@@ -185,8 +185,9 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 
 func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {
 	t.Parallel()
-	e := NewEvents(database(t).Collection("events"), "orders", "a")
-	if err := e.Ensure(t.Context()); err != nil {
+	coll := database(t).Collection("events")
+	e := NewEvents(coll, "orders", "a")
+	if err := createIndexes(t.Context(), coll, StateIndexes()["events"]); err != nil {
 		t.Fatal(err)
 	}
 	e.kept = 5

@@ -109,10 +109,7 @@ func (k *Known) At(id Identity) (offset int64, ok bool) {
 
 // Has reports whether a record of the delivery is in it.
 func (k *Known) Has(id Identity) bool {
-	if k.Len() == 0 {
-		return false
-	}
-	_, ok := k.first[id]
+	_, ok := k.At(id)
 	return ok
 }
 
