@@ -1,0 +1,49 @@
+package outbox_test
+
+import (
+	"context"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/outbox/outboxtest"
+)
+
+func TestContract(t *testing.T) {
+	t.Parallel()
+	outboxtest.Run(t, func(t *testing.T) outboxtest.Fixture {
+		b := setup(t)
+		return outboxtest.Fixture{
+			Box:   b.box,
+			Plain: b.newBox(t, outbox.WithoutTransaction()),
+			Small: b.newBox(t, outbox.WithMaxSize(outboxtest.SmallSize)),
+			Transaction: func(ctx context.Context, fn func(context.Context) error) error {
+				return outbox.Transaction(ctx, b.client, fn)
+			},
+			Stored: func(t *testing.T) [][]byte {
+				cur, err := b.coll.Find(t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+				if err != nil {
+					t.Fatal(err)
+				}
+				var raws []bson.Raw
+				if err := cur.All(t.Context(), &raws); err != nil {
+					t.Fatal(err)
+				}
+				docs := make([][]byte, len(raws))
+				for i, raw := range raws {
+					docs[i] = raw
+				}
+				return docs
+			},
+			Claim: func(t *testing.T, id event.ID) {
+				claim := bson.D{{Key: "claim", Value: bson.D{{Key: "epoch", Value: int64(3)}, {Key: "token", Value: "x"}}}}
+				if _, err := b.coll.UpdateByID(t.Context(), id, bson.D{{Key: "$set", Value: claim}}); err != nil {
+					t.Fatal(err)
+				}
+			},
+		}
+	})
+}
