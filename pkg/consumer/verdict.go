@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -49,6 +50,14 @@ type Verdict struct {
 	Topic  string // of RetryTopic, and of DeadLetter where there is one
 	// Reason is a class fit for a label, as "attempts_exhausted"; "" leaves it to the Disposer.
 	Reason string
+	// Uncounted says that the failure is not the message's: it spends none of its attempts.
+	Uncounted bool
+	// Pause, with any action but the retries, pauses the consumer for that long once the message is disposed of.
+	Pause time.Duration
+	// Block keeps later messages of the key behind this one until it is done with, by the KeyGate of the Disposer.
+	Block bool
+	// Attempts is what the decision was made from.
+	Attempts Attempts
 }
 
 // Attempts is what is known of the failures of one message in one handler.
@@ -57,6 +66,33 @@ type Attempts struct {
 	Failed int
 	// Total counts on through retry topics: the message's Attempt - 1 + Failed.
 	Total int
+	// Spared counts those of Failed that were Uncounted by their verdicts, so that Total - Spared attempts are spent.
+	Spared int
 	// Since is when the first of this delivery failed.
 	Since time.Time
+	// History is the latest failures of this delivery, oldest first, at most MaxHistory.
+	History []Failure
+}
+
+// Failure is one failed attempt, as dead letters tell it.
+type Failure struct {
+	At      time.Time `bson:"at" json:"at"`
+	Attempt int       `bson:"attempt" json:"attempt"`
+	Class   string    `bson:"class" json:"class"`
+	Reason  string    `bson:"reason" json:"reason"` // clipped to 512 bytes
+}
+
+// MaxHistory bounds the failures that are kept of one message, the latest ones.
+const MaxHistory = 20
+
+// Note is a with one more failure at that time. The caller counts Spared by the verdict that follows.
+func (a Attempts) Note(err error, m *Message, at time.Time) Attempts {
+	if a.Failed == 0 {
+		a.Since = at
+	}
+	a.Failed++
+	a.Total = max(m.Attempt, 1) - 1 + a.Failed
+	kept := a.History[max(0, len(a.History)+1-MaxHistory):]
+	a.History = append(slices.Clip(slices.Clone(kept)), Failure{At: at, Attempt: a.Total - a.Spared, Class: Class(err), Reason: reason(err)})
+	return a
 }

@@ -1,0 +1,178 @@
+package consumer
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The headers of messages that a policy moved to another place, beside HeaderOnly and HeaderAttempt. All of them vanish
+// when the message is handled or moved again.
+const (
+	// HeaderRetryDue is when a message of a retry topic is due, in Unix milliseconds.
+	HeaderRetryDue = "retry-due"
+	// HeaderRetryOrigin is "<topic>/<partition>/<offset>" of the record that the message came in at first.
+	HeaderRetryOrigin = "retry-origin"
+	// HeaderRetryHistory is the failures so far, as a JSON array of Failure.
+	HeaderRetryHistory = "retry-history"
+	// headerKept begins the headers that carry those through the outbox which the outbox keeps for itself.
+	headerKept = "retry-keep-"
+	// headerNoKey says that the message had no key before it went through the outbox, where every event has one.
+	headerNoKey = "retry-no-key"
+)
+
+// HeaderDeliverBy says until when a message is worth anything: RFC 3339, or Unix milliseconds. The attribute expirytime of
+// CloudEvents, header ce_expirytime, means the same.
+const (
+	HeaderDeliverBy     = "deliver-by"
+	headerCEExpiryTime  = "ce_expirytime"
+	reservedHeaders     = "outrelay-"
+	headerFaultOf       = "fault-of" // marks fault events, so that none is made of another
+	headerEncryption    = "encryption"
+	headerClaimCheck    = "claim-check"
+	headerDedupKey      = "dedup-key"
+	headerEncryptedType = "encryption-type"
+)
+
+// Origin is the record that a message came in at first, before policies moved it.
+type Origin struct {
+	Topic     string `bson:"topic" json:"topic"`
+	Partition int32  `bson:"partition" json:"partition"`
+	Offset    int64  `bson:"offset" json:"offset"`
+}
+
+// String is "topic/partition/offset".
+func (o Origin) String() string { return fmt.Sprintf("%s/%d/%d", o.Topic, o.Partition, o.Offset) }
+
+// Origin is where the message came in at first: its own place unless a policy moved it.
+func (m *Message) Origin() Origin { return originOf(m) }
+
+func originOf(m *Message) Origin {
+	own := Origin{m.Topic, m.Partition, m.Offset}
+	v, ok := m.Header(HeaderRetryOrigin)
+	if !ok {
+		return own
+	}
+	parts := strings.Split(string(v), "/")
+	if len(parts) != 3 {
+		return own
+	}
+	p, err := strconv.ParseInt(parts[1], 10, 32)
+	o, err2 := strconv.ParseInt(parts[2], 10, 64)
+	if err != nil || err2 != nil {
+		return own
+	}
+	return Origin{parts[0], int32(p), o}
+}
+
+// Precheck says whether m may be handled at all now: a *NotDueError for a message of a retry topic before its time, an
+// *ExpiredError for one that is worth nothing any more. The times are of clients' clocks, as every time in a header is.
+func Precheck(m *Message, now time.Time) error {
+	if due, ok := timeHeader(m, HeaderRetryDue); ok && due.After(now) {
+		return &NotDueError{Due: due}
+	}
+	for _, name := range []string{HeaderDeliverBy, headerCEExpiryTime} {
+		if end, ok := timeHeader(m, name); ok && !end.After(now) {
+			return &ExpiredError{Deadline: end}
+		}
+	}
+	return nil
+}
+
+// timeHeader is the time of a header; one that is no time is none.
+func timeHeader(m *Message, name string) (time.Time, bool) {
+	v, ok := m.Header(name)
+	if !ok {
+		return time.Time{}, false
+	}
+	if ms, err := strconv.ParseInt(string(v), 10, 64); err == nil {
+		return time.UnixMilli(ms), true
+	}
+	t, err := time.Parse(time.RFC3339Nano, string(v))
+	return t, err == nil
+}
+
+// millis is a time as timeHeader reads it.
+func millis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMilli(), 10) }
+
+// restored are the headers of a record as they were before it went through the outbox to be delivered later. The core
+// calls it before the decoder, so that a decoder sees the message as it was.
+func restored(headers []Header, key []byte) ([]Header, []byte) {
+	kept := 0
+	for _, h := range headers {
+		if strings.HasPrefix(h.Key, headerKept) {
+			kept++
+		}
+	}
+	if kept == 0 {
+		return headers, key
+	}
+	out := make([]Header, 0, len(headers))
+	for _, h := range headers { // the kept ones first, as the identity is
+		if name, ok := strings.CutPrefix(h.Key, headerKept); ok {
+			out = append(out, Header{Key: name, Value: h.Value})
+		}
+	}
+	for _, h := range headers {
+		switch {
+		case strings.HasPrefix(h.Key, headerKept), reserved(h.Key):
+		case h.Key == headerNoKey:
+			key = nil
+		default:
+			out = append(out, h)
+		}
+	}
+	return out, key
+}
+
+// reserved reports whether the outbox keeps headers of that name for itself.
+func reserved(name string) bool { return name == HeaderID || strings.HasPrefix(name, reservedHeaders) }
+
+// moved is a copy of m for another place: for that handler of the group alone, with the attempt that comes next, where it
+// came from, and what failed so far. due is zero if it may be handled at once.
+func moved(m *Message, handler string, v Verdict, due time.Time) *Message {
+	c := m.Copy()
+	origin := originOf(m)
+	history := historyOf(m, v)
+	for _, name := range []string{HeaderOnly, HeaderAttempt, HeaderRetryDue, HeaderRetryOrigin, HeaderRetryHistory} {
+		c.DeleteHeader(name)
+	}
+	c.SetHeader(HeaderOnly, []byte(m.Group+"/"+handler))
+	c.SetHeader(HeaderAttempt, strconv.AppendInt(nil, int64(nextAttempt(m, v)), 10))
+	c.SetHeader(HeaderRetryOrigin, []byte(origin.String()))
+	if !due.IsZero() {
+		c.SetHeader(HeaderRetryDue, millis(due))
+	}
+	if text, err := json.Marshal(history); err == nil && len(history) > 0 {
+		c.SetHeader(HeaderRetryHistory, text)
+	}
+	return c
+}
+
+// nextAttempt is the number of the attempt that follows the verdict.
+func nextAttempt(m *Message, v Verdict) int {
+	spent := max(v.Attempts.Total, max(m.Attempt, 1)) - v.Attempts.Spared
+	if v.Uncounted {
+		spent--
+	}
+	return max(spent, 0) + 1
+}
+
+// attemptsOf is how many attempts a message had that is given up.
+func attemptsOf(m *Message, v Verdict) int { return nextAttempt(m, v) - 1 }
+
+// historyOf is the failures of earlier deliveries and of this one, the latest MaxHistory.
+func historyOf(m *Message, v Verdict) []Failure {
+	var all []Failure
+	if text, ok := m.Header(HeaderRetryHistory); ok {
+		d := json.NewDecoder(bytes.NewReader(text))
+		if d.Decode(&all) != nil {
+			all = nil // a header of that name that is not ours
+		}
+	}
+	all = append(all, v.Attempts.History...)
+	return all[max(0, len(all)-MaxHistory):]
+}

@@ -1,0 +1,208 @@
+package consumer
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// Policy decides what becomes of messages whose handler failed: by the first of its rules that matches the error, and by
+// how often the message failed before. It is immutable and safe for concurrent use.
+//
+// Failures are counted over the whole way of a message, retries in place, retry topics and requeues together, so a rule
+// takes one step further with each, whatever the errors before were. What is redelivered after a crash starts anew.
+type Policy struct {
+	rules []Rule
+}
+
+// NewPolicy makes a policy of rules. What none of them matches is decided by DefaultPolicy. Mistakes are kept and reported by
+// Validate, which the consumer calls.
+func NewPolicy(rules ...Rule) *Policy { return &Policy{rules: slices.Clone(rules)} }
+
+// defaultPolicy is the policy of errors that nobody said anything about.
+var defaultPolicy = NewPolicy(
+	On(Transient()).RetryForever(100*time.Millisecond, 30*time.Second),
+	On(Is(ErrNoHandler)).Then(ToPark),
+	On(As[*ExpiredError](), Is(ErrValidation)).DeadLetter(),
+	On().Retry(3, 50*time.Millisecond, 100*time.Millisecond, 250*time.Millisecond).Jitter(0.25).DeadLetter(),
+)
+
+// DefaultPolicy is what happens unless somebody says otherwise: what the database is to blame for is tried for ever, with
+// backoff up to 30 s, and spends no attempts; what no handler takes is parked; what is expired, invalid or cannot be
+// decoded becomes a dead letter at once; everything else is tried three times more, after 50, 100 and 250 ms, and then
+// becomes a dead letter.
+func DefaultPolicy() *Policy { return defaultPolicy }
+
+// Or is a policy with the rules of p first and then those of base: a handler's own policy over the consumer's. A nil policy
+// has no rules.
+func (p *Policy) Or(base *Policy) *Policy {
+	var all []Rule
+	for _, q := range []*Policy{p, base} {
+		if q != nil {
+			all = append(all, q.rules...)
+		}
+	}
+	return &Policy{rules: all}
+}
+
+// Validate lists everything that is wrong with the rules. Errors are ErrConfiguration.
+func (p *Policy) Validate() error {
+	var errs []error
+	delays := map[string]time.Duration{}
+	for i := range p.rules {
+		r := &p.rules[i]
+		for _, s := range r.problems {
+			errs = append(errs, fmt.Errorf("%w: rule %d of the policy: %s", ErrConfiguration, i+1, s))
+		}
+		for _, s := range r.steps {
+			if s.action != RetryTopic {
+				continue
+			}
+			name := s.topic
+			if name == "" {
+				name = RetryTopicName("<topic>", "<group>", s.rung)
+			}
+			if d, ok := delays[name]; ok && d != s.delay {
+				errs = append(errs, fmt.Errorf("%w: rule %d of the policy: retry topic %s waits %s here and %s elsewhere; the longer would hold up the shorter: name one of them with RetryTopics",
+					ErrConfiguration, i+1, name, s.delay, d))
+			}
+			delays[name] = s.delay
+		}
+		if r.outcome == ToRequeue && r.block && r.rungs == 0 {
+			errs = append(errs, fmt.Errorf("%w: rule %d of the policy: BlockKey with an endless Requeue needs a RetryTopic", ErrConfiguration, i+1))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Topics are the retry topics of a topic and a group: a consumer of the topic joins them as well.
+func (p *Policy) Topics(group, topic string) []string {
+	var names []string
+	for i := range p.rules {
+		for _, s := range p.rules[i].steps {
+			if name := s.topicOf(group, topic); name != "" && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+func (s *step) topicOf(group, topic string) string {
+	if s.action != RetryTopic || s.topic != "" {
+		return s.topic
+	}
+	return RetryTopicName(topic, group, s.rung)
+}
+
+// Decide says what becomes of m after err. It does no I/O, and is a function of its arguments but for the jitter of waits.
+//
+// Some errors mean the same whatever the rules say: ErrDrop lets the message pass; a message that is not due, is kept behind
+// another of its key, or meets an open circuit breaker waits, and spends no attempt.
+func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
+	v, ok := p.control(err, m, a)
+	if !ok {
+		v = p.byRule(err, m, a)
+	}
+	v.Attempts = a
+	return v
+}
+
+// blockedWait is how long a lane waits for an earlier message of the key where no retry topic can keep what comes behind.
+const blockedWait = time.Second
+
+// control decides about the consumer's own errors.
+func (p *Policy) control(err error, m *Message, a Attempts) (Verdict, bool) {
+	if errors.Is(err, ErrDrop) {
+		return Verdict{Action: Discard, Reason: ClassDropped}, true
+	}
+	if e, ok := errors.AsType[*NotDueError](err); ok {
+		return Verdict{Action: RetryAfter, Delay: e.Wait(now()), Uncounted: true, Reason: ClassNotDue}, true
+	}
+	if e, ok := errors.AsType[*BreakerOpenError](err); ok {
+		v := Verdict{Action: RetryAfter, Delay: e.Wait, Uncounted: true, Reason: ClassBreaker}
+		if e.Consumer {
+			v.Action = PauseConsumer
+		}
+		return v, true
+	}
+	if _, ok := errors.AsType[*BlockedError](err); ok {
+		v := Verdict{Action: RetryAfter, Delay: blockedWait, Uncounted: true, Block: true, Reason: ClassBlocked}
+		for i := range p.rules {
+			for _, s := range p.rules[i].steps {
+				if p.rules[i].block && s.action == RetryTopic {
+					v.Action, v.Delay, v.Topic = RetryTopic, s.delay, s.topicOf(m.Group, originOf(m).Topic)
+					return v, true
+				}
+			}
+		}
+		return v, true
+	}
+	return Verdict{}, false
+}
+
+// byRule decides by the first rule that matches, or the default.
+func (p *Policy) byRule(err error, m *Message, a Attempts) Verdict {
+	for _, rules := range [][]Rule{p.rules, defaultPolicy.rules} {
+		for i := range rules {
+			if rules[i].matches(err) {
+				return rules[i].verdict(m, a)
+			}
+		}
+	}
+	return Verdict{Action: DeadLetter} // the last default rule matches everything
+}
+
+func (r *Rule) verdict(m *Message, a Attempts) Verdict {
+	if r.base > 0 {
+		bound := float64(r.base) * math.Pow(2, float64(max(a.Failed-1, 0)))
+		d := time.Duration(min(bound, float64(r.cap)))
+		return Verdict{Action: RetryAfter, Delay: jittered(d, 1), Uncounted: true, Reason: r.reason}
+	}
+	v := Verdict{Reason: r.reason, Uncounted: r.spare}
+	n := max(max(a.Total, 1)-a.Spared, 1) // the number of the attempt that failed
+	if r.spare {
+		n = 1
+	}
+	if n <= len(r.steps) {
+		s := &r.steps[n-1]
+		v.Action, v.Delay, v.Pause, v.Topic = s.action, s.delay, s.pause, s.topicOf(m.Group, originOf(m).Topic)
+		switch s.action {
+		case RetryInline, RetryAfter:
+			v.Delay = jittered(s.delay, r.jitter)
+		case RetryTopic, Requeue, Schedule:
+			v.Block = r.block
+		default:
+		}
+		return v
+	}
+	switch r.outcome {
+	case ToDiscard:
+		v.Action = Discard
+	case ToPark:
+		v.Action = Park
+	case ToRequeue:
+		v.Action, v.Block = Requeue, r.block
+	case ToPause:
+		v.Action, v.Delay = PauseConsumer, UntilResumed
+	default:
+		v.Action, v.Topic = DeadLetter, r.deadTopic
+	}
+	return v
+}
+
+// jittered draws from [d·(1-f), d].
+func jittered(d time.Duration, f float64) time.Duration {
+	share := time.Duration(float64(d) * f)
+	if share <= 0 {
+		return d
+	}
+	return d - share + retry.Policy{Base: share, Cap: share}.Delay(0)
+}
+
+// now is the clock of what is compared with times that other processes wrote.
+func now() time.Time { return time.Now() }
