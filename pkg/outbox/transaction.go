@@ -24,10 +24,13 @@ import (
 // Reads are of the primary and of majority-committed data, the commit waits for a majority, whatever the client's own
 // settings say: an event of a commit that could be rolled back must not exist.
 //
-// A call inside of fn joins the transaction that is there. If the inner one fails, the whole can only roll back: when the
+// A call inside of fn joins the transaction that is there; only the outermost commits. If the inner one fails, the whole can only roll back: when the
 // outer fn returns nil nevertheless, Transaction returns ErrRollbackOnly together with the cause. A transaction that was
 // started with the driver's own methods is joined too, but then its concerns are as it was started, and its owner decides
 // about the commit alone: hand the inner error on.
+//
+// A call with the context of a transaction that is over is refused with ErrTransactionEnded, and one that a goroutine of fn
+// is still in when fn returns makes the whole roll back. A standalone server has no transactions: ErrStandalone.
 //
 // The session is that of WithSession, else that of ctx, else a new one that ends with the call. It must belong to client.
 func Transaction(ctx context.Context, client *mongo.Client, fn func(ctx context.Context) error, opts ...TransactionOption) error {
@@ -71,18 +74,13 @@ func run(ctx context.Context, sess *mongo.Session, fn func(context.Context) erro
 		}
 		u := &unit{sess: sess}
 		defer u.end()
+		defer watchStrays()()
 		if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
 			return nil, err
 		}
-		if err := u.err(); err != nil {
-			return nil, err
-		}
-		if !sess.TransactionRunning() {
-			return nil, ErrTransactionEnded // by fn itself; the driver would report success
-		}
-		return nil, nil
+		return nil, u.settle()
 	}, s.options())
-	return err
+	return explain(ctx, sess.Client(), err)
 }
 
 func (s *transactionSettings) options() *options.TransactionOptionsBuilder {
@@ -101,6 +99,7 @@ type unit struct {
 
 	mu    sync.Mutex
 	cause error // why it can only roll back
+	open  int   // joined transactions whose callbacks have not returned
 	ended bool
 }
 
@@ -115,13 +114,36 @@ func unitOf(ctx context.Context) *unit {
 
 // join runs fn inside of the unit that is there.
 func (u *unit) join(ctx context.Context, fn func(context.Context) error) error {
+	if err := CheckTransaction(ctx); err != nil {
+		return err
+	}
+	u.count(1)
+	err := errors.New("a joined transaction panicked")
+	defer func() { u.doom(err); u.count(-1) }()
+	err = fn(ctx)
+	return err
+}
+
+func (u *unit) count(n int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.open += n
+}
+
+// settle is the last word before the commit: why there may be none, or nil.
+func (u *unit) settle() error {
+	u.mu.Lock()
+	if u.open > 0 && u.cause == nil {
+		u.cause = fmt.Errorf("%d joined transactions are still running: a transaction belongs to one goroutine", u.open)
+	}
+	u.mu.Unlock()
 	if err := u.err(); err != nil {
 		return err
 	}
-	err := errors.New("a joined transaction panicked")
-	defer func() { u.doom(err) }()
-	err = fn(ctx)
-	return err
+	if !u.sess.TransactionRunning() {
+		return ErrTransactionEnded // by the callback itself; the driver would report success
+	}
+	return nil
 }
 
 // doom makes the unit rollback-only; the first cause stays.
@@ -134,6 +156,12 @@ func (u *unit) doom(cause error) {
 	if u.cause == nil {
 		u.cause = cause
 	}
+}
+
+func (u *unit) over() bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.ended
 }
 
 func (u *unit) end() {

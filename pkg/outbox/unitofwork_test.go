@@ -1,0 +1,330 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	mongoevent "go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+func TestSessionFromContextAndCheck(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	check := func(what string, ctx context.Context, want error) {
+		t.Helper()
+		if err := outbox.CheckTransaction(ctx); !errors.Is(err, want) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if s, ok := outbox.SessionFromContext(ctx); ok != (want == nil) || ok != (s != nil) {
+			t.Errorf("%s: session %v, %v", what, s, ok)
+		}
+	}
+	check("no session", ctx, outbox.ErrNoTransaction)
+	sess, err := b.client.StartSession()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sess.EndSession(ctx)
+	byHand := mongo.NewSessionContext(ctx, sess)
+	check("a session without transaction", byHand, outbox.ErrNoTransaction)
+	if err := sess.StartTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	check("by hand", byHand, nil)
+	if err := sess.AbortTransaction(ctx); err != nil {
+		t.Fatal(err)
+	}
+	check("aborted by hand", byHand, outbox.ErrNoTransaction)
+	var leaked context.Context
+	if err := outbox.Transaction(byHand, b.client, func(ctx context.Context) error {
+		leaked = ctx
+		check("inside", ctx, nil)
+		check("outside on purpose", outbox.Outside(ctx), outbox.ErrNoTransaction)
+		return nil
+	}); err != nil {
+		t.Error(err)
+	}
+	if err := sess.StartTransaction(); err != nil { // the next one in that session is not the leaked one's
+		t.Fatal(err)
+	}
+	check("leaked", leaked, outbox.ErrTransactionEnded)
+	if err := outbox.Transaction(leaked, b.client, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
+		t.Errorf("begun after completion: %v", err)
+	}
+}
+
+func TestSetRollbackOnly(t *testing.T) {
+	t.Parallel()
+	b, ctx := setup(t), t.Context()
+	cause := errors.New("half of it is missing")
+	err := outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+		if err := b.box.Append(ctx, ev("a")); err != nil {
+			return err
+		}
+		if !outbox.SetRollbackOnly(ctx, cause) || !outbox.SetRollbackOnly(ctx, nil) {
+			t.Error("not done")
+		}
+		return nil
+	})
+	if !errors.Is(err, outbox.ErrRollbackOnly) || !errors.Is(err, cause) {
+		t.Error(err)
+	}
+	if outbox.SetRollbackOnly(ctx, cause) {
+		t.Error("done without a transaction")
+	}
+	b.want(t)
+}
+
+// Three deep: one begin, one commit, and a failure in the innermost rolls all of it back.
+func TestNestedTransactionsAreCounted(t *testing.T) {
+	t.Parallel()
+	no := errors.New("no")
+	for _, fails := range []bool{false, true} {
+		t.Run(fmt.Sprint(fails), func(t *testing.T) {
+			t.Parallel()
+			w := new(watch)
+			b := setup(t, w.options())
+			step := func(typ string, next func(context.Context) error) func(context.Context) error {
+				return func(ctx context.Context) error {
+					return outbox.Transaction(ctx, b.client, func(ctx context.Context) error {
+						if err := b.box.Append(ctx, ev(typ)); err != nil {
+							return err
+						}
+						return next(ctx)
+					})
+				}
+			}
+			err := step("1", step("2", step("3", func(context.Context) error {
+				if fails {
+					return no
+				}
+				return nil
+			})))(t.Context())
+			if fails {
+				if !errors.Is(err, no) {
+					t.Error(err)
+				}
+				b.want(t)
+				w.count(t, map[string]int{"commitTransaction": 0, "abortTransaction": 1})
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			b.want(t, "1", "2", "3")
+			w.count(t, map[string]int{"commitTransaction": 1, "abortTransaction": 0})
+		})
+	}
+}
+
+// The commit must not come while a joined transaction is still at work.
+func TestJoinedTransactionLeftRunning(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	var wg sync.WaitGroup
+	entered, release := make(chan struct{}), make(chan struct{})
+	err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+		wg.Go(func() {
+			_ = outbox.Transaction(ctx, b.client, func(context.Context) error {
+				close(entered)
+				<-release
+				return nil
+			})
+		})
+		<-entered
+		return b.box.Append(t.Context(), ev("x"), ev("y"))
+	})
+	if !errors.Is(err, outbox.ErrNoTransaction) {
+		t.Error(err)
+	}
+	close(release)
+	wg.Wait()
+	entered, release = make(chan struct{}), make(chan struct{})
+	err = outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+		if err := b.box.Append(ctx, ev("a")); err != nil {
+			return err
+		}
+		wg.Go(func() {
+			_ = outbox.Transaction(ctx, b.client, func(context.Context) error {
+				close(entered)
+				<-release
+				return nil
+			})
+		})
+		<-entered
+		return nil
+	})
+	close(release)
+	wg.Wait()
+	if !errors.Is(err, outbox.ErrRollbackOnly) {
+		t.Error(err)
+	}
+	b.want(t)
+}
+
+func TestNestedTransactionAfterTheCallbackEndedIt(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error {
+		if err := b.box.Append(ctx, ev("a")); err != nil {
+			return err
+		}
+		if err := mongo.SessionFromContext(ctx).AbortTransaction(ctx); err != nil {
+			return err
+		}
+		ran := false
+		err := outbox.Transaction(ctx, b.client, func(context.Context) error { ran = true; return nil })
+		if !errors.Is(err, outbox.ErrTransactionEnded) || ran {
+			t.Errorf("joined what is over: %v, ran %v", err, ran)
+		}
+		return nil
+	})
+	if !errors.Is(err, outbox.ErrTransactionEnded) {
+		t.Error(err)
+	}
+}
+
+// strayed keeps what a StrayMonitor reports.
+type strayed struct {
+	mu   sync.Mutex
+	list []outbox.Stray
+}
+
+func (s *strayed) report(_ context.Context, x outbox.Stray) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.list = append(s.list, x)
+}
+
+func TestStrayWritesAreReported(t *testing.T) {
+	t.Parallel()
+	var found strayed
+	var passed sync.Map
+	b := setup(t, options.Client().SetMonitor(outbox.StrayMonitor(found.report, &mongoevent.CommandMonitor{
+		Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) { passed.Store(e.CommandName, true) },
+	})))
+	outer := t.Context()
+	orders := b.db.Collection("orders")
+	if err := just(orders.InsertOne(outer, id("_id", "before"))); err != nil { // no callback, no stray
+		t.Fatal(err)
+	}
+	if err := outbox.Transaction(outer, b.client, func(ctx context.Context) error {
+		return errors.Join(
+			just(orders.InsertOne(ctx, id("_id", "in"))),
+			just(orders.InsertOne(outer, id("_id", "stray"))),
+			outbox.Transaction(ctx, b.client, func(context.Context) error {
+				return just(orders.UpdateOne(outer, id("_id", "before"), id("$set", id("x", 1))))
+			}),
+			just(orders.InsertOne(outbox.Outside(ctx), id("_id", "meant"))),
+			just(orders.CountDocuments(outer, bson.D{})),
+			just(orders.Aggregate(outer, mongo.Pipeline{id("$merge", "copies")})),
+			just(orders.DeleteOne(ctx, id("_id", "in"))),
+		)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if err := just(orders.InsertOne(outer, id("_id", "after"))); err != nil {
+		t.Fatal(err)
+	}
+	name := b.db.Name()
+	if diff := cmp.Diff([]outbox.Stray{{"insert", name, "orders"}, {"update", name, "orders"}, {"aggregate", name, "orders"}}, found.list); diff != "" {
+		t.Error(diff)
+	}
+	if _, ok := passed.Load("commitTransaction"); !ok {
+		t.Error("the next monitor sees nothing")
+	}
+}
+
+// A transaction of a standalone server is a typed error, and what needs none works there, in the same handler.
+func TestStandaloneServer(t *testing.T) {
+	t.Parallel()
+	c := standalone(t)
+	db := c.Database("shop")
+	box, err := outbox.New(db, outbox.WithoutTransaction())
+	if err != nil {
+		t.Fatal(err)
+	}
+	orders, err := outbox.NewCollection(db.Collection("orders"), outbox.WithoutTransaction())
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := func(ctx context.Context, order string) error {
+		if err := just(orders.InsertOne(ctx, id("_id", order))); err != nil {
+			return err
+		}
+		return box.Append(ctx, ev("OrderPlaced"))
+	}
+	if err := outbox.Handler(c, handler)(t.Context(), "a"); !errors.Is(err, outbox.ErrStandalone) || !errors.As(err, new(mongo.ServerError)) {
+		t.Errorf("a transaction: %v", err)
+	}
+	if err := outbox.Transaction(t.Context(), c, func(ctx context.Context) error { _ = handler(ctx, "a"); return nil }); !errors.Is(err, outbox.ErrStandalone) {
+		t.Errorf("a transaction whose callback swallows it: %v", err)
+	}
+	if err := handler(t.Context(), "b"); err != nil {
+		t.Errorf("without a transaction: %v", err)
+	}
+	if n, err := orders.CountDocuments(t.Context(), bson.D{}); n != 1 || err != nil {
+		t.Errorf("%d orders, %v", n, err)
+	}
+}
+
+// The server's code alone does not say standalone: a replica set refuses other things by it.
+func TestIllegalOperationOfAReplicaSetIsNotStandalone(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	illegal := mongo.CommandError{Code: 20, Message: "no"}
+	err := outbox.Transaction(t.Context(), b.client, func(context.Context) error { return illegal })
+	if errors.Is(err, outbox.ErrStandalone) || !errors.As(err, new(mongo.CommandError)) {
+		t.Error(err)
+	}
+}
+
+// standalone is a client of a server of the test's own without a replica set, started from the program that the shared one
+// runs.
+func standalone(t *testing.T) *mongo.Client {
+	t.Helper()
+	path, err := exec.LookPath("mongod")
+	if err != nil {
+		var status struct{ PID int64 }
+		if err := stacktest.Client(t).Database("admin").RunCommand(t.Context(), bson.D{{Key: "serverStatus", Value: 1}}).Decode(&status); err != nil {
+			t.Fatal(err)
+		}
+		if path, err = os.Readlink(fmt.Sprintf("/proc/%d/exe", status.PID)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(path, "--port", strconv.Itoa(port), "--bind_ip", "127.0.0.1", "--dbpath", t.TempDir(), "--wiredTigerCacheSizeGB", "0.25", "--nounixsocket", "--quiet")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	c, err := mongo.Connect(options.Client().ApplyURI(fmt.Sprintf("mongodb://127.0.0.1:%d/", port)).SetServerSelectionTimeout(time.Minute))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) })
+	return c
+}
