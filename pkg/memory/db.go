@@ -13,22 +13,30 @@ import (
 
 // DB is a database: tables of rows, each with the versions that somebody may still read. The zero value is not usable.
 type DB struct {
+	clock  Clock
 	mu     sync.Mutex
 	tables map[string]*rows
 	time   uint64 // of the last commit
 	open   map[*tx]struct{}
 }
 
+// DBOption configures a DB. WithClock is one.
+type DBOption interface{ db(*DB) }
+
 // NewDB makes an empty database.
-func NewDB() *DB {
-	return &DB{tables: map[string]*rows{}, open: map[*tx]struct{}{}}
+func NewDB(opts ...DBOption) *DB {
+	db := &DB{clock: systemClock{}, tables: map[string]*rows{}, open: map[*tx]struct{}{}}
+	for _, o := range opts {
+		o.db(db)
+	}
+	return db
 }
 
 // rows are a table. A value must not be changed once it is in; nil is no row.
 type rows struct {
 	name      string
 	rows      map[string]*row
-	committed func(inserted []any) // called in commit order, with the lock held
+	committed func(inserted []any) // called at each commit that wrote here, in commit order, with the lock held
 	follower  *feed                // of an outbox
 }
 
@@ -194,10 +202,10 @@ func (t *tx) commit() {
 	for _, w := range t.writes {
 		r := w.table.rows[w.key]
 		r.versions = append(r.versions, version{db.time, r.pending})
+		if _, known := inserted[w.table]; !known {
+			order, inserted[w.table] = append(order, w.table), nil
+		}
 		if w.inserted && r.pending != nil {
-			if inserted[w.table] == nil {
-				order = append(order, w.table)
-			}
 			inserted[w.table] = append(inserted[w.table], r.pending)
 		}
 		r.writer, r.pending = nil, nil

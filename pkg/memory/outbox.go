@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -245,48 +244,4 @@ func withTrace(ev event.Event, trace []event.Header) event.Event {
 		opts = append(opts, event.WithHeader(h.Key, h.Value))
 	}
 	return ev.With(opts...)
-}
-
-// feed is what was committed to an outbox and no relay has taken yet, in commit order.
-type feed struct {
-	mu      sync.Mutex
-	seq     uint64
-	pending []*envelope
-	more    chan struct{} // holds one when something was committed
-	taken   bool          // a relay follows it
-}
-
-// feedOf is the feed of a table, one for all outboxes of its name.
-func feedOf(db *DB, table *rows) *feed {
-	db.mu.Lock()
-	defer db.mu.Unlock()
-	if table.follower == nil {
-		f := &feed{more: make(chan struct{}, 1)}
-		table.follower = f
-		table.committed = f.add
-	}
-	return table.follower
-}
-
-func (f *feed) next() uint64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.seq++
-	return f.seq
-}
-
-func (f *feed) add(inserted []any) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, v := range inserted {
-		f.pending = append(f.pending, v.(*envelope))
-	}
-	f.wake()
-}
-
-func (f *feed) wake() {
-	select {
-	case f.more <- struct{}{}:
-	default:
-	}
 }

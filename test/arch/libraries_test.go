@@ -28,7 +28,7 @@ var libraries = []library{
 	{path: "github.com/agnivade/levenshtein", in: []string{"internal/config"}, why: "the nearest name to a misspelt one"},
 	{path: "go.yaml.in/yaml", in: []string{"internal/config", "cmd", "internal/devstack", "internal/demo"}, why: "configuration is YAML"},
 	{path: "github.com/prometheus", in: []string{"internal/metrics", "internal/httpapi", "internal/app"}, why: "stages count through the set they are given"},
-	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "pkg/consumer", "internal/tracing", "internal/app", "pkg/relay"}, why: "trace context in and out"},
+	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "pkg/consumer", "pkg/memory", "internal/tracing", "internal/app", "pkg/relay"}, why: "trace context in and out"},
 	{path: "github.com/google/uuid", why: "UUID v7 event ids and names of instances"},
 	{path: "github.com/robfig/cron", in: []string{"pkg/outbox"}, why: "cron expressions of recurring events"},
 	{path: "golang.org/x/sync", why: "errgroup"},
