@@ -43,7 +43,6 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		Client: t.mongo.state, Fencer: t.held, Outlet: out, Retry: t.retryPolicy(), MaxAttempts: t.cfg.Retry.MaxAttempts,
 		Recording: t.cfg.Recording, DropExpired: t.cfg.Expired == "drop", Watcher: t.cfg.Watcher, Node: t.cfg.Node, Version: t.version,
 		Epoch: doc.Epoch, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
-		Behind: func() bool { return t.rec != nil && t.rec.scheduled.Behind() },
 		Count: func(end reconcile.End, class record.Class, n int) {
 			t.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
 			if end == reconcile.Dead {

@@ -55,6 +55,8 @@ type Delivery struct {
 	// Done hears once of its fate, after that is majority-committed, from the goroutine of the Finisher. It does not block,
 	// and may publish nothing itself. May be nil.
 	Done func(Fate)
+	// Flight is what Scheduled knows a delivery of its own by.
+	Flight uint64
 }
 
 // Fate is what became of a delivery.
@@ -100,9 +102,6 @@ type Finishing struct {
 	Epoch       int64
 	Now         func() time.Time // the server's
 	Log         *slog.Logger     // nil for none
-	// Behind reports whether scheduled envelopes are due that could be claimed now: those that were sent are finished after
-	// them, for it is their delivery that somebody waits for. May be nil.
-	Behind func() bool
 	// Trouble hears of each write that failed and is tried again, Well of each that succeeded after one. Both may be nil.
 	Trouble func(error)
 	Well    func()
@@ -142,7 +141,10 @@ type Finisher struct {
 
 	mu      sync.Mutex
 	queue   []*answered
-	busy    int           // taken from the queue, not told yet
+	spent   spentList
+	waiting time.Time     // since when those of spent give way; zero if they do not
+	busy    int           // taken from the queues, not told yet
+	table   timetable     // of the scheduled ones; nil if there are none
 	wake    chan struct{} // holds one token
 	drained chan struct{} // closed when nothing is left; nil while nobody waits
 	aside   []*answered   // what the server did not take, for another time
@@ -163,6 +165,13 @@ func NewFinisher(c Finishing) *Finisher {
 
 // Answered takes over a delivery with all of its answers. It does not block.
 func (f *Finisher) Answered(d *Delivery, p record.Published) {
+	if f.done(d, p.Answers) {
+		f.mu.Lock()
+		f.spent.add(spent{ns: d.NS, id: d.ID, flight: d.Flight, ticket: p.Ticket, number: d.Number})
+		f.mu.Unlock()
+		f.poke()
+		return
+	}
 	a := &answered{Delivery: d, ticket: p.Ticket, settle: true}
 	f.decide(a, p.Answers)
 	f.push(a)
@@ -199,58 +208,43 @@ func (f *Finisher) Run(ctx context.Context) error {
 	again := time.NewTicker(asideFor)
 	defer again.Stop()
 	for {
-		f.giveWay(ctx)
-		batch := f.take()
-		if len(batch) == 0 {
-			select {
-			case <-f.wake:
-				continue
-			case <-again.C:
-				f.retryAside()
-				continue
-			case <-ctx.Done():
-				return context.Cause(ctx)
+		next, wait := f.tidying()
+		batch := f.take(next && !wait)
+		if len(batch) > 0 {
+			if err := f.finish(ctx, batch); err != nil {
+				return err
 			}
+			continue
 		}
-		if err := f.finish(ctx, batch); err != nil {
-			return err
+		var later <-chan time.Time
+		if wait {
+			later = time.After(5 * time.Millisecond)
 		}
-	}
-}
-
-// patience is how long a batch gives way at the most: a collection that cannot be claimed must not hold up the others.
-const patience = 500 * time.Millisecond
-
-// giveWay waits a little while scheduled envelopes are due and such as were sent are next to be finished. What it holds back
-// is bounded by what Scheduled has on its way.
-func (f *Finisher) giveWay(ctx context.Context) {
-	if f.c.Behind == nil {
-		return
-	}
-	for begun := time.Now(); time.Since(begun) < patience && f.tidying() && f.c.Behind(); {
-		if retry.Sleep(ctx, time.Millisecond) != nil {
-			return
+		select {
+		case <-f.wake:
+		case <-later:
+		case <-again.C:
+			f.retryAside()
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 }
 
-// tidying reports whether the first that waits is a scheduled envelope that was sent.
-func (f *Finisher) tidying() bool {
+// take is what the next transaction gets, in the order in which it was answered; tidy says that it may be what was sent.
+func (f *Finisher) take(tidy bool) []*answered {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return len(f.queue) > 0 && f.queue[0].Claim != "" && f.queue[0].fate.End == Finished
-}
-
-// take is what the next transaction gets, in the order in which it was answered.
-func (f *Finisher) take() []*answered {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	n := min(len(f.queue), store.MaxExceptions)
-	batch := f.queue[:n:n]
-	if f.queue = f.queue[n:]; len(f.queue) == 0 {
-		f.queue = nil
+	var batch []*answered
+	if n := min(len(f.queue), store.MaxExceptions); n > 0 || !tidy {
+		batch = f.queue[:n:n]
+		if f.queue = f.queue[n:]; len(f.queue) == 0 {
+			f.queue = nil
+		}
+	} else {
+		batch = f.unspent()
 	}
-	f.busy = n
+	f.busy = len(batch)
 	return batch
 }
 
@@ -259,7 +253,7 @@ func (f *Finisher) take() []*answered {
 func (f *Finisher) Drain(ctx context.Context) error {
 	for {
 		f.mu.Lock()
-		if len(f.queue) == 0 && f.busy == 0 {
+		if len(f.queue) == 0 && len(f.spent) == 0 && f.busy == 0 {
 			f.mu.Unlock()
 			return nil
 		}
@@ -294,7 +288,7 @@ func (f *Finisher) finish(ctx context.Context, batch []*answered) error {
 	f.tell(told)
 	f.mu.Lock()
 	f.busy = 0
-	if len(f.queue) == 0 && f.drained != nil {
+	if len(f.queue) == 0 && len(f.spent) == 0 && f.drained != nil {
 		close(f.drained)
 		f.drained = nil
 	}
@@ -390,14 +384,21 @@ func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 func (f *Finisher) tell(batch []*answered) {
 	tickets := make([]record.Ticket, 0, len(batch))
 	var count [ends]int
+	var flights []uint64
 	for _, a := range batch {
 		if a.settle {
 			tickets = append(tickets, a.ticket)
+		}
+		if a.Flight != 0 {
+			flights = append(flights, a.Flight)
 		}
 		count[a.fate.End]++
 	}
 	if len(tickets) > 0 {
 		f.c.Outlet.Settle(tickets)
+	}
+	if len(flights) > 0 && f.table != nil {
+		f.table.landed(flights)
 	}
 	for _, a := range batch {
 		f.release(a)

@@ -43,7 +43,6 @@ func (f *Finisher) decide(a *answered, answers []record.Answer) {
 	case len(left) == 0:
 		a.fate.End = Finished
 		a.outcome = a.result(store.FateSent)
-		// A scheduled envelope has done its service: nothing is read back from it, and to remove it costs half of a mark.
 		a.outcome.Delete = f.c.Recording == "delete" || a.Claim != "" && f.c.Recording != "mark"
 	case why != nil:
 		f.refused(a, why, left, a.fate.Refused, by)

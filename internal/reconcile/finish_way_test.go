@@ -6,33 +6,50 @@ import (
 	"time"
 )
 
-// TestTidyingGivesWayToWhatIsDue: what was sent is finished after what is due is claimed, but not for ever.
+type fakeTable struct{ due bool }
+
+func (f *fakeTable) behind() bool    { return f.due }
+func (f *fakeTable) landed([]uint64) {}
+func (f *fakeTable) token() string   { return "token" }
+
+// TestTidyingGivesWayToWhatIsDue: what was sent is removed after what is due is claimed, but not for ever; and all else goes
+// before it.
 func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		behind := true
-		f := NewFinisher(Finishing{Behind: func() bool { return behind }})
-		waits := func(claim string, end End) time.Duration {
-			f.queue = []*answered{{Delivery: &Delivery{Claim: claim}, fate: Fate{End: end}}}
+		table := &fakeTable{due: true}
+		f := NewFinisher(Finishing{})
+		f.table = table
+		f.spent.add(spent{ns: "db.outbox"})
+		waits := func() time.Duration {
 			began := time.Now()
-			f.giveWay(t.Context())
+			for _, wait := f.tidying(); wait; _, wait = f.tidying() {
+				<-time.After(time.Millisecond)
+			}
 			return time.Since(began)
 		}
-		if d := waits("token", Finished); d < patience || d > 2*patience {
-			t.Errorf("a sent one waited %v behind what cannot be claimed, want %v", d, patience)
-		}
-		if d := waits("", Finished); d != 0 {
-			t.Errorf("an exception, whose key waits for it, waited %v", d)
-		}
-		if d := waits("token", Retrying); d != 0 {
-			t.Errorf("a failed one waited %v", d)
+		for range 2 { // a second batch waits as well
+			if d := waits(); d < patience || d > patience+2*time.Millisecond {
+				t.Errorf("a sent one waited %v behind what cannot be claimed, want %v", d, patience)
+			}
 		}
 		go func() {
 			<-time.After(patience / 5)
-			behind = false
+			table.due = false
 		}()
-		if d := waits("token", Finished); d < patience/5 || d > patience/4 {
+		if d := waits(); d < patience/5 || d > patience/4 {
 			t.Errorf("it waited %v, want until nothing is due any more", d)
+		}
+		table.due = true
+		f.queue = []*answered{{Delivery: &Delivery{}}}
+		if next, wait := f.tidying(); next || wait {
+			t.Error("an exception, whose key waits for it, does not go first")
+		}
+		if batch := f.take(true); len(batch) != 1 || batch[0].Claim != "" {
+			t.Errorf("%+v goes before an exception", batch)
+		}
+		if batch := f.take(true); len(batch) != 1 || batch[0].Claim != "token" || !batch[0].outcome.Delete || f.spent != nil {
+			t.Errorf("%+v, want the removal of the sent one", batch)
 		}
 	})
 }

@@ -14,10 +14,11 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/event"
 )
 
 const (
-	scheduleCache = 100_000
+	scheduleCache = 20_000
 	schedulePoll  = 500 * time.Millisecond
 
 	// lookahead is how far before its time an envelope is taken from the index; more than the time between two looks.
@@ -28,7 +29,7 @@ const (
 	// the stream is not told by Saw.
 	recheck = 5 * time.Second
 
-	maxAloft  = 40 * store.MaxClaim // claimed and not finished; some hundred bytes each
+	maxAloft  = 100 * store.MaxClaim // claimed and not finished; 150 bytes each once they are sent
 	breath    = 20 * time.Millisecond
 	fewClaims = 100 // a claim of fewer is followed by a breath, so that a trickle is not a transaction for each envelope
 )
@@ -43,13 +44,14 @@ type ScheduledConfig struct {
 	// Collections are those that may hold scheduled envelopes. It is asked at each look.
 	Collections func() []store.Outbox
 	Outlet      Outlet
-	Finisher    *Finisher // of the same term; it runs beside
+	// Finisher is that of the same term, of this Scheduled alone. It runs beside.
+	Finisher *Finisher
 	// Now is the server's time, as well as it is known here. Only the server's own decides.
 	Now func() time.Time
 
 	// Poll is how often the index is asked. Defaults to 500 ms.
 	Poll time.Duration
-	// Cache bounds the envelopes that are remembered before their time. Defaults to 100,000.
+	// Cache bounds the envelopes that are remembered before their time. Defaults to 20,000.
 	Cache int
 	// Log defaults to none.
 	Log *slog.Logger
@@ -67,7 +69,7 @@ type ScheduledConfig struct {
 // become an exception, because its target cannot be written or refused it; a successor takes it over. Claiming, publishing
 // and finishing overlap.
 //
-// There is no order, neither among scheduled envelopes nor with others of their key. Memory: the cache, up to 40,000
+// There is no order, neither among scheduled envelopes nor with others of their key. Memory: the cache, up to 100,000
 // envelopes on their way by id, and one reply of a read. A collection with scheduled envelopes costs a read each Poll, one
 // without them two reads each five seconds.
 type Scheduled struct {
@@ -79,7 +81,12 @@ type Scheduled struct {
 	room   chan struct{} // 1 slot: something has landed
 	round  time.Duration // that the latest look at all collections took; for the one who asks the index
 
+	// For the one who publishes.
+	view     event.View
+	envelope Envelope
+
 	running atomic.Bool
+	feeding atomic.Bool // an index has more of what is due than the heap has room for
 
 	mu        sync.Mutex
 	calendars map[string]*calendar
@@ -124,7 +131,7 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Scheduled{
+	s := &Scheduled{
 		ScheduledConfig: cfg,
 		claim:           store.DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
 		timers:          newTimers(cfg.Cache),
@@ -133,6 +140,8 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 		room:            make(chan struct{}, 1),
 		calendars:       map[string]*calendar{},
 	}
+	cfg.Finisher.table = s
+	return s
 }
 
 // Saw hears of a scheduled envelope that the stream brought. It does not block; the id is copied.
@@ -163,11 +172,23 @@ func (s *Scheduled) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Behind reports whether envelopes are due that could be claimed now. It is the Finisher's Behind: both write in transactions
-// that follow one another, and what is due comes before tidying up what was sent.
-func (s *Scheduled) Behind() bool {
-	return s.running.Load() && s.timers.behind(s.Now().UnixMilli(), maxAloft)
+// behind implements timetable. What an index has still to bring counts as due.
+func (s *Scheduled) behind() bool {
+	if !s.running.Load() {
+		return false
+	}
+	now := s.Now().UnixMilli()
+	if s.timers.behind(now, maxAloft) {
+		return true
+	}
+	return s.feeding.Load() && s.timers.aloft() < maxAloft
 }
+
+func (s *Scheduled) token() string { return s.claim.Token }
+
+func (s *Scheduled) landed(flights []uint64) { s.land(flights...) }
+
+var _ timetable = (*Scheduled)(nil)
 
 // calendar is that of a collection, made at the first call; nil for what is no full name.
 func (s *Scheduled) calendar(ns string) *calendar {

@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -35,6 +36,7 @@ func (s *Scheduled) feed(ctx context.Context) error {
 			}
 		}
 		_ = g.Wait()
+		s.feeding.Store(slices.ContainsFunc(list, func(c *calendar) bool { return c.more.Load() }))
 		s.round = time.Since(begin)
 		select {
 		case <-tick.C:

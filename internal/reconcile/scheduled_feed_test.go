@@ -15,7 +15,8 @@ import (
 func feeding(t *testing.T, p *planned) (*Scheduled, *calendar) {
 	t.Helper()
 	s := NewScheduled(ScheduledConfig{
-		Client: p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(),
+		Finisher: NewFinisher(Finishing{}),
+		Client:   p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(),
 		Collections: func() []store.Outbox { return []store.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	})
 	list := s.watched()

@@ -62,7 +62,11 @@ func (t *timers) push(e timer) bool {
 	if old, ok := t.known[e.key]; ok && old <= e.due {
 		return false
 	}
-	if last := len(t.heap) - 1; last+1 >= t.max {
+	room := t.max
+	if !e.fed {
+		room /= 2 // the index brings those of the stream as well, but has to begin again for what finds no room
+	}
+	if last := len(t.heap) - 1; last+1 >= room {
 		// The last one is a leaf, so nothing depends on it; the index will bring it again.
 		if t.heap[last].due <= e.due {
 			return false

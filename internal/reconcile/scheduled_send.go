@@ -116,15 +116,14 @@ func (s *Scheduled) read(over context.Context, g *claimed, waiting map[string]ti
 
 // send publishes one envelope, or hands it to the Finisher as it is at fault itself.
 func (s *Scheduled) send(ctx context.Context, c *calendar, e timer, raw bson.Raw) error {
-	d := &Delivery{NS: c.ns, ID: e.id, Claim: s.claim.Token, Done: func(Fate) { s.land(e.key) }}
-	var v event.View
-	if event.Parse(raw, &v) == nil { // else Publish refuses it
-		d.Number, d.Key = v.Delivery, string(v.OrderingKey())
+	d := &Delivery{NS: c.ns, ID: e.id, Claim: s.claim.Token, Flight: e.key}
+	if event.Parse(raw, &s.view) == nil { // else Publish refuses it
+		d.Number, d.Key = s.view.Delivery, string(s.view.OrderingKey())
 	}
 	due, _ := raw.Lookup("dueAt").DateTimeOK()
-	envelope := Envelope{DB: c.db, Coll: c.name, TS: Stamp(raw), Raw: raw}
+	s.envelope = Envelope{DB: c.db, Coll: c.name, TS: Stamp(raw), Raw: raw}
 	crash.At("before-scheduled-publish")
-	err := s.Outlet.Publish(ctx, &envelope, nil, func(p record.Published) {
+	err := s.Outlet.Publish(ctx, &s.envelope, nil, func(p record.Published) {
 		crash.At("after-scheduled-publish")
 		s.note(due, p)
 		s.Finisher.Answered(d, p)
