@@ -1,0 +1,257 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+// result is what became of the messages of one attempt.
+type result struct {
+	handled, duplicates, dropped int
+	took                         time.Duration
+}
+
+// taskError is a failure of the handler, as opposed to one of the inbox or the transaction.
+type taskError struct{ error }
+
+func (e *taskError) Unwrap() error { return e.error }
+
+// storeError is a failure of the inbox.
+type storeError struct{ error }
+
+func (e *storeError) Unwrap() error { return e.error }
+
+// TimeoutError says that a handler took longer than its Timeout.
+type TimeoutError struct {
+	Handler string
+	After   time.Duration
+	Err     error // what it returned then
+}
+
+func (e *TimeoutError) Error() string {
+	return fmt.Sprintf("handler %s did not end within %v: %v", e.Handler, e.After, e.Err)
+}
+
+// Unwrap is context.DeadlineExceeded: what a handler that was cut off returned says nothing about the servers.
+func (e *TimeoutError) Unwrap() error { return context.DeadlineExceeded }
+
+// recovered turns a panic into an error.
+func recovered(err *error) {
+	if v := recover(); v != nil {
+		*err = &PanicError{Value: v, Stack: debug.Stack()}
+	}
+}
+
+// attempt handles the messages once, by the handler's mode. A *taskError is the handler's own failure.
+func (t *track) attempt(list []task) (res result, err error) {
+	if t.reg.system {
+		return res, &taskError{t.refuse(list[0])}
+	}
+	if !t.turn() {
+		return res, t.p.s.soft.Err()
+	}
+	defer t.giveTurn()
+	ctx := t.contextOf()
+	if t.reg.mode != inbox.None {
+		if err := t.p.attach(ctx, t.reg); err != nil {
+			return res, err
+		}
+	}
+	if trace := t.p.s.c.s.trace; trace != nil {
+		var end func(error)
+		ctx, end = trace(ctx, t.reg.name, messages(list))
+		defer func() { end(err) }()
+	}
+	began := time.Now()
+	defer func() { res.took = time.Since(began) }()
+	switch {
+	case t.reg.mode == inbox.Eager:
+		err = t.eager(ctx, list[0], &res)
+	case t.reg.mode == inbox.Optimistic:
+		err = t.optimistic(ctx, list, &res)
+	case t.reg.inTx:
+		err = t.p.s.transact(ctx, func(ctx context.Context) error { return t.call(ctx, list, nil, &res) })
+	default:
+		err = t.call(ctx, list, nil, &res)
+	}
+	return res, err
+}
+
+// refuse is why nobody handles the message.
+func (t *track) refuse(x task) error {
+	if x.entry.cause != nil {
+		return x.entry.cause
+	}
+	return fmt.Errorf("%w takes type %q: register one, or say AckUnknown", ErrNoHandler, x.entry.m.Type)
+}
+
+// turn waits for the handler's own limit; false if the generation ends first.
+func (t *track) turn() bool {
+	if t.reg.slots == nil {
+		return true
+	}
+	select {
+	case t.reg.slots <- struct{}{}:
+		return true
+	case <-t.p.s.soft.Done():
+		return false
+	}
+}
+
+func (t *track) giveTurn() {
+	if t.reg.slots != nil {
+		<-t.reg.slots
+	}
+}
+
+func messages(list []task) []*Message {
+	out := make([]*Message, len(list))
+	for i, x := range list {
+		out[i] = x.entry.m
+	}
+	return out
+}
+
+// optimistic marks and handles in one transaction.
+func (t *track) optimistic(ctx context.Context, list []task, res *result) error {
+	entries := make([]inbox.Entry, len(list))
+	for i, x := range list {
+		entries[i] = t.inboxEntry(x)
+	}
+	return t.p.s.transact(ctx, func(ctx context.Context) error {
+		ctx = inbox.Remember(ctx)
+		fresh, err := t.p.s.inbox.Admit(ctx, entries)
+		if err != nil {
+			return &storeError{fmt.Errorf("admitting %d messages to the inbox: %w", len(entries), err)}
+		}
+		return t.call(ctx, list, fresh, res)
+	})
+}
+
+// eager claims the message, and handles it in a transaction that turns the claim into the mark.
+func (t *track) eager(ctx context.Context, x task, res *result) error {
+	s := t.p.s
+	claim, err := s.inbox.Claim(ctx, t.inboxEntry(x), 0)
+	if errors.Is(err, inbox.ErrDuplicate) {
+		*res = result{duplicates: 1}
+		return s.pass(ctx, t.inboxEntry(x))
+	}
+	if err != nil {
+		return &storeError{fmt.Errorf("claiming a message: %w", err)}
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
+		defer cancel()
+		if err := claim.Release(ctx); err != nil {
+			s.report(fmt.Errorf("releasing the claim of message %s: %w", x.entry.m.ID, err))
+		}
+	}()
+	return claim.Hold(ctx, func(ctx context.Context) error {
+		return s.transact(ctx, func(ctx context.Context) error {
+			if err := t.call(ctx, []task{x}, nil, res); err != nil {
+				return err
+			}
+			if err := claim.Handled(ctx); err != nil {
+				return &storeError{fmt.Errorf("marking a message as handled: %w", err)}
+			}
+			return nil
+		})
+	})
+}
+
+// pass moves a watermark.
+func (s *session) pass(ctx context.Context, e inbox.Entry) error {
+	if err := s.inbox.Pass(ctx, []inbox.Entry{e}); err != nil {
+		return &storeError{fmt.Errorf("passing the watermark: %w", err)}
+	}
+	return nil
+}
+
+// call runs the handler for those that are fresh (nil: all), in order. It counts anew: a transaction may run it again.
+func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result) error {
+	*res = result{}
+	batch := &collection{}
+	for i, x := range list {
+		if fresh != nil && !fresh[i] {
+			res.duplicates++
+			continue
+		}
+		on := ctx
+		if t.reg.batched != nil {
+			on = context.WithValue(ctx, collectionKey{}, batch)
+		}
+		m := x.entry.m.Copy()
+		if x.part.at.Failed > 0 {
+			m.Attempt += x.part.at.Failed
+		}
+		err := t.bounded(on, func(ctx context.Context) error { return t.reg.chained.Handle(ctx, m) })
+		switch {
+		case err == nil:
+			res.handled++
+		case errors.Is(err, ErrDrop):
+			res.dropped++
+		default:
+			return &taskError{err}
+		}
+	}
+	if len(batch.list) == 0 {
+		return nil
+	}
+	err := t.bounded(ctx, func(ctx context.Context) error { return t.reg.batched(ctx, slices.Clip(batch.list)) })
+	switch {
+	case err == nil:
+	case errors.Is(err, ErrDrop):
+		res.dropped, res.handled = res.dropped+res.handled, 0
+	default:
+		return &taskError{err}
+	}
+	return nil
+}
+
+// bounded calls f within the handler's time, and turns a panic into an error.
+func (t *track) bounded(ctx context.Context, f func(ctx context.Context) error) (err error) {
+	within, cancel := context.WithTimeout(ctx, t.reg.timeout)
+	defer cancel()
+	defer recovered(&err)
+	err = f(within)
+	if err != nil && within.Err() != nil && ctx.Err() == nil && !errors.Is(err, ErrDrop) {
+		err = &TimeoutError{Handler: t.reg.name, After: t.reg.timeout, Err: err}
+	}
+	return err
+}
+
+// collection gathers what middleware lets through to a batch handler.
+type collection struct{ list []*Message }
+
+type collectionKey struct{}
+
+// collect is the innermost handler of a batch handler's chain.
+func collect(ctx context.Context, m *Message) error {
+	b, ok := ctx.Value(collectionKey{}).(*collection)
+	if !ok {
+		return errors.New("consumer: a middleware replaced the context of a batch handler")
+	}
+	b.list = append(b.list, m)
+	return nil
+}
+
+// blame tells a failure that the policy decides about from trouble that the message is not to blame for: the database away,
+// transactions that met, somebody else's claim, a partition that has changed. Trouble costs no attempts and is waited out.
+func (t *track) blame(err error) (cause error, blamed bool) {
+	if errors.Is(err, inbox.ErrClaimLost) || errors.Is(err, inbox.ErrClaimed) || errors.Is(err, inbox.ErrStale) {
+		return nil, false
+	}
+	if failed, ok := errors.AsType[*taskError](err); ok {
+		return failed.error, !t.transactional() || !transient(err)
+	}
+	if _, ok := errors.AsType[*storeError](err); ok && !errors.Is(err, inbox.ErrInvalid) {
+		return nil, false
+	}
+	return err, !transient(err)
+}

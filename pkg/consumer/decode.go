@@ -1,0 +1,179 @@
+package consumer
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// The headers that the relay writes, in all of its presets and in each of them. Debezium's event router leaves the name of
+// the header with the type to its configuration; these are the usual ones.
+const (
+	HeaderID          = "id"
+	HeaderIDType      = "outrelay-id-type"
+	HeaderNamespace   = "outrelay-ns"
+	HeaderDelivery    = "outrelay-delivery"
+	HeaderRedelivered = "outrelay-redelivered"
+	HeaderOnly        = "outrelay-only"
+	HeaderAttempt     = "outrelay-attempt" // of the retry topics: how often it was tried before
+)
+
+// Decoder makes a Message of a record. It may keep the record's bytes. An error makes the record poison: it meets the
+// policy as a *DecodeError, by default a dead letter, and its offset passes after that was written. What the Decoder leaves
+// empty of Topic, Partition, Offset, LeaderEpoch, Time, ID, Attempt and Group is filled in.
+type Decoder func(r *Record) (*Message, error)
+
+// DecodeError says that a record could not be decoded.
+type DecodeError struct {
+	Topic     string
+	Partition int32
+	Offset    int64
+	Err       error
+}
+
+func (e *DecodeError) Error() string {
+	return fmt.Sprintf("record %s/%d/%d is not readable: %v", e.Topic, e.Partition, e.Offset, e.Err)
+}
+
+// Unwrap is the cause.
+func (e *DecodeError) Unwrap() error { return e.Err }
+
+// Decode is the default Decoder. It knows the records of all three presets of the relay by their headers: plain, Debezium's
+// event router, and CloudEvents, binary and structured; of a structured one the value becomes the event's data.
+func Decode(r *Record) (*Message, error) {
+	m := newMessage(r)
+	structured := false
+	for i := range r.Headers {
+		h := &r.Headers[i]
+		v := string(h.Value)
+		switch h.Key {
+		case HeaderID:
+			first(&m.ID, v)
+		case HeaderNamespace:
+			first(&m.Namespace, hex.EncodeToString(h.Value))
+		case HeaderDelivery:
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 0 {
+				return nil, errors.New("header " + HeaderDelivery + " is not a number")
+			}
+			m.Delivery = n
+		case HeaderRedelivered:
+			m.Redelivered = v == "true"
+		case HeaderAttempt:
+			n, err := strconv.Atoi(v)
+			if err != nil || n < 1 {
+				return nil, errors.New("header " + HeaderAttempt + " is not a positive number")
+			}
+			m.Attempt = n
+		case "ce_id":
+			first(&m.ID, v)
+		case "type", "ce_type", "eventType":
+			first(&m.Type, v)
+		case "aggregatetype":
+			first(&m.AggregateType, v)
+		case "aggregateid":
+			first(&m.AggregateID, v)
+		case "contenttype", "content-type":
+			structured = structured || strings.HasPrefix(v, "application/cloudevents+json")
+			first(&m.ContentType, v)
+		case "schemaversion", "ce_schemaversion":
+			first(&m.SchemaVersion, v)
+		}
+	}
+	if structured && r.Value != nil {
+		if err := unwrap(m); err != nil {
+			return nil, err
+		}
+	}
+	if m.AggregateID == "" {
+		m.AggregateID = string(r.Key)
+	}
+	return m, nil
+}
+
+// first keeps the first of repeated headers.
+func first(to *string, v string) {
+	if *to == "" {
+		*to = v
+	}
+}
+
+func newMessage(r *Record) *Message {
+	return &Message{
+		Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, LeaderEpoch: r.LeaderEpoch, Time: r.Time,
+		Key: r.Key, Value: r.Value, Headers: r.Headers,
+	}
+}
+
+// unwrap takes the payload out of a structured CloudEvent.
+func unwrap(m *Message) error {
+	var e struct {
+		ID              string          `json:"id"`
+		Type            string          `json:"type"`
+		DataContentType string          `json:"datacontenttype"`
+		SchemaVersion   string          `json:"schemaversion"`
+		Data            json.RawMessage `json:"data"`
+		Base64          *string         `json:"data_base64"`
+	}
+	if err := json.Unmarshal(m.Value, &e); err != nil {
+		return fmt.Errorf("structured CloudEvent: %w", err)
+	}
+	if e.Type == "" {
+		return errors.New("structured CloudEvent without a type")
+	}
+	first(&m.ID, e.ID)
+	m.Type, m.ContentType, m.SchemaVersion = e.Type, e.DataContentType, e.SchemaVersion
+	switch {
+	case e.Base64 != nil:
+		data, err := base64.StdEncoding.DecodeString(*e.Base64)
+		if err != nil {
+			return fmt.Errorf("structured CloudEvent: data_base64: %w", err)
+		}
+		m.Value = data
+	case len(e.Data) > 0 && e.Data[0] == '"' && !isJSON(e.DataContentType):
+		var text string
+		if err := json.Unmarshal(e.Data, &text); err != nil {
+			return fmt.Errorf("structured CloudEvent: data: %w", err)
+		}
+		m.Value = []byte(text)
+	default:
+		m.Value = append([]byte{}, bytes.TrimSpace(e.Data)...)
+	}
+	return nil
+}
+
+func isJSON(contentType string) bool {
+	t, _, _ := strings.Cut(contentType, ";")
+	t = strings.TrimSpace(t)
+	return t == "" || t == "application/json" || strings.HasSuffix(t, "+json")
+}
+
+// complete fills in what every message has, whatever the Decoder was.
+func complete(m *Message, r *Record, group string) *Message {
+	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = r.Topic, r.Partition, r.Offset, r.LeaderEpoch
+	if m.Time.IsZero() {
+		m.Time = r.Time
+	}
+	if m.ID == "" {
+		m.ID = fmt.Sprintf("%s/%d/%d", r.Topic, r.Partition, r.Offset)
+	}
+	if _, ok := m.Header(HeaderID); !ok { // so that it keeps its id wherever it is moved to
+		m.Headers = append([]Header{{Key: HeaderID, Value: []byte(m.ID)}}, m.Headers...)
+	}
+	m.Attempt = max(m.Attempt, 1)
+	m.Group = group
+	return m
+}
+
+// identity is the id by which an inbox knows the message. Two equal texts of different types of id are two events.
+func identity(m *Message) string {
+	if kind, ok := m.Header(HeaderIDType); ok {
+		return string(kind) + ":" + m.ID
+	}
+	return m.ID
+}

@@ -1,0 +1,510 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sort"
+	"sync"
+
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+// fetchBytes is what one fetch asks for at most.
+const fetchBytes = 1 << 20
+
+// entry is one record that was fetched. It stays until everything before it is finished, its body only until it is.
+type entry struct {
+	offset int64
+	lane   int32
+	parts  []part
+	open   int // parts that are not done
+
+	rec   Record
+	m     *Message // nil while the body is not in memory
+	cause error    // of a record that cannot be decoded
+	size  int
+}
+
+// part is one handler's share of an entry.
+type part struct {
+	reg   *registration
+	state partState
+	at    Attempts
+}
+
+type partState uint8
+
+const (
+	waiting partState = iota // not in memory, or about to be queued
+	queued
+	started
+	done
+)
+
+// partition is one partition of this member: it reads, hands out to its tracks, and knows up to where all is finished.
+type partition struct {
+	s  *session
+	tp TopicPartition
+
+	mu        sync.Mutex
+	entries   []*entry // by offset; the first is not finished
+	next      int64    // to be fetched
+	fetched   int64    // everything below was fetched or is a hole
+	committed int64
+	bodies    int
+	bytes     int
+	rewind    bool // something below next is to be fetched again
+	closed    bool // nothing begins any more
+	gone      bool // and nothing is counted
+	tracks    map[trackKey]*track
+	attached  map[string]*attachment
+
+	wake     chan struct{} // there is room, or something to fetch again
+	tracking sync.WaitGroup
+}
+
+type trackKey struct {
+	lane int32
+	reg  *registration
+}
+
+func newPartition(s *session, a Assignment) *partition {
+	return &partition{
+		s: s, tp: a.TopicPartition, next: a.Offset, fetched: a.Offset, committed: a.Offset,
+		tracks: map[trackKey]*track{}, attached: map[string]*attachment{}, wake: make(chan struct{}, 1),
+	}
+}
+
+// read fetches until the generation ends.
+func (p *partition) read() {
+	ctx := p.s.soft
+	b := retry.Reopen.Start()
+	for ctx.Err() == nil {
+		if p.s.c.gate.paused() {
+			p.drop()
+			if p.s.c.gate.wait(ctx) != nil {
+				return
+			}
+		}
+		if p.s.away.wait(ctx) != nil {
+			return
+		}
+		from, ok := p.position()
+		if !ok {
+			select {
+			case <-p.wake:
+			case <-p.pauses():
+			case <-ctx.Done():
+			}
+			continue
+		}
+		f, err := p.s.g.Fetch(ctx, p.tp, from, min(fetchBytes, p.s.c.s.bytes))
+		var gap *RangeError
+		switch {
+		case err == nil:
+			b.Reset()
+			p.take(from, f)
+		case ctx.Err() != nil:
+			return
+		case errors.As(err, &gap):
+			p.jump(gap)
+		default:
+			p.s.report(fmt.Errorf("fetching partition %s: %w", p.tp, err))
+			_ = b.Wait(ctx)
+		}
+	}
+}
+
+// pauses tells of the next change of the gate.
+func (p *partition) pauses() <-chan struct{} {
+	_, _, changed := p.s.c.gate.state()
+	return changed
+}
+
+// jump goes on where the partition has records again.
+func (p *partition) jump(gap *RangeError) {
+	if p.s.c.s.haltOnGap {
+		p.s.fail(gap)
+		return
+	}
+	p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.next = gap.Start
+	if gap.Start > p.fetched { // retention: what was not finished below is no more
+		p.entries = slices.DeleteFunc(p.entries, func(e *entry) bool { return e.offset < gap.Start && p.idle(e) })
+		p.fetched = gap.Start
+		return
+	}
+	// The topic was created anew: nothing of the old one counts.
+	p.entries = nil
+	p.fetched = gap.Start
+	p.committed = -1
+	p.attached = map[string]*attachment{}
+}
+
+// idle reports whether nothing of the entry is being handled. The lock is held.
+func (p *partition) idle(e *entry) bool {
+	return !slices.ContainsFunc(e.parts, func(x part) bool { return x.state == started || x.state == queued })
+}
+
+// position is the offset to fetch from, or false if there is no room.
+func (p *partition) position() (int64, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.rewind {
+		p.rewind = false
+		p.next = p.fetched
+		for _, e := range p.entries {
+			if slices.ContainsFunc(e.parts, func(x part) bool { return x.state == waiting }) {
+				p.next = e.offset
+				break
+			}
+		}
+	}
+	s := &p.s.c.s
+	room := p.bodies < s.records && p.bytes < s.bytes
+	if p.next >= p.fetched { // what is fetched again was counted already
+		room = room && len(p.entries) < s.ahead
+	}
+	return p.next, room
+}
+
+// take hands out what a fetch brought.
+func (p *partition) take(from int64, f Fetched) {
+	list := make([]*entry, 0, len(f.Records))
+	for i := range f.Records {
+		if r := &f.Records[i]; r.Offset >= from {
+			list = append(list, p.entry(r))
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed || p.rewind || p.s.c.gate.paused() {
+		for _, e := range list {
+			p.unfire(e)
+		}
+		return // it is fetched again
+	}
+	messages, bytes := p.bodies, p.bytes
+	for _, e := range list {
+		p.add(e)
+	}
+	p.next = max(f.Next, from)
+	p.fetched = max(p.fetched, p.next)
+	p.trim()
+	p.s.held(int64(p.bodies-messages), int64(p.bytes-bytes))
+	p.s.c.s.observer.Lag(p.tp.Topic, p.tp.Partition, max(0, f.End-p.floor()))
+}
+
+// unfire lets a handler for one message alone have another one.
+func (p *partition) unfire(e *entry) {
+	for i := range e.parts {
+		if r := e.parts[i].reg; r.once && e.parts[i].state != done {
+			r.fired.Store(false)
+		}
+	}
+}
+
+// add takes in one entry, new or fetched again. The lock is held.
+func (p *partition) add(e *entry) {
+	if i := sort.Search(len(p.entries), func(i int) bool { return p.entries[i].offset >= e.offset }); i < len(p.entries) {
+		if p.entries[i].offset == e.offset && p.entries[i].open > 0 {
+			p.unfire(e)
+			old := p.entries[i]
+			if old.m == nil {
+				old.rec, old.m, old.cause = e.rec, e.m, e.cause
+				p.bodies++
+				p.bytes += old.size
+			}
+			p.enqueue(old)
+		}
+		return
+	}
+	if e.offset < p.fetched {
+		p.unfire(e)
+		return // finished before
+	}
+	p.entries = append(p.entries, e)
+	if e.open == 0 {
+		p.s.c.reg.finished(e.m)
+		e.rec, e.m = Record{}, nil
+		return
+	}
+	p.bodies++
+	p.bytes += e.size
+	p.enqueue(e)
+}
+
+// enqueue queues those parts that wait. The lock is held.
+func (p *partition) enqueue(e *entry) {
+	for i := range e.parts {
+		x := &e.parts[i]
+		if x.state != waiting {
+			continue
+		}
+		x.state = queued
+		k := trackKey{e.lane, x.reg}
+		t := p.tracks[k]
+		if t == nil {
+			t = &track{p: p, reg: x.reg, lane: e.lane}
+			p.tracks[k] = t
+		}
+		t.queue = append(t.queue, task{e, x})
+		if !t.running {
+			t.running = true
+			p.tracking.Go(t.run)
+		}
+	}
+}
+
+// drop lets go of everything that was fetched and is not being handled.
+func (p *partition) drop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, t := range p.tracks {
+		for _, x := range t.queue {
+			x.part.state = waiting
+		}
+		t.queue = nil
+	}
+	for _, e := range p.entries {
+		p.shed(e)
+	}
+	p.rewind = true
+}
+
+// shed lets go of the body of an entry that is not being handled. The lock is held.
+func (p *partition) shed(e *entry) {
+	if p.gone || e.m == nil || !p.idle(e) {
+		return
+	}
+	e.rec, e.m, e.cause = Record{}, nil, nil
+	p.bodies--
+	p.bytes -= e.size
+	p.s.held(-1, -int64(e.size))
+}
+
+// revert puts tasks back that were started and not finished; they are fetched again.
+func (p *partition) revert(list []task) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, x := range list {
+		x.part.state = waiting
+		p.shed(x.entry)
+	}
+	p.rewind = true
+	p.signal()
+}
+
+// finish marks tasks as done.
+func (p *partition) finish(list []task) {
+	var through []*Message
+	p.mu.Lock()
+	for _, x := range list {
+		x.part.state = done
+		if x.part.reg.once {
+			reg := x.part.reg
+			defer p.s.c.reg.remove(func(r *registration) bool { return r == reg })
+		}
+		if x.entry.open--; x.entry.open == 0 {
+			through = append(through, x.entry.m)
+		}
+		p.shed(x.entry)
+	}
+	p.trim()
+	p.signal()
+	p.mu.Unlock()
+	for _, m := range through {
+		p.s.c.reg.finished(m)
+	}
+	p.s.finished(len(through))
+}
+
+// trim forgets the finished entries at the front. The lock is held.
+func (p *partition) trim() {
+	n := 0
+	for n < len(p.entries) && p.entries[n].open == 0 {
+		n++
+	}
+	if n > 0 {
+		p.entries = slices.Delete(p.entries, 0, n)
+	}
+}
+
+// floor is the offset up to which everything is finished. The lock is held.
+//
+// N29: contiguous is what was fetched, not the numbers: markers and compaction leave holes.
+func (p *partition) floor() int64 {
+	if len(p.entries) > 0 {
+		return p.entries[0].offset
+	}
+	return p.fetched
+}
+
+func (p *partition) committable() (at int64, news bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at = p.floor()
+	return at, at != p.committed
+}
+
+func (p *partition) commit(at int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.committed = at
+}
+
+func (p *partition) signal() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// close drops what did not begin; nothing begins any more.
+func (p *partition) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.closed = true
+	for _, t := range p.tracks {
+		t.queue = nil
+	}
+}
+
+// forget takes what is left out of the counts.
+func (p *partition) forget() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.entries {
+		p.unfire(e)
+	}
+	p.s.held(-int64(p.bodies), -int64(p.bytes))
+	p.bodies, p.bytes, p.entries, p.gone = 0, 0, nil, true
+}
+
+// entry decodes a record and finds its handlers.
+func (p *partition) entry(r *Record) *entry {
+	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: sizeOf(r)}
+	m, err := p.s.decode(r)
+	if errors.Is(err, ErrDrop) {
+		p.s.c.s.observer.Dropped("", 1)
+		e.m = m
+		return e
+	}
+	if err != nil {
+		e.cause = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
+		e.m = complete(newMessage(r), r, p.s.c.group)
+		e.parts = []part{{reg: p.s.c.poison}}
+	} else {
+		e.m = m
+		e.parts = p.s.c.route(m)
+	}
+	e.open = len(e.parts)
+	return e
+}
+
+func sizeOf(r *Record) int {
+	n := len(r.Key) + len(r.Value) + 128
+	for i := range r.Headers {
+		n += len(r.Headers[i].Key) + len(r.Headers[i].Value) + 32
+	}
+	return n
+}
+
+// decode makes the message of a record. A panic of what a user gave is an error.
+func (s *session) decode(r *Record) (m *Message, err error) {
+	defer recovered(&err)
+	m, err = s.c.s.decoder(r)
+	if err != nil {
+		return nil, err
+	}
+	if m == nil {
+		return nil, errors.New("the decoder returned no message")
+	}
+	m = complete(m, r, s.c.group)
+	for _, f := range s.c.s.receive {
+		got, err := f(s.soft, m)
+		if err != nil {
+			return m, err
+		}
+		if got == nil {
+			return nil, errors.New("a function of Receive returned no message")
+		}
+		m = complete(got, r, s.c.group)
+	}
+	return m, nil
+}
+
+// route finds who handles the message. N18: a letter that was requeued for one handler is for that one alone.
+func (c *Consumer) route(m *Message) []part {
+	all := c.reg.snapshot().of(m.Type)
+	only, narrowed := m.Header(HeaderOnly)
+	var out []part
+	taken := false
+	for _, r := range all {
+		if narrowed && string(only) != c.group+"/"+r.name {
+			taken = true
+			continue
+		}
+		if r.once && !r.fired.CompareAndSwap(false, true) {
+			taken = true
+			continue
+		}
+		out = append(out, part{reg: r})
+	}
+	if len(out) == 0 && !taken && !narrowed {
+		out = append(out, part{reg: c.unknown})
+	}
+	return out
+}
+
+// attachment is what the inbox said of a handler's partition.
+type attachment struct {
+	mu   sync.Mutex
+	done bool
+}
+
+// attach tells the inbox, once for each handler, that this process begins with the partition. N29
+func (p *partition) attach(ctx context.Context, r *registration) error {
+	p.mu.Lock()
+	a := p.attached[r.name]
+	if a == nil {
+		a = &attachment{}
+		p.attached[r.name] = a
+	}
+	p.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.done {
+		return nil
+	}
+	end, epoch, err := p.s.g.End(ctx, p.tp)
+	if err != nil {
+		return &storeError{fmt.Errorf("asking for the end of partition %s: %w", p.tp, err)}
+	}
+	if _, err := p.s.inbox.Attach(ctx, p.s.c.consumer(r), p.tp.Topic, p.tp.Partition, end, epoch); err != nil {
+		return &storeError{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
+	}
+	a.done = true
+	return nil
+}
+
+// detach makes the next attach ask again.
+func (p *partition) detach(r *registration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.attached, r.name)
+}
+
+func (p *partition) attachedAny() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.attached) > 0
+}
+
+// consumer is the identity of a handler in the inbox.
+func (c *Consumer) consumer(r *registration) string { return c.group + "/" + r.name }

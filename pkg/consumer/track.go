@@ -1,0 +1,396 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+// track is one handler's messages of one lane: one after another, in order, whatever the other tracks do.
+type track struct {
+	p       *partition
+	reg     *registration
+	lane    int32
+	queue   []task // the partition's lock guards it
+	running bool   // and this
+	holds   bool   // one of the run's slots
+}
+
+// task is one message for one handler.
+type task struct {
+	entry *entry
+	part  *part
+}
+
+// pace is how long a message takes, so that a transaction does not hold more of them than it has time for.
+type pace struct{ ns atomic.Int64 }
+
+// span is how long the messages of one transaction may take together by that measure.
+const span = 5 * time.Second
+
+func (c *pace) took(d time.Duration, n int) {
+	each := int64(d) / int64(max(n, 1))
+	if old := c.ns.Load(); old > 0 {
+		each = old + (each-old)/8
+	}
+	c.ns.Store(max(each, 1))
+}
+
+func (c *pace) batch(limit int) int {
+	each := c.ns.Load()
+	if each <= 0 {
+		return limit
+	}
+	return max(1, min(limit, int(int64(span)/each)))
+}
+
+// run handles what is queued until there is nothing more.
+func (t *track) run() {
+	for {
+		if !t.acquire() {
+			t.revertQueue()
+			return
+		}
+		list := t.take()
+		if len(list) > 0 {
+			t.process(list)
+		}
+		t.release()
+		if len(list) == 0 {
+			return
+		}
+	}
+}
+
+// acquire waits for its turn among all lanes; false if the generation ends first.
+func (t *track) acquire() bool { return t.acquireUntil(t.p.s.soft) }
+
+func (t *track) acquireUntil(ctx context.Context) bool {
+	select {
+	case t.p.s.slots <- struct{}{}:
+		t.holds = true
+		t.p.s.running(1)
+	case <-ctx.Done():
+	}
+	return t.holds
+}
+
+func (t *track) release() {
+	if t.holds {
+		t.holds = false
+		t.p.s.running(-1)
+		<-t.p.s.slots
+	}
+}
+
+// yield gives the turn to others while f runs.
+func (t *track) yield(f func()) {
+	t.release()
+	f()
+	t.acquireUntil(t.p.s.hard)
+}
+
+// revertQueue ends the track with what is queued not begun.
+func (t *track) revertQueue() {
+	t.p.mu.Lock()
+	list := t.queue
+	t.queue, t.running = nil, false
+	t.p.mu.Unlock()
+	if len(list) > 0 {
+		t.p.revert(list)
+	}
+}
+
+// take begins as many tasks as may share a transaction; with none the track has ended.
+func (t *track) take() []task {
+	p := t.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(t.queue) == 0 || p.closed {
+		t.queue, t.running = nil, false
+		return nil
+	}
+	n := 1
+	if t.joint() {
+		n = min(len(t.queue), t.reg.pace.batch(t.reg.batch))
+	}
+	list := t.queue[:n:n]
+	t.queue = t.queue[n:]
+	for _, x := range list {
+		x.part.state = started
+	}
+	return list
+}
+
+// joint reports whether several messages may be handled in one go.
+func (t *track) joint() bool {
+	if t.reg.system || t.reg.mode == inbox.Eager {
+		return false
+	}
+	return t.reg.batched != nil || t.transactional()
+}
+
+func (t *track) transactional() bool { return t.reg.mode != inbox.None || t.reg.inTx }
+
+// interrupted reports whether nothing more is to be begun.
+func (t *track) interrupted() bool { return t.p.s.soft.Err() != nil || t.p.s.c.gate.paused() }
+
+// wait waits for d or until it is interrupted, and lets others run meanwhile.
+func (t *track) wait(d time.Duration) {
+	if d <= 0 || t.interrupted() {
+		return
+	}
+	t.yield(func() {
+		timer := time.NewTimer(d)
+		defer timer.Stop()
+		for {
+			_, _, changed := t.p.s.c.gate.state()
+			if t.interrupted() {
+				return
+			}
+			select {
+			case <-timer.C:
+				return
+			case <-changed:
+			case <-t.p.s.soft.Done():
+			}
+		}
+	})
+}
+
+// process handles a batch: together where that may be, else and after a failure one by one.
+func (t *track) process(list []task) {
+	if t.reg.removed.Load() && !t.reg.once {
+		t.p.s.c.s.observer.Dropped(t.reg.name, len(list))
+		t.p.finish(list)
+		return
+	}
+	if len(list) > 1 && t.together(list) {
+		return
+	}
+	for i := range list {
+		if i > 0 && t.interrupted() {
+			t.p.revert(list[i:])
+			return
+		}
+		if !t.alone(list[i]) {
+			t.p.revert(list[i:])
+			return
+		}
+	}
+}
+
+// together handles them in one go; false if they have to be tried one by one.
+func (t *track) together(list []task) bool {
+	var trouble trouble
+	defer trouble.over(t)
+	for {
+		res, err := t.attempt(list)
+		if err == nil {
+			t.account(list, res)
+			return true
+		}
+		if t.p.s.hard.Err() != nil {
+			t.p.revert(list)
+			return true
+		}
+		if _, blamed := t.blame(err); blamed {
+			return false
+		}
+		if !trouble.wait(t, err) {
+			t.p.revert(list)
+			return true
+		}
+	}
+}
+
+// alone handles one message until it is finished; false if it was interrupted before.
+func (t *track) alone(x task) bool {
+	var trouble trouble
+	defer trouble.over(t)
+	for first := true; ; first = false {
+		if !first && t.interrupted() {
+			return false
+		}
+		list := []task{x}
+		res, err := t.attempt(list)
+		if err == nil {
+			t.account(list, res)
+			return true
+		}
+		if t.p.s.hard.Err() != nil {
+			return false
+		}
+		if cause, blamed := t.blame(err); blamed {
+			trouble.over(t)
+			if done, again := t.decide(x, cause); !again {
+				return done
+			}
+			continue
+		}
+		if !trouble.wait(t, err) {
+			return false
+		}
+	}
+}
+
+// decide asks the policy about a failure and does what it says. again: the message is to be tried once more.
+func (t *track) decide(x task, cause error) (done, again bool) {
+	at := &x.part.at
+	if at.Failed == 0 {
+		at.Since = time.Now()
+	}
+	at.Failed++
+	at.Total = x.entry.m.Attempt - 1 + at.Failed
+	v := t.reg.verdict(cause, original(x.entry), *at)
+	m := x.entry.m
+	t.p.s.c.s.observer.Failed(t.reg.name, v.Action)
+	t.p.s.report(&HandlerError{
+		Handler: t.reg.name, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, ID: m.ID, Type: m.Type,
+		Attempts: *at, Verdict: v, Err: cause,
+	})
+	switch v.Action {
+	case RetryInline, RetryAfter:
+		t.wait(v.Delay)
+		return false, true
+	case PauseConsumer:
+		t.p.s.c.gate.pauseFor(v.Delay)
+		return false, false
+	}
+	return t.dispose(x, v, cause), false
+}
+
+// verdict is the policy's, or to the dead letters if it has none for the failure.
+func (r *registration) verdict(cause error, m *Message, at Attempts) (v Verdict) {
+	dead := Verdict{Action: DeadLetter}
+	defer func() {
+		if recover() != nil {
+			v = dead
+		}
+	}()
+	if v = r.decider.Decide(cause, m, at); v.Action == 0 {
+		v = dead
+	}
+	return v
+}
+
+// dispose lets the message go where the verdict says, and its watermark pass; false if it was interrupted before. The
+// offset passes only after that.
+func (t *track) dispose(x task, v Verdict, cause error) bool {
+	s := t.p.s
+	b := retry.Reopen.Start()
+	moved := false
+	for {
+		err := error(nil)
+		if !moved {
+			err = s.move(original(x.entry), t.reg.name, v, cause)
+			moved = err == nil
+		}
+		if moved && t.reg.mode != inbox.None {
+			if err = s.inbox.Pass(s.hard, []inbox.Entry{t.inboxEntry(x)}); err != nil {
+				err = fmt.Errorf("passing the watermark: %w", err)
+			}
+		}
+		if err == nil {
+			break
+		}
+		s.report(fmt.Errorf("%s of message %s for handler %q: %w", v.Action, x.entry.m.ID, t.reg.name, err))
+		if t.interrupted() {
+			return false
+		}
+		t.wait(b.Next())
+	}
+	if v.Action == Discard {
+		s.c.s.observer.Dropped(t.reg.name, 1)
+	}
+	t.p.finish([]task{x})
+	return true
+}
+
+// move calls the disposer.
+func (s *session) move(m *Message, handler string, v Verdict, cause error) (err error) {
+	defer recovered(&err)
+	return s.disposer.Dispose(s.hard, m, handler, v, cause)
+}
+
+// account counts what became of a batch and finishes it.
+func (t *track) account(list []task, res result) {
+	o := t.p.s.c.s.observer
+	if res.handled > 0 {
+		t.reg.pace.took(res.took, res.handled)
+		o.Handled(t.reg.name, res.handled, res.took)
+	}
+	if res.duplicates > 0 {
+		o.Duplicates(t.reg.name, res.duplicates)
+	}
+	if res.dropped > 0 {
+		o.Dropped(t.reg.name, res.dropped)
+	}
+	t.p.finish(list)
+}
+
+// trouble is one lane's wait for what is not the message's fault: the database, or somebody else's claim.
+type trouble struct {
+	b    *retry.Backoff
+	away bool
+}
+
+// claimPoll is how often a claim of somebody else's is asked for: it may be given up before its time.
+const claimPoll = 500 * time.Millisecond
+
+// wait waits; false if it was interrupted.
+func (o *trouble) wait(t *track, err error) bool {
+	if o.b == nil {
+		o.b = retry.Reopen.Start()
+	}
+	d := o.b.Next()
+	var recreated *inbox.RecreatedError
+	switch {
+	case errors.As(err, &recreated):
+		t.p.s.fail(err)
+		return false
+	case errors.Is(err, inbox.ErrClaimed):
+		d = claimPoll
+	case errors.Is(err, inbox.ErrStale):
+		t.p.detach(t.reg)
+		t.p.s.report(err)
+	default:
+		if !o.away {
+			o.away = true
+			t.p.s.away.enter()
+		}
+		t.p.s.report(err)
+	}
+	t.wait(d)
+	return !t.interrupted()
+}
+
+func (o *trouble) over(t *track) {
+	if o.away {
+		o.away = false
+		t.p.s.away.leave()
+	}
+}
+
+// original is the message as it was read, with the record's own bytes, for whoever moves it.
+func original(e *entry) *Message {
+	m := e.m.Copy()
+	m.Key, m.Value = e.rec.Key, e.rec.Value
+	return m
+}
+
+func (t *track) inboxEntry(x task) inbox.Entry {
+	m := x.entry.m
+	return inbox.Entry{
+		Key:   inbox.Key{Consumer: t.p.s.c.consumer(t.reg), Namespace: m.Namespace, ID: identity(m)},
+		Place: inbox.Place{Topic: m.Topic, Partition: m.Partition, Lane: t.lane, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch},
+	}
+}
+
+// contextOf is what the handler's context starts from.
+func (t *track) contextOf() context.Context { return t.p.s.hard }
