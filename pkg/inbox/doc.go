@@ -30,8 +30,8 @@
 //
 // # Cost
 //
-// Admit is one read, one insert of markers and one update of watermarks for the whole batch, all in the caller's
-// transaction. Different lanes write different documents and never conflict. Nothing blocks but the single-flight guard
+// Admit is one read of watermarks and one of markers, one insert of markers and one update of watermarks for the whole
+// batch, all in the caller's transaction. Different lanes write different documents and never conflict. Nothing blocks but the single-flight guard
 // of Once, which lets the second of two calls with the same identity in one process wait for the first. There are no
 // background goroutines; Claim.Run belongs to the caller.
 package inbox

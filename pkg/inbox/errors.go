@@ -128,7 +128,7 @@ type PrivilegeError struct {
 }
 
 func (e *PrivilegeError) Error() string {
-	return fmt.Sprintf("the user may not %s on %s: grant it, or let an administrator create what Indexes lists: %v", e.Action, e.On, e.Err)
+	return fmt.Sprintf("the user may not %s on %s: grant it, or let an administrator run the statements of Indexes: %v", e.Action, e.On, e.Err)
 }
 
 // Unwrap is the server's answer.

@@ -35,7 +35,9 @@ type Entry struct {
 
 func (e Entry) validate() error {
 	var errs []error
-	bad := func(format string, a ...any) { errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, a...)...)) }
+	bad := func(format string, a ...any) {
+		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, a...)...))
+	}
 	switch k := e.Key; {
 	case k.Consumer == "":
 		bad("the consumer of %q is empty", k.ID)

@@ -3,7 +3,14 @@ package inbox
 import (
 	"context"
 	"errors"
+	"fmt"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
+
+// releaseWait bounds the release of a claim after its handler failed, when the context may have ended.
+const releaseWait = 5 * time.Second
 
 // Once runs fn for an identity that was not handled yet, and else returns a *DuplicateError. What fn writes with the
 // context that it gets is committed together with the marker, in a transaction of its own or in the one that ctx has,
@@ -16,12 +23,79 @@ import (
 // A call that finds the same identity being handled in this process waits for that, or with NoWait is told. Within the
 // context of fn, Once of the same identity runs its own fn: it is the same handling.
 func (x *Inbox) Once(ctx context.Context, consumer, id string, fn func(ctx context.Context) error, opts ...OnceOption) error {
-	return errors.ErrUnsupported
+	var c OnceConfig
+	for _, o := range opts {
+		o(&c)
+	}
+	e := Entry{Key{consumer, c.Namespace, id}, c.Place}
+	if err := e.validate(); err != nil {
+		return err
+	}
+	switch {
+	case c.Mode == None:
+		return fn(ctx)
+	case c.Mode != Optimistic && c.Mode != Eager:
+		return fmt.Errorf("%w: unknown mode %s", ErrInvalid, c.Mode)
+	case memoOf(ctx).fresh(e):
+		return outbox.Transaction(ctx, x.client, fn)
+	}
+	identity, err := x.identity(e, 0)
+	if err != nil {
+		return err
+	}
+	ctx, leave, ok, err := x.guard.enter(ctx, string(identity), !c.NoWait)
+	switch {
+	case err != nil:
+		return err
+	case !ok:
+		return &BusyError{Key: e.Key}
+	}
+	defer leave()
+	if c.Mode == Eager {
+		return x.eager(ctx, e, c.Lease, fn)
+	}
+	return x.optimistic(ctx, e, fn)
 }
 
-// Remember is called first in a transaction's callback, with the context that it got, and returns the one to go on with:
-// there Admit and Once know what they have answered before in this transaction, so that several parts of a handler may ask
-// for the same entry. Once does it by itself. It has no effect where no transaction runs.
-func Remember(ctx context.Context) context.Context { return ctx }
+func (x *Inbox) optimistic(ctx context.Context, e Entry, fn func(context.Context) error) error {
+	var duplicate bool
+	err := outbox.Transaction(ctx, x.client, func(ctx context.Context) error {
+		ctx = Remember(ctx)
+		fresh, err := x.Admit(ctx, []Entry{e})
+		if err != nil {
+			return err
+		}
+		// A duplicate is no reason to roll back: the watermark may have moved, and the transaction may be the caller's.
+		if duplicate = !fresh[0]; duplicate {
+			return nil
+		}
+		return fn(ctx)
+	})
+	if err == nil && duplicate {
+		err = &DuplicateError{Keys: []Key{e.Key}}
+	}
+	return err
+}
 
-type guard struct{}
+func (x *Inbox) eager(ctx context.Context, e Entry, lease time.Duration, fn func(context.Context) error) error {
+	c, err := x.Claim(ctx, e, lease)
+	if err != nil {
+		return err
+	}
+	err = c.Hold(ctx, func(ctx context.Context) error {
+		return outbox.Transaction(ctx, x.client, func(ctx context.Context) error {
+			ctx = Remember(ctx)
+			memoOf(ctx).keep([]Entry{e}, []bool{true})
+			if err := fn(ctx); err != nil {
+				return err
+			}
+			return c.Handled(ctx)
+		})
+	})
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait)
+	defer cancel()
+	if rerr := c.Release(ctx); err != nil {
+		return errors.Join(err, rerr)
+	}
+	return nil // handled and committed; a lease that could not be removed runs out
+}

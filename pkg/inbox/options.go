@@ -15,6 +15,9 @@ const (
 	DefaultRetention = 7 * 24 * time.Hour
 	// DefaultLease is how long a claim is good without being renewed unless WithLease says otherwise.
 	DefaultLease = 30 * time.Second
+	// MinRetention is the shortest retention: markers are stamped to the second by a clock of the replica set that may be
+	// ten seconds behind.
+	MinRetention = time.Minute
 	// MinLease is the shortest lease: a third of it has to be enough for one write.
 	MinLease = 100 * time.Millisecond
 )
@@ -68,16 +71,17 @@ type settings struct {
 	collection string
 	retention  time.Duration
 	lease      time.Duration
-	identity   Identity
-	recreated  Recreated
 	noTTL      bool
+
+	identityKind Identity
+	recreated    Recreated
 }
 
 // WithCollection names the collection of markers. Defaults to DefaultCollection.
 func WithCollection(name string) Option { return func(s *settings) { s.collection = name } }
 
 // WithRetention sets how long a marker is kept after its message was handled, by the server's clock. It has to cover the
-// time within which a producer may send the same id again. Defaults to DefaultRetention; must be at least a second.
+// time within which a producer may send the same id again. Defaults to DefaultRetention; at least MinRetention.
 func WithRetention(d time.Duration) Option { return func(s *settings) { s.retention = d } }
 
 // WithLease sets how long a claim is good without being renewed; Claim.Run renews three times as often. Defaults to
@@ -86,7 +90,7 @@ func WithLease(d time.Duration) Option { return func(s *settings) { s.lease = d 
 
 // WithIdentity sets what identifies a message. Defaults to IDAndConsumer. It must not change for a collection in use: the
 // markers of the other kind would not be found.
-func WithIdentity(i Identity) Option { return func(s *settings) { s.identity = i } }
+func WithIdentity(i Identity) Option { return func(s *settings) { s.identityKind = i } }
 
 // WithRecreated sets what Attach does about a topic that was created anew. Defaults to Resume.
 func WithRecreated(r Recreated) Option { return func(s *settings) { s.recreated = r } }
@@ -100,14 +104,14 @@ func (s *settings) validate() error {
 	if s.collection == "" || strings.ContainsAny(s.collection, "$\x00") || strings.HasPrefix(s.collection, "system.") {
 		errs = append(errs, fmt.Errorf("inbox: %q is not a legal collection name", s.collection))
 	}
-	if s.retention < time.Second {
-		errs = append(errs, fmt.Errorf("inbox: a retention of %s; it must be at least 1s", s.retention))
+	if s.retention < MinRetention {
+		errs = append(errs, fmt.Errorf("inbox: a retention of %s; it must be at least %s", s.retention, MinRetention))
 	}
-	if s.lease < MinLease {
-		errs = append(errs, fmt.Errorf("inbox: a lease of %s; it must be at least %s", s.lease, MinLease))
+	if s.lease < MinLease || s.lease > s.retention {
+		errs = append(errs, fmt.Errorf("inbox: a lease of %s; it must be at least %s and at most the retention", s.lease, MinLease))
 	}
-	if s.identity != IDAndConsumer && s.identity != IDOnly {
-		errs = append(errs, fmt.Errorf("inbox: unknown identity %d", s.identity))
+	if s.identityKind != IDAndConsumer && s.identityKind != IDOnly {
+		errs = append(errs, fmt.Errorf("inbox: unknown identity %d", s.identityKind))
 	}
 	if s.recreated != Resume && s.recreated != Halt {
 		errs = append(errs, fmt.Errorf("inbox: unknown policy %d for topics created anew", s.recreated))

@@ -1,0 +1,98 @@
+package inbox_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/inbox/inboxtest"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// bundle is a test's own client, database and inbox.
+type bundle struct {
+	client *mongo.Client
+	db     *mongo.Database
+	inbox  *inbox.Inbox
+}
+
+func setup(tb testing.TB, opts ...*options.ClientOptions) bundle {
+	tb.Helper()
+	c := stacktest.Client(tb, opts...)
+	db := stacktest.Database(tb, c)
+	b := bundle{client: c, db: db}
+	b.inbox = b.new(tb)
+	if err := b.inbox.EnsureIndexes(tb.Context()); err != nil {
+		tb.Fatal(err)
+	}
+	return b
+}
+
+// new is an inbox of another process.
+func (b bundle) new(tb testing.TB, opts ...inbox.Option) *inbox.Inbox {
+	tb.Helper()
+	x, err := inbox.New(b.db, opts...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return x
+}
+
+func (b bundle) transaction(ctx context.Context, fn func(context.Context) error) error {
+	return outbox.Transaction(ctx, b.client, fn)
+}
+
+func (b bundle) admit(tb testing.TB, x *inbox.Inbox, list ...inbox.Entry) []bool {
+	tb.Helper()
+	var fresh []bool
+	if err := b.transaction(tb.Context(), func(ctx context.Context) (err error) {
+		fresh, err = x.Admit(ctx, list)
+		return err
+	}); err != nil {
+		tb.Fatal(err)
+	}
+	return fresh
+}
+
+// past sets a date of every document to long ago.
+func (b bundle) past(ctx context.Context, coll, field string) error {
+	_, err := b.db.Collection(coll).UpdateMany(ctx, bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: field, Value: time.Unix(1, 0)}}}})
+	return err
+}
+
+func (b bundle) count(tb testing.TB, coll string, filter bson.D) int {
+	tb.Helper()
+	n, err := b.db.Collection(coll).CountDocuments(tb.Context(), filter)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return int(n)
+}
+
+func TestConformance(t *testing.T) {
+	t.Parallel()
+	inboxtest.Run(t, func(t *testing.T) inboxtest.Setup {
+		b := setup(t)
+		return inboxtest.Setup{
+			Inbox: b.inbox, Other: b.new(t), Halting: b.new(t, inbox.WithRecreated(inbox.Halt)),
+			Transaction: b.transaction,
+			Expire: func(ctx context.Context) error {
+				if err := b.past(ctx, "inbox", "k"); err != nil {
+					return err
+				}
+				_, _, err := b.inbox.Sweep(ctx, inbox.Limits{})
+				return err
+			},
+			Lapse: func(ctx context.Context) error { return b.past(ctx, "inbox_claims", "until") },
+		}
+	})
+}
