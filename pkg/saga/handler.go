@@ -1,0 +1,164 @@
+package saga
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+// handler is a Saga that was defined.
+type handler[S any, I Identifier] struct {
+	saga     *Saga[S, I]
+	routes   map[string]route[S, I]
+	notFound map[string]func(context.Context, I, *consumer.Message) error
+}
+
+// Handle takes one message through its step.
+func (h *handler[S, I]) Handle(ctx context.Context, m *consumer.Message) error {
+	rt, ok := h.routes[m.Type]
+	if !ok {
+		return fmt.Errorf("saga %s: message %s of type %q: %w", h.saga.name, m.ID, m.Type, ErrUnknownMessage)
+	}
+	id, err := h.correlate(rt, m)
+	if err != nil {
+		return err
+	}
+	once := func(ctx context.Context) error { return h.once(ctx, rt, id, m) }
+	reg := h.saga.reg
+	switch {
+	case reg.store.InTransaction(ctx):
+		return once(ctx)
+	case reg.plain:
+		return h.repeat(ctx, once)
+	}
+	return h.repeat(ctx, func(ctx context.Context) error { return reg.store.Transaction(ctx, once) })
+}
+
+// correlate asks the function, then the header.
+func (h *handler[S, I]) correlate(rt route[S, I], m *consumer.Message) (I, error) {
+	id, err := rt.by(m)
+	switch {
+	case err == nil && !missing(id):
+		return id, nil
+	case err != nil && !errors.Is(err, ErrNoSagaID):
+		return id, fmt.Errorf("saga %s: which one message %s of type %s is for: %w", h.saga.name, m.ID, m.Type, err)
+	}
+	none := &CorrelationError{Saga: h.saga.name, Type: m.Type, Message: m.ID}
+	text, ok := m.Header(HeaderID)
+	if !ok {
+		return id, none
+	}
+	id, err = parseID[I](string(text))
+	if err != nil {
+		none.Err = fmt.Errorf("header %s: %w", HeaderID, err)
+		return id, none
+	}
+	return id, nil
+}
+
+// repeat runs f again after a conflict, as often as there are waits.
+func (h *handler[S, I]) repeat(ctx context.Context, f func(context.Context) error) error {
+	for _, wait := range h.saga.reg.retries {
+		err := f(ctx)
+		if !errors.Is(err, ErrConflict) {
+			return err
+		}
+		if retry.Sleep(ctx, wait) != nil {
+			return err
+		}
+	}
+	return f(ctx)
+}
+
+// once loads the saga, takes the message and saves.
+func (h *handler[S, I]) once(ctx context.Context, rt route[S, I], id I, m *consumer.Message) error {
+	rec, found, err := h.saga.reg.store.Load(ctx, h.saga.name, id)
+	switch {
+	case err != nil:
+		return err
+	case found && rec.Completed(), !found && rt.timeout != "":
+		return nil // late
+	case !found && rt.start == nil:
+		return h.missing(ctx, id, m)
+	}
+	in, err := h.instance(rec, found, id)
+	if err != nil {
+		return err
+	}
+	if rt.timeout != "" && !in.expire(m) {
+		return nil
+	}
+	defer in.out.end()
+	changed, err := h.take(in.out.context(ctx), in, rt, m)
+	if err != nil || !changed {
+		return err
+	}
+	return in.commit(ctx)
+}
+
+// missing is what becomes of a message for a saga that is not there.
+func (h *handler[S, I]) missing(ctx context.Context, id I, m *consumer.Message) error {
+	f := h.notFound[m.Type]
+	if f == nil {
+		f = h.notFound[""]
+	}
+	if f == nil {
+		return &NotFoundError{Saga: h.saga.name, ID: FormatID(id), Type: m.Type, Message: m.ID}
+	}
+	out := &outgoing{}
+	defer out.end()
+	if err := f(out.context(ctx), id, m); err != nil {
+		return err
+	}
+	return out.flush(ctx, h.saga.reg.outbox)
+}
+
+// take runs the step of m, and after it those of held messages whose turn has come. It reports whether there is something
+// to save.
+func (h *handler[S, I]) take(ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message) (changed bool, err error) {
+	var n int64
+	if rt.sequence != nil {
+		if n, err = rt.sequence(m); err != nil {
+			return false, fmt.Errorf("saga %s: the number of message %s of type %s: %w", h.saga.name, m.ID, m.Type, err)
+		}
+	}
+	switch {
+	case n <= 0:
+		return h.step(ctx, in, rt, m)
+	case n <= in.doc.Sequence:
+		return false, nil // handled before
+	case n > in.doc.Sequence+1:
+		return in.hold(n, m)
+	}
+	for m != nil && !in.completed {
+		rt, ok := h.routes[m.Type]
+		if !ok {
+			return false, fmt.Errorf("saga %s: message %s of type %q, held by %s: %w", h.saga.name, m.ID, m.Type, FormatID(in.id), ErrUnknownMessage)
+		}
+		if _, err := h.step(ctx, in, rt, m); err != nil {
+			return false, err
+		}
+		in.doc.Sequence++
+		m = in.release()
+	}
+	return true, nil
+}
+
+// step runs the callback of one message.
+func (h *handler[S, I]) step(ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message) (changed bool, err error) {
+	f := rt.handle
+	if in.doc.Waiting {
+		f = rt.start
+	}
+	switch {
+	case f != nil:
+		in.doc.Waiting = false
+		return true, f(ctx, in, m)
+	case in.doc.Waiting:
+		return false, h.missing(ctx, in.id, m)
+	}
+	return false, nil // started before by another message
+}

@@ -1,0 +1,93 @@
+package saga
+
+import (
+	"slices"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+// held is a message that came before its turn.
+type held struct {
+	Number  int64   `bson:"number"`
+	Message message `bson:"message"`
+}
+
+// message is a consumer.Message as a saga's document keeps it.
+type message struct {
+	Topic         string    `bson:"topic,omitempty"`
+	Partition     int32     `bson:"partition"`
+	Offset        int64     `bson:"offset"`
+	LeaderEpoch   int32     `bson:"leaderEpoch"`
+	Time          time.Time `bson:"time"`
+	Key           []byte    `bson:"key"`
+	Value         []byte    `bson:"value"`
+	Headers       []header  `bson:"headers,omitempty"`
+	ID            string    `bson:"id"`
+	Namespace     string    `bson:"namespace,omitempty"`
+	Type          string    `bson:"type"`
+	AggregateType string    `bson:"aggregateType,omitempty"`
+	AggregateID   string    `bson:"aggregateId,omitempty"`
+	ContentType   string    `bson:"contentType,omitempty"`
+	SchemaVersion string    `bson:"schemaVersion,omitempty"`
+	Delivery      int       `bson:"delivery,omitempty"`
+	Redelivered   bool      `bson:"redelivered,omitempty"`
+	Attempt       int       `bson:"attempt,omitempty"`
+	Group         string    `bson:"group,omitempty"`
+}
+
+type header struct {
+	Key   string `bson:"k"`
+	Value []byte `bson:"v"`
+}
+
+func keep(m *consumer.Message) message {
+	hs := make([]header, len(m.Headers))
+	for i, h := range m.Headers {
+		hs[i] = header(h)
+	}
+	return message{
+		Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch, Time: m.Time, Key: m.Key, Value: m.Value,
+		Headers: hs, ID: m.ID, Namespace: m.Namespace, Type: m.Type, AggregateType: m.AggregateType, AggregateID: m.AggregateID,
+		ContentType: m.ContentType, SchemaVersion: m.SchemaVersion, Delivery: m.Delivery, Redelivered: m.Redelivered,
+		Attempt: m.Attempt, Group: m.Group,
+	}
+}
+
+func (m *message) restore() *consumer.Message {
+	var hs []consumer.Header
+	for _, h := range m.Headers {
+		hs = append(hs, consumer.Header(h))
+	}
+	return &consumer.Message{
+		Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch, Time: m.Time, Key: m.Key, Value: m.Value,
+		Headers: hs, ID: m.ID, Namespace: m.Namespace, Type: m.Type, AggregateType: m.AggregateType, AggregateID: m.AggregateID,
+		ContentType: m.ContentType, SchemaVersion: m.SchemaVersion, Delivery: m.Delivery, Redelivered: m.Redelivered,
+		Attempt: m.Attempt, Group: m.Group,
+	}
+}
+
+func byNumber(h held, n int64) int { return int(min(max(h.Number-n, -1), 1)) }
+
+// hold keeps a message until its turn; one whose number is held already is ignored.
+func (in *Instance[S, I]) hold(n int64, m *consumer.Message) (changed bool, err error) {
+	i, found := slices.BinarySearchFunc(in.doc.Held, n, byNumber)
+	if found {
+		return false, nil
+	}
+	if limit := in.h.saga.heldLimit; len(in.doc.Held) >= limit {
+		return false, &GapError{Saga: in.h.saga.name, ID: in.out.id, Next: in.doc.Sequence + 1, Got: n, Held: len(in.doc.Held), Limit: limit}
+	}
+	in.doc.Held = slices.Insert(in.doc.Held, i, held{Number: n, Message: keep(m)})
+	return true, nil
+}
+
+// release takes the held message out whose turn it is now; nil if it has not come.
+func (in *Instance[S, I]) release() *consumer.Message {
+	if len(in.doc.Held) == 0 || in.doc.Held[0].Number != in.doc.Sequence+1 {
+		return nil
+	}
+	m := in.doc.Held[0].Message.restore()
+	in.doc.Held = slices.Delete(in.doc.Held, 0, 1)
+	return m
+}
