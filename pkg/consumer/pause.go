@@ -1,0 +1,144 @@
+package consumer
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// gate is the pause of a consumer: by hand until it is resumed, by a policy until a time.
+type gate struct {
+	mu      sync.Mutex
+	byHand  bool
+	until   time.Time
+	changed chan struct{} // closed and replaced at each change; nil before the first
+	notify  func(paused bool)
+	told    bool
+}
+
+// Pause stops reading. What is in flight is finished; what was read and did not begin is dropped from memory, its offsets
+// are not committed, and it is read again after Resume. The group goes on without a rebalance. A consumer may be paused
+// before it runs.
+func (c *Consumer) Pause() { c.gate.set(func(g *gate) { g.byHand = true }) }
+
+// Resume ends a pause, whatever its cause.
+func (c *Consumer) Resume() { c.gate.set(func(g *gate) { g.byHand, g.until = false, time.Time{} }) }
+
+// Paused reports whether the consumer is paused, by Pause or by a policy.
+func (c *Consumer) Paused() bool { return c.gate.paused() }
+
+// pauseFor pauses for that long; a longer pause that is there stays.
+func (g *gate) pauseFor(d time.Duration) {
+	until := time.Now().Add(d)
+	g.set(func(g *gate) {
+		if until.After(g.until) {
+			g.until = until
+		}
+	})
+}
+
+func (g *gate) set(f func(g *gate)) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	f(g)
+	if g.changed != nil {
+		close(g.changed)
+	}
+	g.changed = make(chan struct{})
+	g.tell(g.closed())
+}
+
+// tell notifies of a change. The lock is held.
+func (g *gate) tell(paused bool) {
+	if paused != g.told && g.notify != nil {
+		g.told = paused
+		g.notify(paused)
+	}
+}
+
+func (g *gate) closed() bool { return g.byHand || time.Now().Before(g.until) }
+
+func (g *gate) paused() bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.closed()
+}
+
+// state is whether the gate is closed, how long at least unless it changes (0: for ever), and what tells of a change.
+func (g *gate) state() (closed bool, left time.Duration, changed <-chan struct{}) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.changed == nil {
+		g.changed = make(chan struct{})
+	}
+	closed = g.closed()
+	g.tell(closed)
+	if closed && !g.byHand {
+		left = time.Until(g.until)
+	}
+	return closed, left, g.changed
+}
+
+// wait returns when the gate is open, or ctx ends.
+func (g *gate) wait(ctx context.Context) error {
+	for {
+		closed, left, changed := g.state()
+		if !closed {
+			return nil
+		}
+		var timer <-chan time.Time
+		if left > 0 {
+			t := time.NewTimer(left)
+			defer t.Stop()
+			timer = t.C
+		}
+		select {
+		case <-changed:
+		case <-timer:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
+
+// outage counts the lanes that find the database away. While there are any, nothing is fetched.
+type outage struct {
+	mu     sync.Mutex
+	n      int
+	over   chan struct{} // of the present one
+	notify func(on bool)
+}
+
+func (o *outage) enter() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.n++; o.n == 1 {
+		o.over = make(chan struct{})
+		o.notify(true)
+	}
+}
+
+func (o *outage) leave() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.n--; o.n == 0 {
+		close(o.over)
+		o.notify(false)
+	}
+}
+
+func (o *outage) wait(ctx context.Context) error {
+	for {
+		o.mu.Lock()
+		n, over := o.n, o.over
+		o.mu.Unlock()
+		if n == 0 {
+			return nil
+		}
+		select {
+		case <-over:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+}
