@@ -50,6 +50,7 @@ type unit struct {
 	mu    sync.Mutex
 	cause error // why it can only roll back
 	ended bool
+	memo  map[memoKey]bool // what inboxes have answered
 }
 
 func (db *DB) unitOf(ctx context.Context) *unit {

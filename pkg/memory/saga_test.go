@@ -1,0 +1,65 @@
+package memory
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/saga"
+	"github.com/outrelay/outrelay/pkg/saga/sagatest"
+)
+
+func TestSagaStoreContract(t *testing.T) {
+	t.Parallel()
+	sagatest.Run(t, func(tb testing.TB) sagatest.Fixture {
+		tb.Helper()
+		db := NewDB()
+		box, err := NewOutbox(db)
+		if err != nil {
+			tb.Fatal(err)
+		}
+		return sagatest.Fixture{
+			Store: NewSagas(db), Outbox: box,
+			Events: func(context.Context) ([]string, error) {
+				var types []string
+				for _, doc := range box.Envelopes() {
+					var v event.View
+					if err := event.Parse(doc, &v); err != nil {
+						return nil, err
+					}
+					types = append(types, string(v.Type))
+				}
+				return types, nil
+			},
+		}
+	})
+}
+
+// A tombstone goes by the database's clock, after its time and not before.
+func TestTombstoneGoesByTheClock(t *testing.T) {
+	t.Parallel()
+	clock := NewManualClock(time.UnixMilli(1_900_000_000_000))
+	s := NewSagas(NewDB(WithClock(clock)))
+	r, err := s.Save(t.Context(), "s", saga.Record{ID: "a", Body: bson.Raw{5, 0, 0, 0, 0}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Complete(t.Context(), "s", r, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		ahead time.Duration
+		there bool
+	}{{time.Hour - time.Millisecond, true}, {time.Millisecond, false}} {
+		clock.Advance(x.ahead)
+		if _, found, err := s.Load(t.Context(), "s", "a"); found != x.there || err != nil {
+			t.Errorf("%s later: there %t, %v", x.ahead, found, err)
+		}
+	}
+	if again, err := s.Save(t.Context(), "s", saga.Record{ID: "a"}); err != nil || again.Version != 1 {
+		t.Errorf("begun anew: %+v, %v", again, err)
+	}
+}
