@@ -47,6 +47,7 @@ var rooms = []room{
 	{dir: "internal/retention", layer: 3, why: "the purge"},
 	{dir: "internal/admin", layer: 3, why: "use-cases behind the CLI, the API and the page"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
+	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
 
 	// Layer 4: what puts stages together.
@@ -69,7 +70,7 @@ var rooms = []room{
 		"internal/config", "internal/logging", "internal/metrics", "internal/admin",
 	}},
 	{dir: "examples", layer: 5, why: "what a user can write", only: []string{
-		"resume", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/saga", "pkg/relay",
+		"resume", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/relay",
 	}},
 
 	// Tests across packages.
