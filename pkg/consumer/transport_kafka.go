@@ -131,6 +131,9 @@ func (k *Kafka) newTransport(topics []string) *kafka.Transport {
 	}
 }
 
+// Close closes the connections of Publish that are idle. It may be used again.
+func (k *Kafka) Close() { k.produce.CloseIdleConnections() }
+
 // Join is one member of the group until ctx ends.
 func (k *Kafka) Join(ctx context.Context, group string, topics []string, s Session) error {
 	calls := &lines{}

@@ -1,0 +1,354 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []inbox.Mode{inbox.Optimistic, inbox.Eager} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 2)
+			n := 200
+			k.publish(numbered(10, n)...)
+			k.publish(numbered(10, n)...) // the producer sent all of it again
+			c := k.consumer(consumer.Exactly(mode))
+			handle(t, c, "counted", k.effects("effects"))
+			stop := k.start(c)
+			k.untilCount("effects", n)
+			k.until("all offsets", func(context.Context) bool { return sum(k.committed(2)) == int64(2*n) })
+			stop()
+			k.once("effects", n)
+		})
+	}
+}
+
+func sum(offsets []int64) int64 {
+	n := int64(0)
+	for _, o := range offsets {
+		n += max(o, 0)
+	}
+	return n
+}
+
+// A redelivery by Kafka: the offsets are lost and everything comes again.
+func TestRedeliveryHasNoEffectAndIsCommitted(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	n := 100
+	k.publish(numbered(7, n)...)
+	stats := &counts{}
+	c := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithObserver(stats))
+	handle(t, c, "counted", k.effects("effects"))
+	// The first one never commits: its member is cut off from the group.
+	ctx, cancel := context.WithCancel(t.Context())
+	lost := k.consumer(consumer.Commits(consumer.CommitOnDrain()), consumer.WithTransport(uncommitted{k.kafka}))
+	handle(t, lost, "counted", k.effects("effects"))
+	done := make(chan error, 1)
+	go func() { done <- lost.Run(ctx) }()
+	k.untilCount("effects", n)
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got := sum(k.committed(2)); got != 0 {
+		t.Fatalf("offsets %d were committed", got)
+	}
+	stop := k.start(c)
+	k.until("duplicates", func(context.Context) bool { return stats.duplicates.Load() == int64(n) })
+	stop()
+	k.once("effects", n)
+	if got := sum(k.committed(2)); got != int64(n) {
+		t.Errorf("%d offsets were committed at the stop, of %d", got, n)
+	}
+}
+
+// uncommitted loses all commits.
+type uncommitted struct{ consumer.Transport }
+
+func (u uncommitted) Join(ctx context.Context, group string, topics []string, s consumer.Session) error {
+	return u.Transport.Join(ctx, group, topics, uncommittedSession{s})
+}
+
+type uncommittedSession struct{ consumer.Session }
+
+func (u uncommittedSession) Serve(ctx context.Context, g consumer.Generation) error {
+	return u.Session.Serve(ctx, uncommittedGeneration{g})
+}
+
+type uncommittedGeneration struct{ consumer.Generation }
+
+func (uncommittedGeneration) Commit(context.Context, map[consumer.TopicPartition]int64) error {
+	return consumer.ErrGenerationOver
+}
+
+// counts counts.
+type counts struct {
+	consumer.Unobserved
+	handled, duplicates, dropped, failed atomic.Int64
+	held, maxHeld, heldBytes             atomic.Int64
+	commits, assigned                    atomic.Int64
+	database                             atomic.Int64
+}
+
+func (c *counts) Handled(_ string, n int, _ time.Duration) { c.handled.Add(int64(n)) }
+func (c *counts) Duplicates(_ string, n int)               { c.duplicates.Add(int64(n)) }
+func (c *counts) Dropped(_ string, n int)                  { c.dropped.Add(int64(n)) }
+func (c *counts) Failed(string, consumer.Action)           { c.failed.Add(1) }
+func (c *counts) Assigned(int)                             { c.assigned.Add(1) }
+func (c *counts) Committed(err error) {
+	if err == nil {
+		c.commits.Add(1)
+	}
+}
+
+func (c *counts) Held(n, bytes int64) {
+	c.held.Store(n)
+	c.heldBytes.Store(bytes)
+	c.maxHeld.Store(max(c.maxHeld.Load(), n))
+}
+
+func (c *counts) Suspended(reason string, on bool) {
+	if reason == "database" && on {
+		c.database.Add(1)
+	}
+}
+
+func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	keys := []string{}
+	lanes := map[int32]bool{}
+	for i := 0; len(keys) < 4; i++ {
+		key := fmt.Sprint("k", i)
+		if l := inbox.Lane([]byte(key), 0); !lanes[l] {
+			lanes[l] = true
+			keys = append(keys, key)
+		}
+	}
+	for _, key := range keys {
+		k.publish(msg(key, "counted", "0"), msg(key, "counted", "1"))
+	}
+	var in sync.WaitGroup
+	in.Add(len(keys))
+	all := make(chan struct{})
+	go func() { in.Wait(); close(all) }()
+	var at sync.Map
+	c := k.consumer(consumer.Concurrency(4), consumer.Exactly(inbox.None))
+	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
+		if _, there := at.LoadOrStore(string(m.Key), true); there {
+			return fmt.Errorf("two of key %s at once", m.Key)
+		}
+		defer at.Delete(string(m.Key))
+		if string(m.Value) == "0" {
+			in.Done()
+			select { // each waits for all: one after another would never do
+			case <-all:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		return k.effects("effects")(ctx, m)
+	}, consumer.OnFailure(tries(1)))
+	k.start(c)
+	k.untilCount("effects", 8)
+	k.once("effects", 8)
+}
+
+func TestSeveralHandlersOfAMessageEachHaveAFateOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	dead := newDisposed()
+	c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(2)))
+	handle(t, c, "order.*", k.effects("first"))
+	handle(t, c, "*", k.effects("second"), consumer.Named("all"))
+	handle(t, c, "order.placed", func(context.Context, *consumer.Message) error { return errWanted }, consumer.Named("bad"))
+	handle(t, c, "other", k.effects("never"))
+	k.publish(msg("a", "order.placed", "0"), msg("a", "order.paid", "1"))
+	k.start(c)
+	k.untilCount("first", 2)
+	k.untilCount("second", 2)
+	k.await("the dead letter", dead.more)
+	k.until("offsets", func(context.Context) bool { return sum(k.committed(1)) == 2 })
+	got := dead.all()
+	if len(got) != 1 || got[0].handler != "bad" || got[0].verdict.Action != consumer.DeadLetter || !errors.Is(got[0].cause, errWanted) {
+		t.Errorf("disposed: %+v", got)
+	}
+	if n := k.count("never"); n != 0 {
+		t.Errorf("a handler of another type ran %d times", n)
+	}
+	var keys []string
+	if err := k.db.Collection("inbox").Distinct(t.Context(), "_id", bson.D{}).Err(); err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range c.Handlers() {
+		keys = append(keys, h.Name)
+	}
+	if strings.Join(keys, " ") != "order.* all bad other" {
+		t.Errorf("names: %v", keys)
+	}
+}
+
+func TestOneFailingMessageOfABatchMeetsItsPolicyAlone(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	n := 50
+	dead := newDisposed()
+	c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(3)))
+	var attempts atomic.Int64
+	effects := k.effects("effects")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if err := effects(ctx, m); err != nil {
+			return err
+		}
+		if string(m.Value) == "20" {
+			attempts.Store(int64(m.Attempt))
+			return errWanted
+		}
+		return nil
+	})
+	k.publish(numbered(1, n)...)
+	stop := k.start(c)
+	k.untilCount("effects", n-1)
+	k.until("offsets", func(context.Context) bool { return sum(k.committed(1)) == int64(n) })
+	stop()
+	got := dead.all()
+	if len(got) != 1 || string(got[0].m.Value) != "20" || attempts.Load() != 3 {
+		t.Errorf("%d dead letters, %d attempts", len(got), attempts.Load())
+	}
+	if n := k.count("effects"); n != 49 {
+		t.Errorf("%d effects", n)
+	}
+}
+
+// The offset of a dead letter passes only after it was written.
+func TestOffsetPassesAfterTheDeadLetterIsWritten(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	dead := newDisposed()
+	dead.failing(errWanted)
+	refused := make(chan struct{}, 1000)
+	c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.OnError(func(_ context.Context, err error) {
+		if errors.Is(err, errWanted) {
+			refused <- struct{}{}
+		}
+	}))
+	handle(t, c, "bad", func(context.Context, *consumer.Message) error { return errors.New("broken") })
+	handle(t, c, "counted", k.effects("effects"))
+	k.publish(msg("a", "bad", "0"), msg("b", "counted", "0"))
+	k.start(c)
+	k.untilCount("effects", 1)
+	for range 2 {
+		k.await("a refused dead letter", refused)
+	}
+	if got := k.committed(1)[0]; got > 0 {
+		t.Fatalf("offset %d was committed before the dead letter was written", got)
+	}
+	dead.failing(nil)
+	k.await("the dead letter", dead.more)
+	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 2 })
+}
+
+func TestPanicIsAnErrorLikeOthers(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	dead := newDisposed()
+	c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(2)))
+	handle(t, c, "bad", func(context.Context, *consumer.Message) error { panic("at the disco") })
+	handle(t, c, "counted", k.effects("effects"))
+	k.publish(msg("a", "bad", "0"), msg("a", "counted", "0"))
+	k.start(c)
+	k.untilCount("effects", 1)
+	k.await("the dead letter", dead.more)
+	var p *consumer.PanicError
+	if got := dead.all(); !errors.As(got[0].cause, &p) || fmt.Sprint(p.Value) != "at the disco" || !strings.Contains(string(p.Stack), "consumer_test") {
+		t.Errorf("cause: %v", got[0].cause)
+	}
+}
+
+func TestUnknownTypeIsParkedAndPoisonIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	dead := newDisposed()
+	c := k.consumer(consumer.WithDisposer(dead))
+	handle(t, c, "counted", k.effects("effects"))
+	bad := msg("a", "counted", "x")
+	bad.Headers = append(bad.Headers, consumer.Header{Key: "outrelay-delivery", Value: []byte("many")})
+	k.publish(msg("a", "nobody.knows", "1"), bad, msg("a", "counted", "0"))
+	k.start(c)
+	k.untilCount("effects", 1)
+	k.await("the first", dead.more)
+	k.await("the second", dead.more)
+	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
+	var parked, poison bool
+	for _, d := range dead.all() {
+		var decode *consumer.DecodeError
+		switch {
+		case d.verdict.Action == consumer.Park && errors.Is(d.cause, consumer.ErrNoHandler) && d.m.Type == "nobody.knows" && d.handler == "":
+			parked = true
+		case d.verdict.Action == consumer.DeadLetter && errors.As(d.cause, &decode) && string(d.m.Value) == "x":
+			poison = true
+		}
+	}
+	if !parked || !poison {
+		t.Errorf("disposed: %+v", dead.all())
+	}
+}
+
+func TestUnknownTypePassesWhereItIsAllowed(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	dead := newDisposed()
+	stats := &counts{}
+	c := k.consumer(consumer.WithDisposer(dead), consumer.AckUnknown(), consumer.AllowIdle(), consumer.WithObserver(stats))
+	k.publish(msg("a", "nobody.knows", "1"))
+	k.start(c)
+	k.until("offsets", func(context.Context) bool { return k.committed(1)[0] == 1 })
+	if got := dead.all(); len(got) != 1 || got[0].verdict.Action != consumer.Discard || stats.dropped.Load() != 1 {
+		t.Errorf("disposed %+v, dropped %d", got, stats.dropped.Load())
+	}
+}
+
+func TestTombstonesAndMissingIDs(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	got := make(chan *consumer.Message, 10)
+	c := k.consumer()
+	handle(t, c, "*", func(_ context.Context, m *consumer.Message) error {
+		got <- m
+		return nil
+	}, consumer.Batch(1))
+	k.publish(
+		&consumer.Message{Key: []byte("a"), Headers: []consumer.Header{{Key: "id", Value: []byte("x")}}},
+		&consumer.Message{Key: []byte("a"), Value: []byte{}},
+	)
+	k.start(c)
+	var list []*consumer.Message
+	for range 2 {
+		select {
+		case m := <-got:
+			list = append(list, m)
+		case <-k.context().Done():
+			t.Fatal("no message")
+		}
+	}
+	if m := list[0]; !m.Tombstone() || m.ID != "x" {
+		t.Errorf("%+v", m)
+	}
+	if m := list[1]; m.Tombstone() || m.ID != k.topic+"/0/1" || m.Attempt != 1 || m.Group != k.group {
+		t.Errorf("%+v", m)
+	}
+}

@@ -1,0 +1,298 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+// patience is how long a test waits for what has to happen: the machine may be busy.
+const patience = 60 * time.Second
+
+// kit is a database, a topic and a group of a test's own.
+type kit struct {
+	testing.TB
+	db    *mongo.Database
+	topic string
+	group string
+	kafka *consumer.Kafka
+	cfg   consumer.KafkaConfig
+}
+
+func newKit(t testing.TB, partitions int, opts ...*options.ClientOptions) *kit {
+	t.Helper()
+	k := &kit{TB: t, topic: stacktest.Topic(t, partitions), group: stacktest.Name(t)}
+	k.db = stacktest.Database(t, stacktest.Client(t, opts...))
+	k.cfg = consumer.KafkaConfig{
+		Brokers: stacktest.Brokers(t), SessionTimeout: 10 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
+		RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
+	}
+	var err error
+	if k.kafka, err = consumer.NewKafka(k.cfg); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.kafka.Close)
+	return k
+}
+
+// context ends with the test, or when its patience does.
+func (k *kit) context() context.Context {
+	ctx, cancel := context.WithTimeout(k.Context(), patience)
+	k.Cleanup(cancel)
+	return ctx
+}
+
+func msg(key, typ, value string) *consumer.Message {
+	return &consumer.Message{Key: []byte(key), Value: []byte(value), Headers: []consumer.Header{
+		{Key: "id", Value: []byte(key + "/" + typ + "/" + value)}, {Key: "type", Value: []byte(typ)},
+	}}
+}
+
+func (k *kit) publish(ms ...*consumer.Message) {
+	k.Helper()
+	if err := k.kafka.Publish(k.context(), k.topic, ms); err != nil {
+		k.Fatal(err)
+	}
+}
+
+// numbered are n messages over some keys; each value is the number within its key.
+func numbered(keys, n int) []*consumer.Message {
+	out := make([]*consumer.Message, n)
+	for i := range out {
+		out[i] = msg(fmt.Sprintf("key%02d", i%keys), "counted", fmt.Sprint(i/keys))
+	}
+	return out
+}
+
+func (k *kit) consumer(opts ...consumer.Option) *consumer.Consumer {
+	k.Helper()
+	base := []consumer.Option{
+		consumer.WithKafka(k.cfg), consumer.Topics(k.topic), consumer.Commits(consumer.CommitInterval(50 * time.Millisecond)),
+		consumer.OnError(func(_ context.Context, err error) { k.log(err) }),
+	}
+	c, err := consumer.New(k.group, k.db, append(base, opts...)...)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return c
+}
+
+// log is for what happens while the test is there: a test's log must not be used after it.
+func (k *kit) log(err error) {
+	if k.Context().Err() == nil {
+		k.Log(err)
+	}
+}
+
+// start runs the consumer until the returned function is called, which waits for it, or until the test ends.
+func (k *kit) start(c *consumer.Consumer) (stop func()) {
+	k.Helper()
+	ctx, cancel := context.WithCancel(context.WithoutCancel(k.Context()))
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				k.Errorf("Run: %v", err)
+			}
+		case <-time.After(patience):
+			k.Error("Run does not end")
+		}
+	})
+	k.Cleanup(stop)
+	return stop
+}
+
+func handle(t testing.TB, c *consumer.Consumer, pattern string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
+	t.Helper()
+	if err := c.Handle(pattern, f, opts...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// effects writes one document for each message, in its transaction.
+func (k *kit) effects(name string) consumer.HandlerFunc {
+	coll := k.collection(name)
+	return func(ctx context.Context, m *consumer.Message) error {
+		_, err := coll.InsertOne(ctx, bson.D{{Key: "id", Value: m.ID}, {Key: "key", Value: string(m.Key)}, {Key: "value", Value: string(m.Value)}})
+		return err
+	}
+}
+
+func (k *kit) collection(name string) *mongo.Collection {
+	k.Helper()
+	if err := k.db.CreateCollection(k.context(), name); err != nil && !strings.Contains(err.Error(), "NamespaceExists") {
+		k.Fatal(err)
+	}
+	return k.db.Collection(name)
+}
+
+// until waits for a condition that something else brings about; it is asked again and again.
+func (k *kit) until(what string, cond func(ctx context.Context) bool) {
+	k.Helper()
+	ctx := k.context()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !cond(ctx) {
+		select {
+		case <-ctx.Done():
+			k.Fatalf("%s: not within %v", what, patience)
+		case <-tick.C:
+		}
+	}
+}
+
+func (k *kit) count(name string) int {
+	k.Helper()
+	n, err := k.db.Collection(name).CountDocuments(k.context(), bson.D{})
+	if err != nil {
+		k.Fatal(err)
+	}
+	return int(n)
+}
+
+func (k *kit) untilCount(name string, n int) {
+	k.Helper()
+	k.until(fmt.Sprintf("%d effects", n), func(ctx context.Context) bool {
+		got, err := k.db.Collection(name).CountDocuments(ctx, bson.D{})
+		return err == nil && int(got) >= n
+	})
+}
+
+// once checks that each of n messages had its effect once, in the order of each key.
+func (k *kit) once(name string, n int) {
+	k.Helper()
+	cur, err := k.db.Collection(name).Find(k.context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "$natural", Value: 1}}))
+	if err != nil {
+		k.Fatal(err)
+	}
+	var docs []struct{ ID, Key, Value string }
+	if err := cur.All(k.context(), &docs); err != nil {
+		k.Fatal(err)
+	}
+	seen, last := map[string]int{}, map[string]int{}
+	for _, d := range docs {
+		seen[d.ID]++
+		if seen[d.ID] == 2 {
+			k.Errorf("%s had its effect twice", d.ID)
+		}
+		var v int
+		if _, err := fmt.Sscan(d.Value, &v); err != nil {
+			k.Fatal(err)
+		}
+		if before, ok := last[d.Key]; ok && v != before+1 && seen[d.ID] == 1 {
+			k.Errorf("key %s: %d after %d", d.Key, v, before)
+		}
+		last[d.Key] = v
+	}
+	if len(seen) != n {
+		k.Errorf("%d of %d messages had their effect", len(seen), n)
+	}
+}
+
+// committed are the group's offsets of the topic, by partition; -1 for none.
+func (k *kit) committed(partitions int) []int64 {
+	k.Helper()
+	cl, done := k.client()
+	defer done()
+	ids := make([]int, partitions)
+	for i := range ids {
+		ids[i] = i
+	}
+	out := make([]int64, partitions)
+	k.until("offsets", func(ctx context.Context) bool {
+		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{k.topic: ids}})
+		if err != nil || res.Error != nil {
+			return false
+		}
+		for _, p := range res.Topics[k.topic] {
+			if p.Error != nil {
+				return false
+			}
+			out[p.Partition] = p.CommittedOffset
+		}
+		return true
+	})
+	return out
+}
+
+func (k *kit) client() (*kafka.Client, func()) {
+	tr := &kafka.Transport{}
+	return &kafka.Client{Addr: kafka.TCP(k.cfg.Brokers...), Transport: tr, Timeout: 10 * time.Second}, tr.CloseIdleConnections
+}
+
+// disposed gathers what is disposed of.
+type disposed struct {
+	mu   sync.Mutex
+	list []disposal
+	fail error
+	more chan struct{}
+}
+
+type disposal struct {
+	m       *consumer.Message
+	handler string
+	verdict consumer.Verdict
+	cause   error
+}
+
+func newDisposed() *disposed { return &disposed{more: make(chan struct{}, 10_000)} }
+
+func (d *disposed) Dispose(_ context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fail != nil {
+		return d.fail
+	}
+	d.list = append(d.list, disposal{m, handler, v, cause})
+	d.more <- struct{}{}
+	return nil
+}
+
+func (d *disposed) failing(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = err
+}
+
+func (d *disposed) all() []disposal {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return append([]disposal(nil), d.list...)
+}
+
+// await waits for a signal.
+func (k *kit) await(what string, c <-chan struct{}) {
+	k.Helper()
+	select {
+	case <-c:
+	case <-time.After(patience):
+		k.Fatalf("%s: not within %v", what, patience)
+	}
+}
+
+// tries is a policy that tries n times without a wait.
+type tries int
+
+func (n tries) Decide(_ error, _ *consumer.Message, a consumer.Attempts) consumer.Verdict {
+	if a.Failed < int(n) {
+		return consumer.Verdict{Action: consumer.RetryInline}
+	}
+	return consumer.Verdict{Action: consumer.DeadLetter}
+}
+
+var errWanted = errors.New("as wanted")
