@@ -191,11 +191,13 @@ func (b *Broker) Await(ctx context.Context, name string, n int) ([]consumer.Reco
 	}
 }
 
-// Publish writes messages to a topic, each to the partition of its key. What is written is written: after an error those
-// before the one at fault are.
+// Publish writes messages to a topic, each to the partition of its key and with the time of the broker's clock. What is
+// written is written: after an error those before the one at fault are.
 func (b *Broker) Publish(ctx context.Context, name string, ms []*consumer.Message) error {
 	for _, m := range ms {
-		if err := b.write(ctx, name, m, -1); err != nil {
+		now := *m
+		now.Time = time.Time{}
+		if err := b.write(ctx, name, &now, -1); err != nil {
 			return fmt.Errorf("publishing to %s: %w", name, err)
 		}
 	}

@@ -1,0 +1,30 @@
+package consumer_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/consumertest"
+)
+
+func TestKafkaTransportContract(t *testing.T) {
+	t.Parallel()
+	consumertest.Run(t, func(*testing.T) consumertest.Fixture {
+		return consumertest.Fixture{
+			Transport: func(t *testing.T) consumer.Transport {
+				k, err := consumer.NewKafka(consumer.KafkaConfig{
+					Brokers: stacktest.Brokers(t), SessionTimeout: 10 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
+					RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(k.Close)
+				return k
+			},
+			Topic: func(t *testing.T, partitions int) string { return stacktest.Topic(t, partitions) },
+		}
+	})
+}
