@@ -1,34 +1,98 @@
 package consumer
 
 import (
-	"context"
 	"errors"
-	"time"
+	"slices"
 )
 
 // defaults are settings of the default policy and disposer.
-type defaults struct{}
+type defaults struct {
+	disposer DisposerConfig
+	letters  bool // Letters was said
+}
 
 // defaultDecider is the policy of handlers that name none.
-func defaultDecider() Decider { return plainDecider{} }
+func defaultDecider() Decider { return DefaultPolicy() }
 
-type plainDecider struct{}
+// Letters keeps dead letters in that store. Defaults to the collection DefaultLetters of the consumer's database; nil keeps
+// none, and then DeadTopics is needed.
+func Letters(store LetterStore) Option {
+	return option(func(s *settings) { s.defaults.disposer.Letters, s.defaults.letters = store, true })
+}
 
-func (plainDecider) Decide(_ error, _ *Message, a Attempts) Verdict {
-	if a.Failed < 3 {
-		return Verdict{Action: RetryInline, Delay: time.Duration(a.Failed) * 50 * time.Millisecond}
+// DeadTopics writes each dead letter to a topic as well, before it is stored. nil is DeadTopicName. The topics have to exist.
+func DeadTopics(name func(topic, group string) string) Option {
+	if name == nil {
+		name = DeadTopicName
 	}
-	return Verdict{Action: DeadLetter, Reason: "attempts_exhausted"}
+	return option(func(s *settings) { s.defaults.disposer.DeadTopic = name })
+}
+
+// RedactLetters adds functions that may change dead letters before they are written anywhere.
+func RedactLetters(rs ...Redactor) Option {
+	return option(func(s *settings) { s.defaults.disposer.Redact = append(s.defaults.disposer.Redact, rs...) })
+}
+
+// Via is the outbox of Rule.Schedule and of fault events. It belongs to the database of the consumer's transactions.
+func Via(box Outbox) Option {
+	return option(func(s *settings) { s.defaults.disposer.Outbox = box })
+}
+
+// PublishFaults tells others by an event when a message is given up.
+func PublishFaults(f Faults) Option {
+	return option(func(s *settings) { s.defaults.disposer.Faults = &f })
+}
+
+// BlockingKeys is the gate of Rule.BlockKey. Its Middleware is to be given to the handlers, by Use.
+func BlockingKeys(g *KeyGate) Option {
+	return option(func(s *settings) { s.defaults.disposer.Gate = g })
 }
 
 // defaultDisposer carries out verdicts where no Disposer was given.
-func (c *Consumer) defaultDisposer() (Disposer, error) { return nowhere{}, nil }
-
-type nowhere struct{}
-
-func (nowhere) Dispose(_ context.Context, _ *Message, _ string, v Verdict, cause error) error {
-	if v.Action == Discard {
-		return nil
+func (c *Consumer) defaultDisposer() (Disposer, error) {
+	cfg := c.s.defaults.disposer
+	cfg.Publisher = c.transport
+	cfg.Transact = c.transactor()
+	if !c.s.defaults.letters {
+		if c.db == nil {
+			return nil, &UnsupportedError{Operation: "a consumer without a database and without a Disposer", Needs: "Letters, for its dead letters"}
+		}
+		letters, err := NewDeadLetters(c.db)
+		if err != nil {
+			return nil, err
+		}
+		cfg.Letters = letters
 	}
-	return errors.Join(errors.New("no disposer"), cause)
+	return NewDisposer(cfg)
+}
+
+// topical is a Decider that moves messages to topics of its own.
+type topical interface {
+	Topics(group, topic string) []string
+	Validate() error
+}
+
+// retryTopics are the topics beside those of the consumer that the policies of its handlers move messages to.
+func (c *Consumer) retryTopics() ([]string, error) {
+	deciders := []Decider{c.s.decider}
+	for _, r := range c.reg.snapshot().all {
+		deciders = append(deciders, r.decider)
+	}
+	var names []string
+	var errs []error
+	for _, d := range deciders {
+		t, ok := d.(topical)
+		if !ok {
+			continue
+		}
+		errs = append(errs, t.Validate())
+		for _, topic := range c.s.topics {
+			for _, name := range t.Topics(c.group, topic) {
+				if !slices.Contains(names, name) && !slices.Contains(c.s.topics, name) {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names, errors.Join(errs...)
 }

@@ -112,28 +112,8 @@ func (e *NotDueError) Is(target error) bool { return target == ErrOperational }
 // Wait is how long it has to wait.
 func (e *NotDueError) Wait(now time.Time) time.Duration { return max(0, e.Due.Sub(now)) }
 
-// TimeoutError says that a handler took longer than it may. It is context.DeadlineExceeded as well.
-type TimeoutError struct {
-	What  string // for example the handler's name
-	After time.Duration
-	Err   error // what it returned; may be nil
-}
-
-func (e *TimeoutError) Error() string {
-	s := fmt.Sprintf("%s did not end within %s", e.What, e.After)
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
-	}
-	return s
-}
-
-// Is reports ErrOperational and context.DeadlineExceeded.
-func (e *TimeoutError) Is(target error) bool {
-	return target == ErrOperational || target == context.DeadlineExceeded
-}
-
-// Unwrap is what the handler returned.
-func (e *TimeoutError) Unwrap() error { return e.Err }
+// Is reports ErrOperational.
+func (e *TimeoutError) Is(target error) bool { return target == ErrOperational }
 
 // BackpressureError says that a bound was reached and the caller is to come back later.
 type BackpressureError struct {
@@ -207,11 +187,12 @@ const (
 	ClassTimeout   = "timeout"
 	ClassPanic     = "panic"
 	ClassInvalid   = "invalid"
-	ClassPoison    = "poison"     // the record could not be decoded
+	ClassPoison    = "malformed"  // the record could not be decoded
 	ClassNoHandler = "no_handler" // nobody takes the type
 	ClassExpired   = "expired"
 	ClassDatabase  = "database" // the database was not to be had, or refused for a while
 	ClassDropped   = "dropped"
+	ClassDuplicate = "duplicate"
 	ClassBlocked   = "blocked"
 	ClassBreaker   = "breaker"
 	ClassNotDue    = "not_due"
@@ -233,6 +214,7 @@ var classes = []struct {
 	match Matcher
 }{
 	{ClassDropped, Is(ErrDrop)},
+	{ClassDuplicate, isDuplicate},
 	{ClassPoison, As[*DecodeError]()},
 	{ClassNoHandler, Is(ErrNoHandler)},
 	{ClassExpired, As[*ExpiredError]()},

@@ -2,143 +2,165 @@ package consumer
 
 import (
 	"context"
-	"sync"
-	"time"
+	"errors"
+	"fmt"
+	"slices"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// gate is the pause of a consumer: by hand until it is resumed, by a policy until a time.
-type gate struct {
-	mu      sync.Mutex
-	byHand  bool
-	until   time.Time
-	changed chan struct{} // closed and replaced at each change; nil before the first
-	notify  func(paused bool)
-	told    bool
+// DefaultGates is the name of the collection of a KeyGate.
+const DefaultGates = "inbox_gates"
+
+// MaxBehind is how many messages of one key may wait behind each other. Above it the lane waits for room.
+const MaxBehind = 10_000
+
+// KeyGate keeps the order of a key while one of its messages waits elsewhere: in a retry topic, at the end of its topic, or
+// in the outbox. It has one document for each key of which something waits, with the identities that wait, in order; only
+// the first of them may be handled, and every other message of the key follows into the first retry topic.
+//
+// A handler that is inside of its Middleware pays one read for each message; a key that is blocked costs one more write for
+// each message that is moved, and one for each that is handled. What waits behind a message goes round in the retry topic
+// until its turn has come, so a long ladder under a busy key costs records.
+type KeyGate struct {
+	coll *mongo.Collection
 }
 
-// Pause stops reading. What is in flight is finished; what was read and did not begin is dropped from memory, its offsets
-// are not committed, and it is read again after Resume. The group goes on without a rebalance. A consumer may be paused
-// before it runs.
-func (c *Consumer) Pause() { c.gate.set(func(g *gate) { g.byHand = true }) }
-
-// Resume ends a pause, whatever its cause.
-func (c *Consumer) Resume() { c.gate.set(func(g *gate) { g.byHand, g.until = false, time.Time{} }) }
-
-// Paused reports whether the consumer is paused, by Pause or by a policy.
-func (c *Consumer) Paused() bool { return c.gate.paused() }
-
-// pauseFor pauses for that long; a longer pause that is there stays.
-func (g *gate) pauseFor(d time.Duration) {
-	until := time.Now().Add(d)
-	g.set(func(g *gate) {
-		if until.After(g.until) {
-			g.until = until
-		}
-	})
-}
-
-func (g *gate) set(f func(g *gate)) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	f(g)
-	if g.changed != nil {
-		close(g.changed)
+// NewKeyGate makes a gate in db, in the collection DefaultGates unless name is another. It does no I/O and needs no index.
+func NewKeyGate(db *mongo.Database, name string) (*KeyGate, error) {
+	if db == nil {
+		return nil, fmt.Errorf("%w: key gate: the database is nil", ErrConfiguration)
 	}
-	g.changed = make(chan struct{})
-	g.tell(g.closed())
-}
-
-// tell notifies of a change. The lock is held.
-func (g *gate) tell(paused bool) {
-	if paused != g.told && g.notify != nil {
-		g.told = paused
-		g.notify(paused)
+	if name == "" {
+		name = DefaultGates
 	}
+	return &KeyGate{coll: majority(db, name)}, nil
 }
 
-func (g *gate) closed() bool { return g.byHand || time.Now().Before(g.until) }
-
-func (g *gate) paused() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	return g.closed()
+// gateID names a key of a handler. Retry topics have the gate of the topic that their messages came from.
+type gateID struct {
+	Group   string `bson:"group"`
+	Handler string `bson:"handler"`
+	Topic   string `bson:"topic"`
+	Key     []byte `bson:"key"`
 }
 
-// state is whether the gate is closed, how long at least unless it changes (0: for ever), and what tells of a change.
-func (g *gate) state() (closed bool, left time.Duration, changed <-chan struct{}) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.changed == nil {
-		g.changed = make(chan struct{})
-	}
-	closed = g.closed()
-	g.tell(closed)
-	if closed && !g.byHand {
-		left = time.Until(g.until)
-	}
-	return closed, left, g.changed
+func gateOf(m *Message, handler string) gateID {
+	return gateID{Group: m.Group, Handler: handler, Topic: originOf(m).Topic, Key: m.Key}
 }
 
-// wait returns when the gate is open, or ctx ends.
-func (g *gate) wait(ctx context.Context) error {
-	for {
-		closed, left, changed := g.state()
-		if !closed {
-			return nil
-		}
-		var timer <-chan time.Time
-		if left > 0 {
-			t := time.NewTimer(left)
-			defer t.Stop()
-			timer = t.C
-		}
-		select {
-		case <-changed:
-		case <-timer:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+// waiterOf is how a message is named in the list of a gate.
+func waiterOf(m *Message) string { return m.Namespace + "/" + dedupID(m) }
+
+type gateDoc struct {
+	ID      gateID   `bson:"_id"`
+	Waiting []string `bson:"waiting"`
+}
+
+// Middleware lets a message through whose key has nothing waiting before it, and takes it out of the list in the
+// transaction in which it is handled. Others get a *BlockedError, by which a policy moves them behind. It goes with the
+// handler, inside of Decrypt and the like, whose errors need not know of the key. A message without a key passes.
+func (g *KeyGate) Middleware() Middleware {
+	return func(next Handler) Handler {
+		return HandlerFunc(func(ctx context.Context, m *Message) error {
+			if len(m.Key) == 0 {
+				return next.Handle(ctx, m)
+			}
+			handler := HandlerName(ctx)
+			var doc gateDoc
+			err := g.coll.FindOne(ctx, bson.D{{Key: "_id", Value: gateOf(m, handler)}}).Decode(&doc)
+			switch {
+			case errors.Is(err, mongo.ErrNoDocuments):
+				return next.Handle(ctx, m)
+			case err != nil:
+				return fmt.Errorf("reading the gate of a key: %w", err)
+			case len(doc.Waiting) > 0 && doc.Waiting[0] != waiterOf(m):
+				return &BlockedError{Behind: doc.Waiting[0]}
+			}
+			result := next.Handle(ctx, m)
+			if result == nil || errors.Is(result, ErrDrop) {
+				if err := g.release(ctx, m, handler); err != nil {
+					return err
+				}
+			}
+			return result
+		})
 	}
 }
 
-// outage counts the lanes that find the database away. While there are any, nothing is fetched.
-type outage struct {
-	mu     sync.Mutex
-	n      int
-	over   chan struct{} // of the present one
-	notify func(on bool)
+// hold puts the message at the end of the list, unless it is in it.
+func (g *KeyGate) hold(ctx context.Context, m *Message, handler string) error {
+	if len(m.Key) == 0 {
+		return nil
+	}
+	me := bson.D{{Key: "$literal", Value: waiterOf(m)}}
+	list := bson.D{{Key: "$ifNull", Value: bson.A{"$waiting", bson.A{}}}}
+	grown := bson.D{{Key: "$cond", Value: bson.A{
+		bson.D{{Key: "$or", Value: bson.A{bson.D{{Key: "$in", Value: bson.A{me, list}}}, bson.D{{Key: "$gte", Value: bson.A{bson.D{{Key: "$size", Value: list}}, MaxBehind}}}}}},
+		list, bson.D{{Key: "$concatArrays", Value: bson.A{list, bson.A{me}}}},
+	}}}
+	var doc gateDoc
+	err := g.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: gateOf(m, handler)}},
+		mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "waiting", Value: grown}}}}},
+		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
+	if err != nil {
+		return fmt.Errorf("closing the gate of a key: %w", err)
+	}
+	if !slices.Contains(doc.Waiting, waiterOf(m)) {
+		return &BackpressureError{What: "the list of messages that wait behind one of their key", Limit: MaxBehind}
+	}
+	return nil
 }
 
-func (o *outage) enter() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.n++; o.n == 1 {
-		o.over = make(chan struct{})
-		o.notify(true)
+// release takes the message out of the list, and the list away with the last one. Both are done in one step or, in a
+// transaction, in one transaction, so nothing that comes meanwhile is lost.
+func (g *KeyGate) release(ctx context.Context, m *Message, handler string) error {
+	if len(m.Key) == 0 {
+		return nil
 	}
+	id := bson.E{Key: "_id", Value: gateOf(m, handler)}
+	_, err := g.coll.UpdateOne(ctx, bson.D{id}, bson.D{{Key: "$pull", Value: bson.D{{Key: "waiting", Value: waiterOf(m)}}}})
+	if err == nil {
+		_, err = g.coll.DeleteOne(ctx, bson.D{id, {Key: "waiting", Value: bson.A{}}})
+	}
+	if err != nil {
+		return fmt.Errorf("opening the gate of a key: %w", err)
+	}
+	return nil
 }
 
-func (o *outage) leave() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.n--; o.n == 0 {
-		close(o.over)
-		o.notify(false)
-	}
+// Blocked is a key of which messages wait.
+type Blocked struct {
+	Group, Handler, Topic string
+	Key                   []byte
+	Waiting               []string // namespace and id of each, in order
 }
 
-func (o *outage) wait(ctx context.Context) error {
-	for {
-		o.mu.Lock()
-		n, over := o.n, o.over
-		o.mu.Unlock()
-		if n == 0 {
-			return nil
-		}
-		select {
-		case <-over:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
+// List is the keys of a group of which messages wait, at most limit.
+func (g *KeyGate) List(ctx context.Context, group string, limit int) ([]Blocked, error) {
+	cur, err := g.coll.Find(ctx, bson.D{{Key: "_id.group", Value: group}}, options.Find().SetLimit(int64(max(limit, 1))))
+	if err != nil {
+		return nil, fmt.Errorf("listing blocked keys: %w", err)
 	}
+	var docs []gateDoc
+	if err := cur.All(ctx, &docs); err != nil {
+		return nil, fmt.Errorf("listing blocked keys: %w", err)
+	}
+	out := make([]Blocked, len(docs))
+	for i, d := range docs {
+		out[i] = Blocked{Group: d.ID.Group, Handler: d.ID.Handler, Topic: d.ID.Topic, Key: d.ID.Key, Waiting: d.Waiting}
+	}
+	return out, nil
+}
+
+// Clear opens the gate of a key whatever waits: for one whose first message is lost, for example because the retry topic was
+// deleted or its retention passed.
+func (g *KeyGate) Clear(ctx context.Context, b Blocked) error {
+	_, err := g.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: gateID{b.Group, b.Handler, b.Topic, b.Key}}})
+	if err != nil {
+		return fmt.Errorf("opening the gate of a key: %w", err)
+	}
+	return nil
 }

@@ -33,7 +33,6 @@ const (
 	headerFaultOf       = "fault-of" // marks fault events, so that none is made of another
 	headerEncryption    = "encryption"
 	headerClaimCheck    = "claim-check"
-	headerDedupKey      = "dedup-key"
 	headerEncryptedType = "encryption-type"
 )
 

@@ -101,7 +101,7 @@ func (s *step) topicOf(group, topic string) string {
 
 // Decide says what becomes of m after err. It does no I/O, and is a function of its arguments but for the jitter of waits.
 //
-// Some errors mean the same whatever the rules say: ErrDrop lets the message pass; a message that is not due, is kept behind
+// Some errors mean the same whatever the rules say: ErrDrop and inbox.ErrDuplicate let the message pass; a message that is not due, is kept behind
 // another of its key, or meets an open circuit breaker waits, and spends no attempt.
 func (p *Policy) Decide(err error, m *Message, a Attempts) Verdict {
 	v, ok := p.control(err, m, a)
@@ -119,6 +119,9 @@ const blockedWait = time.Second
 func (p *Policy) control(err error, m *Message, a Attempts) (Verdict, bool) {
 	if errors.Is(err, ErrDrop) {
 		return Verdict{Action: Discard, Reason: ClassDropped}, true
+	}
+	if isDuplicate(err) {
+		return Verdict{Action: Discard, Reason: ClassDuplicate}, true
 	}
 	if e, ok := errors.AsType[*NotDueError](err); ok {
 		return Verdict{Action: RetryAfter, Delay: e.Wait(now()), Uncounted: true, Reason: ClassNotDue}, true

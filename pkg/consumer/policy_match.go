@@ -8,6 +8,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/x/mongo/driver"
 	"go.mongodb.org/mongo-driver/v2/x/mongo/driver/topology"
+
+	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // Matcher says whether a rule is for an error. It must be a pure function: it is called from many goroutines.
@@ -45,6 +47,9 @@ func All(ms ...Matcher) Matcher {
 		return !slices.ContainsFunc(ms, func(m Matcher) bool { return !m(err) })
 	}
 }
+
+// isDuplicate reports whether err says that the message was handled before.
+func isDuplicate(err error) bool { return errors.Is(err, inbox.ErrDuplicate) }
 
 // Codes by which a MongoDB server says that it cannot serve now, though the statement was fine.
 var transientCodes = []int{

@@ -1,0 +1,245 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// BreakerState is the state of a circuit breaker.
+type BreakerState uint8
+
+// The states of a circuit breaker.
+const (
+	BreakerClosed   BreakerState = iota // everything passes
+	BreakerOpen                         // nothing passes
+	BreakerHalfOpen                     // a few pass, to find out
+)
+
+// String is a name fit for a label.
+func (s BreakerState) String() string {
+	switch s {
+	case BreakerOpen:
+		return "open"
+	case BreakerHalfOpen:
+		return "half_open"
+	default:
+		return "closed"
+	}
+}
+
+// BreakerConfig is how a circuit breaker judges.
+type BreakerConfig struct {
+	// Name tells breakers apart in errors.
+	Name string
+	// Share of failures within Window, above 0 up to 1, that opens it. Defaults to 0.5.
+	Share float64
+	// MinThroughput is how many messages of the window it takes to judge. Defaults to 10.
+	MinThroughput int
+	// Window is how far back it looks. Defaults to 30 s.
+	Window time.Duration
+	// Open is how long nothing passes once it opened. Defaults to 30 s.
+	Open time.Duration
+	// Probes is how many pass at once while it is half open, and how many have to succeed to close it. Defaults to 1.
+	Probes int
+	// Failure says which errors count. Defaults to all but ErrDrop and duplicates.
+	Failure Matcher
+	// Consumer pauses the whole consumer while it is open, instead of the lanes that its messages are in.
+	Consumer bool
+	// OnChange hears of each change. It is called with the breaker locked and must not block.
+	OnChange func(from, to BreakerState)
+	// Now is the clock. Defaults to time.Now.
+	Now func() time.Time
+}
+
+// buckets is how finely the window slides.
+const buckets = 10
+
+// Breaker is a circuit breaker: when too many messages fail within its window, it opens, and lets nothing through for a
+// while; then it lets a few through and closes or opens again by what becomes of them. One for a handler, or one for all,
+// depending on whom its Middleware is given to.
+//
+// What it holds back spends no attempts: its lane waits, or with Consumer the whole consumer, until it is worth trying.
+// It is safe for concurrent use and starts no goroutine.
+type Breaker struct {
+	cfg BreakerConfig
+
+	mu     sync.Mutex
+	state  BreakerState
+	until  time.Time // while open
+	flying int       // probes on their way
+	passed int       // probes that succeeded
+	round  int       // counts changes of the state: an answer from an earlier one says nothing
+	window [buckets]struct {
+		slot       int64 // which stretch of time it counts
+		total, bad int
+	}
+}
+
+// NewBreaker makes a closed breaker. Errors are ErrConfiguration.
+func NewBreaker(cfg BreakerConfig) (*Breaker, error) {
+	defaultTo(&cfg.Share, 0.5)
+	defaultTo(&cfg.MinThroughput, 10)
+	defaultTo(&cfg.Window, 30*time.Second)
+	defaultTo(&cfg.Open, 30*time.Second)
+	defaultTo(&cfg.Probes, 1)
+	if cfg.Failure == nil {
+		cfg.Failure = func(error) bool { return true }
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	var errs []error
+	bad := func(wrong bool, format string, args ...any) {
+		if wrong {
+			errs = append(errs, fmt.Errorf("%w: circuit breaker %q: "+format, append([]any{ErrConfiguration, cfg.Name}, args...)...))
+		}
+	}
+	bad(cfg.Share < 0 || cfg.Share > 1, "a share of %g; above 0 up to 1 is allowed", cfg.Share)
+	bad(cfg.MinThroughput < 1, "a minimum throughput of %d; at least 1", cfg.MinThroughput)
+	bad(cfg.Window < buckets, "a window of %s is too short", cfg.Window)
+	bad(cfg.Open < 0, "open for %s", cfg.Open)
+	bad(cfg.Probes < 1, "%d probes; at least 1", cfg.Probes)
+	if len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return &Breaker{cfg: cfg}, nil
+}
+
+// defaultTo sets what is not set.
+func defaultTo[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// Middleware returns a *BreakerOpenError instead of running the handler while the breaker is open.
+func (b *Breaker) Middleware() Middleware {
+	return func(next Handler) Handler {
+		return HandlerFunc(func(ctx context.Context, m *Message) (err error) {
+			done, err := b.Allow()
+			if err != nil {
+				return err
+			}
+			outcome := error(&PanicError{}) // what it was if next does not return
+			defer func() {
+				if ctx.Err() != nil && outcome != nil {
+					outcome = ErrDrop // it was told to stop: that says nothing
+				}
+				done(outcome)
+			}()
+			outcome = next.Handle(ctx, m)
+			return outcome
+		})
+	}
+}
+
+// Allow asks whether something may run now: a *BreakerOpenError, or a function that takes its outcome, once.
+func (b *Breaker) Allow() (done func(err error), err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	now := b.cfg.Now()
+	if b.state == BreakerOpen && !now.Before(b.until) {
+		b.change(BreakerHalfOpen)
+	}
+	switch b.state {
+	case BreakerOpen:
+		return nil, b.refusal(b.until.Sub(now), now)
+	case BreakerHalfOpen:
+		if b.flying >= b.cfg.Probes {
+			return nil, b.refusal(max(b.cfg.Open/10, time.Millisecond), now)
+		}
+		b.flying++
+	default:
+	}
+	round, once := b.round, sync.Once{}
+	return func(err error) { once.Do(func() { b.report(err, round) }) }, nil
+}
+
+func (b *Breaker) refusal(wait time.Duration, now time.Time) error {
+	return &BreakerOpenError{Name: b.cfg.Name, Until: now.Add(wait), Wait: wait, Consumer: b.cfg.Consumer}
+}
+
+// report counts an outcome.
+func (b *Breaker) report(err error, round int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if round != b.round {
+		return
+	}
+	neutral := err != nil && neutralOutcome(err)
+	failed := err != nil && !neutral && b.cfg.Failure(err)
+	if b.state == BreakerHalfOpen {
+		b.flying--
+		switch {
+		case failed:
+			b.open()
+		case !neutral:
+			if b.passed++; b.passed >= b.cfg.Probes {
+				b.change(BreakerClosed)
+			}
+		}
+		return
+	}
+	if neutral {
+		return
+	}
+	total, bad := b.count(failed)
+	if failed && total >= b.cfg.MinThroughput && float64(bad) >= b.cfg.Share*float64(total) {
+		b.open()
+	}
+}
+
+// neutralOutcome reports whether an error says nothing about what the breaker guards.
+func neutralOutcome(err error) bool {
+	switch Class(err) {
+	case ClassDropped, ClassBlocked, ClassBreaker, ClassNotDue:
+		return true
+	}
+	return isDuplicate(err)
+}
+
+func (b *Breaker) open() {
+	b.change(BreakerOpen)
+	b.until = b.cfg.Now().Add(b.cfg.Open)
+}
+
+func (b *Breaker) change(to BreakerState) {
+	from := b.state
+	b.state, b.flying, b.passed = to, 0, 0
+	b.round++
+	clear(b.window[:])
+	if b.cfg.OnChange != nil {
+		b.cfg.OnChange(from, to)
+	}
+}
+
+// count adds an outcome and says how many the window has, and how many of them failed.
+func (b *Breaker) count(failed bool) (total, bad int) {
+	slot := b.cfg.Now().UnixNano() / int64(b.cfg.Window/buckets)
+	w := &b.window[slot%buckets]
+	if w.slot != slot {
+		w.slot, w.total, w.bad = slot, 0, 0
+	}
+	w.total++
+	if failed {
+		w.bad++
+	}
+	for i := range b.window {
+		if w := &b.window[i]; w.slot > slot-buckets {
+			total += w.total
+			bad += w.bad
+		}
+	}
+	return total, bad
+}
+
+// State is the state now. An open breaker whose time is over is half open from the next message on.
+func (b *Breaker) State() BreakerState {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.state
+}

@@ -1,0 +1,320 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+)
+
+// DefaultLetters is the name of the collection of dead letters.
+const DefaultLetters = "inbox_dead"
+
+// LetterID names a dead letter: whose it is, the identity of the message, and the delivery, which each requeue counts on.
+// A message that dies again in the same delivery, after a crash, is the same letter.
+type LetterID struct {
+	Group    string `bson:"group"`
+	Handler  string `bson:"handler"`
+	NS       string `bson:"ns"`
+	ID       string `bson:"id"`
+	Delivery int    `bson:"delivery"`
+}
+
+// String is a text fit for an argument or a log.
+func (id LetterID) String() string {
+	return fmt.Sprintf("%s/%s/%s/%s/%d", id.Group, id.Handler, id.NS, id.ID, id.Delivery)
+}
+
+// LetterHeader is a header of the record, as stored.
+type LetterHeader struct {
+	Key   string `bson:"k"`
+	Value []byte `bson:"v"` // nil: null
+}
+
+// Letter is a message that was given up: the whole record and why.
+type Letter struct {
+	ID            LetterID `bson:"_id"`
+	Class         string   `bson:"class"`
+	Reason        string   `bson:"reason"` // clipped to 8 KiB
+	Type          string   `bson:"type,omitempty"`
+	AggregateType string   `bson:"aggregatetype,omitempty"`
+	AggregateID   string   `bson:"aggregateid,omitempty"`
+	ContentType   string   `bson:"contenttype,omitempty"`
+	SchemaVersion string   `bson:"schemaversion,omitempty"`
+	Origin        `bson:",inline"`
+
+	Time    time.Time      `bson:"time"` // of the record
+	Key     []byte         `bson:"key"`  // nil: null
+	Value   []byte         `bson:"value"`
+	Headers []LetterHeader `bson:"headers"`
+	Size    int            `bson:"size"`             // bytes of the value
+	Chunks  int            `bson:"chunks,omitempty"` // number of documents that hold the value instead
+
+	Source       LetterSource `bson:"source"`
+	Attempts     int          `bson:"attempts"`
+	History      []Failure    `bson:"history"`
+	FirstFailure time.Time    `bson:"firstFailure"`
+	LastFailure  time.Time    `bson:"lastFailure"`
+	MovedAt      time.Time    `bson:"movedAt"`            // of the server
+	Replayed     *Replayed    `bson:"replayed,omitempty"` // nil: nobody requeued it
+}
+
+// LetterSource is who gave the message up.
+type LetterSource struct {
+	Kind string `bson:"kind"` // "handler"
+	Node string `bson:"node,omitempty"`
+}
+
+// Replayed says that a letter was requeued.
+type Replayed struct {
+	At       time.Time `bson:"at"` // of the server
+	Actor    string    `bson:"actor"`
+	Note     string    `bson:"note,omitempty"`
+	Topic    string    `bson:"topic"`
+	Delivery int       `bson:"delivery"` // the one that it was requeued as
+}
+
+// maxLetterReason bounds the reason of a letter, in bytes.
+const maxLetterReason = 8 << 10
+
+// newLetter is the letter of a message that v gives up because of cause.
+func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time) *Letter {
+	l := &Letter{
+		ID:    LetterID{Group: m.Group, Handler: handler, NS: m.Namespace, ID: m.ID, Delivery: m.Delivery},
+		Class: cmp.Or(v.Reason, Class(cause)), Type: m.Type, AggregateType: m.AggregateType, AggregateID: m.AggregateID,
+		ContentType: m.ContentType, SchemaVersion: m.SchemaVersion, Origin: originOf(m), Time: m.Time,
+		Key: m.Key, Value: m.Value, Size: len(m.Value), Source: LetterSource{Kind: "handler"},
+		Attempts: attemptsOf(m, v), History: historyOf(m, v), FirstFailure: at, LastFailure: at,
+	}
+	if cause != nil {
+		l.Reason = clip(cause.Error(), maxLetterReason)
+	}
+	if len(l.History) > 0 {
+		l.FirstFailure, l.LastFailure = l.History[0].At, l.History[len(l.History)-1].At
+	}
+	for _, h := range m.Headers {
+		switch h.Key {
+		case HeaderRetryDue, HeaderRetryHistory, HeaderRetryOrigin, HeaderAttempt, HeaderOnly:
+		default:
+			l.Headers = append(l.Headers, LetterHeader(h))
+		}
+	}
+	return l
+}
+
+// Message is the message as it came, at the place of its first record.
+func (l *Letter) Message() *Message {
+	m := &Message{
+		Topic: l.Topic, Partition: l.Partition, Offset: l.Offset, LeaderEpoch: -1, Time: l.Time, Key: l.Key, Value: l.Value,
+		ID: l.ID.ID, Namespace: l.ID.NS, Type: l.Type, AggregateType: l.AggregateType, AggregateID: l.AggregateID,
+		ContentType: l.ContentType, SchemaVersion: l.SchemaVersion, Delivery: l.ID.Delivery, Attempt: 1, Group: l.ID.Group,
+	}
+	for _, h := range l.Headers {
+		m.Headers = append(m.Headers, Header(h))
+	}
+	return m
+}
+
+// The headers of a record in a topic of dead letters, beside those of the record as it was.
+const (
+	HeaderDeadClass    = "dead-class"
+	HeaderDeadReason   = "dead-reason" // clipped to 512 bytes
+	HeaderDeadGroup    = "dead-group"
+	HeaderDeadHandler  = "dead-handler"
+	HeaderDeadAttempts = "dead-attempts"
+	HeaderDeadAt       = "dead-at" // Unix milliseconds
+)
+
+// DeadTopicName is the topic of dead letters of a topic for a group: "<topic>.<group>.dead".
+func DeadTopicName(topic, group string) string { return topic + "." + group + ".dead" }
+
+// record is the letter as a record of a topic of dead letters.
+func (l *Letter) record() *Message {
+	m := l.Message()
+	for _, h := range []Header{
+		{HeaderDeadClass, []byte(l.Class)}, {HeaderDeadReason, []byte(clip(l.Reason, maxReason))}, {HeaderDeadGroup, []byte(l.ID.Group)},
+		{HeaderDeadHandler, []byte(l.ID.Handler)}, {HeaderDeadAttempts, strconv.AppendInt(nil, int64(l.Attempts), 10)},
+		{HeaderDeadAt, millis(l.LastFailure)}, {HeaderRetryOrigin, []byte(l.Origin.String())},
+	} {
+		m.SetHeader(h.Key, h.Value)
+	}
+	return m
+}
+
+// LetterStore keeps dead letters. *DeadLetters is one.
+type LetterStore interface {
+	// Put stores the letter, or leaves the one that is there under its id as it is. It returns when the letter cannot be
+	// lost any more.
+	Put(ctx context.Context, l *Letter) error
+}
+
+const (
+	maxInline  = 12 << 20 // bytes of a value in the letter itself; a document has at most 16 MiB
+	chunkBytes = 8 << 20
+)
+
+// DeadLetters is the collection of a service's dead letters. They are kept until somebody discards them, or for as long as
+// LettersExpire says. It is safe for concurrent use. Put costs one write.
+type DeadLetters struct {
+	coll   *mongo.Collection
+	expire time.Duration
+	name   string
+	node   string
+}
+
+// LettersOption configures DeadLetters.
+type LettersOption func(*DeadLetters)
+
+// LettersCollection names the collection. Defaults to DefaultLetters.
+func LettersCollection(name string) LettersOption { return func(d *DeadLetters) { d.name = name } }
+
+// LettersExpire removes letters that long after they were moved. Defaults to never. It takes effect by EnsureIndexes.
+func LettersExpire(after time.Duration) LettersOption {
+	return func(d *DeadLetters) { d.expire = after }
+}
+
+// LettersNode is the name of the process in the letters' source.
+func LettersNode(name string) LettersOption { return func(d *DeadLetters) { d.node = name } }
+
+// NewDeadLetters makes the dead letters in db. It does no I/O.
+func NewDeadLetters(db *mongo.Database, opts ...LettersOption) (*DeadLetters, error) {
+	d := &DeadLetters{name: DefaultLetters}
+	for _, o := range opts {
+		o(d)
+	}
+	switch {
+	case db == nil:
+		return nil, fmt.Errorf("%w: dead letters: the database is nil", ErrConfiguration)
+	case d.name == "":
+		return nil, fmt.Errorf("%w: dead letters: the collection has no name", ErrConfiguration)
+	case d.expire < 0 || d.expire > 0 && d.expire < time.Second:
+		return nil, fmt.Errorf("%w: dead letters expire after %s; at least a second", ErrConfiguration, d.expire)
+	}
+	d.coll = majority(db, d.name)
+	return d, nil
+}
+
+// majority is a collection whose reads and writes cannot be rolled back.
+func majority(db *mongo.Database, name string) *mongo.Collection {
+	return db.Collection(name, options.Collection().SetWriteConcern(writeconcern.Majority()).
+		SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()))
+}
+
+// EnsureIndexes makes the indexes of queries and of expiry.
+func (d *DeadLetters) EnsureIndexes(ctx context.Context) error {
+	models := []mongo.IndexModel{
+		{Keys: bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: 1}}},
+		{Keys: bson.D{{Key: "class", Value: 1}, {Key: "movedAt", Value: -1}}},
+		{Keys: bson.D{{Key: "_id.id", Value: 1}}},
+	}
+	if d.expire > 0 {
+		models = append(models, mongo.IndexModel{
+			Keys:    bson.D{{Key: "movedAt", Value: 1}},
+			Options: options.Index().SetName("expiry").SetExpireAfterSeconds(int32(d.expire / time.Second)),
+		})
+	}
+	if _, err := d.coll.Indexes().CreateMany(ctx, models); err != nil {
+		return &MaintenanceError{Task: "creating the indexes of " + d.name, Err: err}
+	}
+	return nil
+}
+
+// Put is LetterStore's. A value above 12 MiB is kept in documents of its own beside the letter.
+func (d *DeadLetters) Put(ctx context.Context, l *Letter) error {
+	kept := *l
+	if kept.Source.Node == "" {
+		kept.Source.Node = d.node
+	}
+	if len(kept.Value) > maxInline {
+		for part := range chunked(kept.Value) {
+			if err := d.putChunk(ctx, l.ID, kept.Chunks, part); err != nil {
+				return err
+			}
+			kept.Chunks++
+		}
+		kept.Value = nil
+	}
+	return d.put(ctx, l.ID, kept)
+}
+
+// put upserts a document with the server's time; one that is there keeps all of its fields.
+func (d *DeadLetters) put(ctx context.Context, id LetterID, doc any) error {
+	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{
+		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "movedAt", Value: "$$NOW"}}, "$$ROOT",
+	}}}
+	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$replaceWith", Value: stamped}}}, options.UpdateOne().SetUpsert(true))
+	if err != nil && !mongo.IsDuplicateKeyError(err) { // a race of two that put the same letter
+		return fmt.Errorf("writing dead letter %s: %w", id, err)
+	}
+	return nil
+}
+
+// chunkID is the id of a part of a large value. Letters have no field chunk in theirs, and a part has no class.
+type chunkID struct {
+	LetterID `bson:",inline"`
+	Chunk    int `bson:"chunk"`
+}
+
+func (d *DeadLetters) putChunk(ctx context.Context, id LetterID, n int, data []byte) error {
+	stamped := bson.D{{Key: "$mergeObjects", Value: bson.A{
+		bson.D{{Key: "data", Value: bson.D{{Key: "$literal", Value: data}}}, {Key: "movedAt", Value: "$$NOW"}}, "$$ROOT",
+	}}}
+	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: chunkID{id, n}}}, mongo.Pipeline{{{Key: "$replaceWith", Value: stamped}}}, options.UpdateOne().SetUpsert(true))
+	if err != nil && !mongo.IsDuplicateKeyError(err) {
+		return fmt.Errorf("writing part %d of dead letter %s: %w", n+1, id, err)
+	}
+	return nil
+}
+
+// chunked walks the parts of a large value.
+func chunked(value []byte) func(yield func([]byte) bool) {
+	return func(yield func([]byte) bool) {
+		for len(value) > 0 {
+			n := min(len(value), chunkBytes)
+			if !yield(value[:n]) {
+				return
+			}
+			value = value[n:]
+		}
+	}
+}
+
+// whole puts the parts of a large value together again.
+func (d *DeadLetters) whole(ctx context.Context, l *Letter) error {
+	for n := range l.Chunks {
+		var part struct {
+			Data []byte `bson:"data"`
+		}
+		if err := d.coll.FindOne(ctx, bson.D{{Key: "_id", Value: chunkID{l.ID, n}}}).Decode(&part); err != nil {
+			return fmt.Errorf("reading part %d of dead letter %s: %w", n+1, l.ID, err)
+		}
+		l.Value = append(l.Value, part.Data...)
+	}
+	l.Chunks = 0
+	return nil
+}
+
+// ErrNoLetter says that there is no dead letter of that id.
+var ErrNoLetter = errors.New("no such dead letter")
+
+// Get reads one letter, whole.
+func (d *DeadLetters) Get(ctx context.Context, id LetterID) (*Letter, error) {
+	var l Letter
+	err := d.coll.FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&l)
+	if errors.Is(err, mongo.ErrNoDocuments) {
+		return nil, fmt.Errorf("%w: %s", ErrNoLetter, id)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading dead letter %s: %w", id, err)
+	}
+	return &l, d.whole(ctx, &l)
+}

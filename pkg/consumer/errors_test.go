@@ -1,0 +1,80 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err      error
+		category error
+		class    string
+	}{
+		{&consumer.DuplicateHandlerError{Name: "h"}, consumer.ErrConfiguration, consumer.ClassHandler},
+		{&consumer.UnsupportedError{Operation: "x", Needs: "y"}, consumer.ErrConfiguration, consumer.ClassHandler},
+		{&consumer.NoHandlerError{Type: "T"}, consumer.ErrConfiguration, consumer.ClassNoHandler},
+		{&consumer.BatchSizeError{Size: 2, Limit: 1}, consumer.ErrValidation, consumer.ClassInvalid},
+		{&consumer.InvalidError{ID: "1"}, consumer.ErrValidation, consumer.ClassInvalid},
+		{&consumer.DecodeError{Err: io.EOF}, consumer.ErrValidation, consumer.ClassPoison},
+		{&consumer.TimeoutError{After: time.Second}, consumer.ErrOperational, consumer.ClassTimeout},
+		{&consumer.BackpressureError{What: "queue"}, consumer.ErrOperational, consumer.ClassHandler},
+		{&consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, consumer.ErrOperational, consumer.ClassHandler},
+		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, consumer.ErrOperational, consumer.ClassHandler},
+		{&consumer.ExpiredError{}, consumer.ErrOperational, consumer.ClassExpired},
+		{&consumer.NotDueError{}, consumer.ErrOperational, consumer.ClassNotDue},
+		{&consumer.BlockedError{}, consumer.ErrOperational, consumer.ClassBlocked},
+		{&consumer.BreakerOpenError{}, consumer.ErrOperational, consumer.ClassBreaker},
+		{&consumer.HandlerError{Err: io.EOF}, consumer.ErrHandler, consumer.ClassHandler},
+		{&consumer.PanicError{Value: io.EOF}, consumer.ErrHandler, consumer.ClassPanic},
+	} {
+		wrapped := fmt.Errorf("deep: %w", fmt.Errorf("deeper: %w", c.err))
+		for _, category := range []error{consumer.ErrConfiguration, consumer.ErrValidation, consumer.ErrOperational, consumer.ErrHandler} {
+			if got := errors.Is(wrapped, category); got != (category == c.category) {
+				t.Errorf("%T: is %v: %v", c.err, category, got)
+			}
+		}
+		if got := consumer.Class(wrapped); got != c.class {
+			t.Errorf("%T: class %q, want %q", c.err, got, c.class)
+		}
+		if c.err.Error() == "" || strings.Contains(c.err.Error(), "%!") {
+			t.Errorf("%T: text %q", c.err, c.err)
+		}
+	}
+}
+
+func TestErrorsKeepTheirCauses(t *testing.T) {
+	t.Parallel()
+	for _, err := range []error{
+		&consumer.DecodeError{Err: io.EOF}, &consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, &consumer.HandlerError{Err: io.EOF},
+		&consumer.RetriesExhaustedError{Err: io.EOF}, &consumer.InvalidError{Err: io.EOF}, &consumer.PanicError{Value: io.EOF},
+	} {
+		if !errors.Is(err, io.EOF) {
+			t.Errorf("%T hides its cause", err)
+		}
+	}
+	if !errors.Is(&consumer.TimeoutError{}, context.DeadlineExceeded) {
+		t.Error("a time-out is no exceeded deadline")
+	}
+	if !errors.Is(&consumer.UnsupportedError{}, errors.ErrUnsupported) {
+		t.Error("what is unsupported is not errors.ErrUnsupported")
+	}
+	if !errors.Is(&consumer.NoHandlerError{}, consumer.ErrNoHandler) {
+		t.Error("no handler is not ErrNoHandler")
+	}
+	if got := consumer.Class(&inbox.DuplicateError{}); got != consumer.ClassDuplicate {
+		t.Errorf("class of a duplicate: %q", got)
+	}
+	if got := consumer.Class(fmt.Errorf("x: %w", consumer.ErrDrop)); got != consumer.ClassDropped {
+		t.Errorf("class of a drop: %q", got)
+	}
+}

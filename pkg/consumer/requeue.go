@@ -1,0 +1,288 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// Redactor may change a letter before it is written anywhere: blank its body, its key, its reason, its headers. ErrDrop
+// keeps the letter from being written at all.
+type Redactor func(ctx context.Context, l *Letter) error
+
+// DisposerConfig is what a disposer works with. What is nil is not supported: a verdict that needs it gives up the message
+// as a dead letter instead.
+type DisposerConfig struct {
+	// Publisher writes to retry topics, to the topics of messages, and to topics of dead letters.
+	Publisher Publisher
+	// Letters keeps dead letters as documents.
+	Letters LetterStore
+	// DeadTopic names the topic of dead letters of a topic for a group, as DeadTopicName does; nil writes them to Letters
+	// alone. With both, the topic is written first.
+	DeadTopic func(topic, group string) string
+	// Outbox takes messages that are scheduled, and fault events.
+	Outbox Outbox
+	// Transact runs what is appended to Outbox; outbox.Transaction on the client of its database.
+	Transact Transactor
+	// Redact is called for each letter, in this order.
+	Redact []Redactor
+	// Faults says for which messages an event tells others that they were given up; nil for none.
+	Faults *Faults
+	// Gate keeps later messages of a key behind one that was moved away.
+	Gate *KeyGate
+	// Now is the clock by which due times are set. Defaults to time.Now.
+	Now func() time.Time
+}
+
+// MessageDisposer carries out what a policy decides for a message that is not handled now. Each of its actions ends in a
+// write that is acknowledged by all in-sync replicas of Kafka or by a majority of MongoDB before Dispose returns nil, so the
+// message's offset passes only then. After a crash in between it is done again: a copy in a retry topic is refused by the
+// inbox if the other one was handled, letters and events have the same id again.
+type MessageDisposer struct{ cfg DisposerConfig }
+
+var _ Disposer = (*MessageDisposer)(nil)
+
+// NewDisposer makes a disposer. It does no I/O. Errors are ErrConfiguration.
+func NewDisposer(cfg DisposerConfig) (*MessageDisposer, error) {
+	var errs []error
+	bad := func(wrong bool, what string) {
+		if wrong {
+			errs = append(errs, fmt.Errorf("%w: disposer: %s", ErrConfiguration, what))
+		}
+	}
+	bad(cfg.Letters == nil && cfg.DeadTopic == nil, "dead letters need Letters or a DeadTopic")
+	bad(cfg.DeadTopic != nil && cfg.Publisher == nil, "a DeadTopic needs a Publisher")
+	bad(cfg.Outbox != nil && cfg.Transact == nil, "an Outbox needs Transact")
+	if cfg.Faults != nil {
+		bad(cfg.Faults.Topic == "" && cfg.Outbox == nil, "fault events need an Outbox, or a topic and a Publisher")
+		bad(cfg.Faults.Topic != "" && cfg.Publisher == nil, "fault events to a topic need a Publisher")
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &MessageDisposer{cfg: cfg}, nil
+}
+
+// EnsureIndexes makes those of the dead letters, if their store has such a method.
+func (d *MessageDisposer) EnsureIndexes(ctx context.Context) error {
+	if x, ok := d.cfg.Letters.(interface {
+		EnsureIndexes(ctx context.Context) error
+	}); ok {
+		return x.EnsureIndexes(ctx)
+	}
+	return nil
+}
+
+// Dispose is Disposer's.
+func (d *MessageDisposer) Dispose(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
+	err := d.dispose(ctx, m, handler, v, cause)
+	if err != nil {
+		return fmt.Errorf("disposing of message %s (%s) by %s: %w", m.ID, originOf(m), v.Action, err)
+	}
+	return nil
+}
+
+func (d *MessageDisposer) dispose(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
+	switch v.Action {
+	case RetryTopic, Requeue, Schedule:
+		err := d.move(ctx, m, handler, v)
+		var why *immovableError
+		if !errors.As(err, &why) {
+			return err
+		}
+		return d.bury(ctx, m, handler, v, errors.Join(cause, why))
+	case Discard:
+		if v.Reason != ClassDuplicate && v.Reason != ClassDropped {
+			if err := d.fault(ctx, newLetter(m, handler, v, cause, d.cfg.Now()), m); err != nil {
+				return err
+			}
+		}
+		return d.release(ctx, m, handler)
+	case DeadLetter, Park:
+		return d.bury(ctx, m, handler, v, cause)
+	default:
+		return &UnsupportedError{Operation: "disposing by " + v.Action.String(), Needs: "a consumer that does it itself"}
+	}
+}
+
+// immovableError says that a message cannot be moved where the policy wants it, now or ever: it is given up.
+type immovableError struct{ why string }
+
+func (e *immovableError) Error() string { return "it cannot be retried: " + e.why }
+
+// move takes the message to another place. The gate is closed first: a message that is on its way without holding back
+// those behind it would break their order.
+func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, v Verdict) error {
+	switch {
+	case v.Action == Schedule && (d.cfg.Outbox == nil || d.cfg.Transact == nil):
+		return &immovableError{"scheduling needs an Outbox"}
+	case v.Action != Schedule && d.cfg.Publisher == nil:
+		return &immovableError{"it needs a Publisher"}
+	case v.Block && d.cfg.Gate == nil:
+		return &immovableError{"BlockKey needs a KeyGate"}
+	case v.Block:
+		if err := d.cfg.Gate.hold(ctx, m, handler); err != nil {
+			return err
+		}
+	}
+	if v.Action == Schedule {
+		return d.schedule(ctx, m, handler, v)
+	}
+	topic, due := originOf(m).Topic, time.Time{}
+	if v.Action == RetryTopic {
+		topic = v.Topic
+	}
+	if v.Delay > 0 {
+		due = d.cfg.Now().Add(v.Delay)
+	}
+	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{moved(m, handler, v, due)})
+	if tooLarge(err) {
+		return &immovableError{"with its retry headers it is larger than topic " + topic + " allows"}
+	}
+	if err != nil {
+		return fmt.Errorf("publishing to %s (it has to exist, and the user must be allowed to write to it): %w", topic, err)
+	}
+	return nil
+}
+
+// tooLarge reports whether Kafka refuses a record for its size, which it will always do.
+func tooLarge(err error) bool {
+	if _, ok := errors.AsType[kafka.MessageTooLargeError](err); ok {
+		return true
+	}
+	return errors.Is(err, kafka.MessageSizeTooLarge)
+}
+
+// schedule appends the message to the outbox as an event that comes back to its topic. Its id says which attempt it is for,
+// so that doing it again changes nothing.
+func (d *MessageDisposer) schedule(ctx context.Context, m *Message, handler string, v Verdict) error {
+	due := d.cfg.Now().Add(v.Delay)
+	ev := comeback(moved(m, handler, v, time.Time{}), handler, due)
+	err := ev.Validate()
+	if err != nil {
+		return &immovableError{err.Error()}
+	}
+	return d.append(ctx, ev)
+}
+
+// append stores one event in a transaction of its own; one that is there already is fine.
+func (d *MessageDisposer) append(ctx context.Context, ev event.Event) error {
+	err := d.cfg.Transact(ctx, func(ctx context.Context) error {
+		return d.cfg.Outbox.AppendMany(ctx, []event.Event{ev})
+	})
+	if mongo.IsDuplicateKeyError(err) {
+		return nil
+	}
+	return err
+}
+
+// comeback is a message as a scheduled event. The names of headers that the outbox keeps for itself are disguised, until
+// restored makes them what they were.
+func comeback(m *Message, handler string, due time.Time) event.Event {
+	attempt, _ := m.Header(HeaderAttempt)
+	id := fmt.Sprintf("retry/%s/%s/%s/%s/%s/%s", m.Group, handler, m.Namespace, m.ID, strconv.Itoa(m.Delivery), attempt)
+	origin := originOf(m)
+	opts := []event.Option{event.WithTopic(origin.Topic), event.WithDueAt(due), event.WithID(id)}
+	if len(m.Key) > 0 {
+		opts = append(opts, event.WithKey(string(m.Key)))
+	} else {
+		opts = append(opts, event.WithHeader(headerNoKey, []byte("true")))
+	}
+	if m.ContentType != "" {
+		opts = append(opts, event.WithContentType(m.ContentType))
+	}
+	if m.SchemaVersion != "" {
+		opts = append(opts, event.WithSchemaVersion(m.SchemaVersion))
+	}
+	for _, h := range m.Headers {
+		name := h.Key
+		switch {
+		case reserved(name):
+			name = headerKept + name
+		case byPreset[name]:
+			continue // the relay writes it anew
+		}
+		opts = append(opts, event.WithHeader(name, h.Value))
+	}
+	var payload any
+	if m.Value != nil {
+		payload = m.Value
+	}
+	return event.New(cmp.Or(m.AggregateType, "retry"), cmp.Or(m.AggregateID, m.ID), cmp.Or(m.Type, "retry"), payload, opts...)
+}
+
+// byPreset are headers that the relay writes from the event's own fields.
+var byPreset = map[string]bool{
+	"type": true, "aggregatetype": true, "aggregateid": true, "contenttype": true, "schemaversion": true,
+	"ce_specversion": true, "ce_id": true, "ce_source": true, "ce_type": true, "ce_subject": true, "ce_time": true, "ce_schemaversion": true,
+	"content-type": true,
+}
+
+// bury makes a dead letter: the topic first, then the document, then the word to others, then the gate.
+func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
+	if v.Action == Park {
+		v.Reason = cmp.Or(v.Reason, ClassNoHandler)
+	}
+	l := newLetter(m, handler, v, cause, d.cfg.Now())
+	for _, r := range d.cfg.Redact {
+		if err := r(ctx, l); err != nil {
+			if errors.Is(err, ErrDrop) {
+				return d.release(ctx, m, handler)
+			}
+			return fmt.Errorf("redacting: %w", err)
+		}
+	}
+	if err := d.buryInTopic(ctx, l, v); err != nil {
+		return err
+	}
+	if d.cfg.Letters != nil {
+		if err := d.cfg.Letters.Put(ctx, l); err != nil {
+			return err
+		}
+	}
+	if v.Action != Park {
+		if err := d.fault(ctx, l, m); err != nil {
+			return err
+		}
+	}
+	return d.release(ctx, m, handler)
+}
+
+func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict) error {
+	var topic string
+	switch {
+	case v.Topic != "" && v.Action == DeadLetter && d.cfg.Publisher != nil:
+		topic = v.Topic
+	case d.cfg.DeadTopic != nil:
+		topic = d.cfg.DeadTopic(l.Topic, l.ID.Group)
+	default:
+		return nil
+	}
+	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{l.record()})
+	switch {
+	case tooLarge(err) && d.cfg.Letters != nil:
+		return nil // with its reason it does not fit; the document does
+	case err != nil:
+		return fmt.Errorf("publishing to %s (it has to exist, and the user must be allowed to write to it): %w", topic, err)
+	}
+	return nil
+}
+
+// release lets those pass that were kept behind the message.
+func (d *MessageDisposer) release(ctx context.Context, m *Message, handler string) error {
+	if d.cfg.Gate == nil {
+		return nil
+	}
+	return d.cfg.Gate.release(ctx, m, handler)
+}
