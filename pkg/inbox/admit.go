@@ -147,7 +147,8 @@ func (x *Inbox) Pass(ctx context.Context, list []Entry) error {
 	return nil
 }
 
-// Check is Admit without a trace: it says what would be fresh. It joins a transaction that is in ctx and needs none.
+// Check is Admit without a trace: it says what would be fresh, or which error Admit would return. It joins a transaction
+// that is in ctx and needs none; only an error of the server keeps that from being committed.
 func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err error) {
 	if err := validate(list); err != nil {
 		return nil, fmt.Errorf("checking: %w", err)
@@ -160,14 +161,15 @@ func (x *Inbox) Check(ctx context.Context, list []Entry) (fresh []bool, err erro
 	for i, at := range rest {
 		ask[i] = list[at]
 	}
-	var v verdict
-	err = x.join(ctx, func(ctx context.Context) error {
-		r, err := x.read(ctx, ask)
-		if err == nil {
-			v, err = x.decide(ask, r)
-		}
+	var r *reading
+	err = x.join(ctx, func(ctx context.Context) (err error) {
+		r, err = x.read(ctx, ask)
 		return err
 	})
+	if err != nil {
+		return nil, fmt.Errorf("checking: %w", err)
+	}
+	v, err := x.decide(ask, r)
 	if err != nil {
 		return nil, fmt.Errorf("checking: %w", err)
 	}

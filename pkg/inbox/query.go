@@ -22,17 +22,19 @@ func (x *Inbox) Exists(ctx context.Context, k Key) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	var there bool
 	err = x.join(ctx, func(ctx context.Context) error {
-		return x.markers.FindOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "s", Value: stateHandled}},
+		err := x.markers.FindOne(ctx, bson.D{{Key: "_id", Value: id}, {Key: "s", Value: stateHandled}},
 			options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+		if there = err == nil; errors.Is(err, mongo.ErrNoDocuments) {
+			return nil
+		}
+		return err
 	})
-	switch {
-	case errors.Is(err, mongo.ErrNoDocuments):
-		return false, nil
-	case err != nil:
+	if err != nil {
 		return false, fmt.Errorf("looking for %s: %w", k, err)
 	}
-	return true, nil
+	return there, nil
 }
 
 // Counts are the sizes of the inbox.

@@ -1,0 +1,86 @@
+package inbox_test
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+func TestN29_OfManyAtOnceOneBeginsTheGeneration(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.admit(t, b.inbox, batch("", 32, 100)...)
+	var begun atomic.Int64
+	var wg sync.WaitGroup
+	for range 8 {
+		x := b.new(t)
+		wg.Go(func() {
+			g, err := x.Attach(t.Context(), "group/a", "orders", 0, 10, -1)
+			if err != nil || g.Number != 1 {
+				t.Errorf("%+v, %v", g, err)
+			}
+			if g.Recreated {
+				begun.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if begun.Load() != 1 {
+		t.Fatalf("begun %d times", begun.Load())
+	}
+}
+
+// TestN29_AGenerationIsOneDocument: the lanes' own documents stay as they are until a record of the new topic comes.
+func TestN29_AGenerationIsOneDocument(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.admit(t, b.inbox, batch("", 32, 100)...)
+	if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, 10, -1); err != nil {
+		t.Fatal(err)
+	}
+	if n := b.count(t, "inbox_offsets", bson.D{{Key: "g", Value: 1}}); n != 1 {
+		t.Fatalf("%d documents have the new generation", n)
+	}
+	b.admit(t, b.inbox, placed("new", 3, 1))
+	marks, err := b.inbox.Watermarks(t.Context(), "group/a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var current []inbox.Watermark
+	for _, m := range marks {
+		if m.Current {
+			current = append(current, m)
+		}
+	}
+	if len(marks) != inbox.Lanes || len(current) != 1 || current[0].Place.Lane != 3 || current[0].Place.Offset != 2 || current[0].At.IsZero() {
+		t.Fatalf("%d watermarks, current %+v", len(marks), current)
+	}
+}
+
+func TestN29_RenewIsTheAnswerToAHalt(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	x := b.new(t, inbox.WithRecreated(inbox.Halt))
+	b.admit(t, x, placed("1", 0, 100))
+	if _, err := x.Attach(t.Context(), "group/a", "orders", 0, 10, -1); !errors.Is(err, inbox.ErrRecreated) {
+		t.Fatalf("the error is %v", err)
+	}
+	g, err := x.Renew(t.Context(), "group/a", "orders", 0)
+	if err != nil || g.Number != 1 || !g.Recreated {
+		t.Fatalf("%+v, %v", g, err)
+	}
+	if g, err = x.Attach(t.Context(), "group/a", "orders", 0, 10, -1); err != nil || g.Number != 1 {
+		t.Fatalf("%+v, %v", g, err)
+	}
+	if fresh := b.admit(t, x, placed("2", 0, 3)); !fresh[0] {
+		t.Fatal("refused by the watermark of the old topic")
+	}
+	if _, err := x.Attach(t.Context(), "", "", -1, 0, 0); !errors.Is(err, inbox.ErrInvalid) {
+		t.Fatalf("the error is %v", err)
+	}
+}

@@ -1,0 +1,138 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	mongoevent "go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/x/mongo/driver"
+)
+
+// sent is a command on one of the inbox's collections.
+type sent struct {
+	name, coll string
+	raw        bson.Raw
+	time       uint32 // the seconds of the last operation time that a reply had before it was sent
+}
+
+// watch keeps the commands that a client sent, and counts the write conflicts that it was answered.
+type watch struct {
+	mu        sync.Mutex
+	cmds      []sent
+	conflicts int
+	last      uint32
+	seen      func(sent) // called for each command, if not nil
+}
+
+func (w *watch) options() *options.ClientOptions {
+	return options.Client().SetMonitor(&mongoevent.CommandMonitor{
+		Started: func(_ context.Context, e *mongoevent.CommandStartedEvent) {
+			elems, err := e.Command.Elements()
+			if err != nil {
+				return
+			}
+			coll, _ := elems[0].Value().StringValueOK()
+			w.mu.Lock()
+			s := sent{elems[0].Key(), coll, slices.Clone(e.Command), w.last}
+			w.cmds = append(w.cmds, s)
+			seen := w.seen
+			w.mu.Unlock()
+			if seen != nil {
+				seen(s)
+			}
+		},
+		Succeeded: func(_ context.Context, e *mongoevent.CommandSucceededEvent) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			if t, _, ok := e.Reply.Lookup("operationTime").TimestampOK(); ok {
+				w.last = max(w.last, t)
+			}
+		},
+		Failed: func(_ context.Context, e *mongoevent.CommandFailedEvent) {
+			var de driver.Error // not yet what the methods of mongo return
+			if errors.As(e.Failure, &de) && de.Code == 112 {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				w.conflicts++
+			}
+		},
+	})
+}
+
+func (w *watch) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.cmds, w.conflicts = nil, 0
+}
+
+func (w *watch) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.conflicts
+}
+
+func (w *watch) on(coll string) []sent {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var found []sent
+	for _, c := range w.cmds {
+		if c.coll == coll {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+// names are the commands on the collections, in their order.
+func (w *watch) names(colls ...string) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var names []string
+	for _, c := range w.cmds {
+		if slices.Contains(colls, c.coll) {
+			names = append(names, c.name+" "+c.coll)
+		}
+	}
+	return names
+}
+
+// eventually calls f until it returns true; the test fails after a minute.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(time.Minute)
+	for !f() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatalf("waited a minute for %s", what)
+		}
+	}
+}
+
+// dates are all dates in a document, at whatever depth.
+func dates(raw bson.Raw) []time.Time {
+	var all []time.Time
+	elems, err := raw.Elements()
+	if err != nil {
+		return nil
+	}
+	for _, e := range elems {
+		switch v := e.Value(); v.Type {
+		case bson.TypeDateTime:
+			all = append(all, v.Time())
+		case bson.TypeEmbeddedDocument:
+			all = append(all, dates(v.Document())...)
+		case bson.TypeArray:
+			all = append(all, dates(bson.Raw(v.Array()))...)
+		}
+	}
+	return all
+}
