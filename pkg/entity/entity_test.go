@@ -1,0 +1,517 @@
+package entity_test
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+type orderID string
+
+type order struct {
+	ID      orderID `bson:"id"` // stored as _id all the same
+	Total   int64   `bson:"total"`
+	Version int64   `bson:"-"`
+}
+
+func orderKey(o *order) *orderID   { return &o.ID }
+func orderVersion(o *order) *int64 { return &o.Version }
+
+// world is a test's own client, database and outbox.
+type world struct {
+	t      *testing.T
+	client *mongo.Client
+	db     *mongo.Database
+	box    *outbox.Box
+}
+
+func setup(t *testing.T) world {
+	t.Helper()
+	c := stacktest.Client(t)
+	db := stacktest.Database(t, c)
+	box, err := outbox.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return world{t, c, db, box}
+}
+
+// tx runs fn in a transaction that must commit.
+func (w world) tx(fn func(ctx context.Context) error) {
+	w.t.Helper()
+	if err := outbox.Transaction(w.t.Context(), w.client, fn); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w world) collection(opts ...entity.Option) *entity.Collection[order, orderID] {
+	w.t.Helper()
+	c, err := entity.New(w.db.Collection("orders"), orderKey, opts...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return c
+}
+
+func (w world) recorded(opts ...entity.Option) *entity.Recorded[order, orderID] {
+	w.t.Helper()
+	r, err := entity.NewRecorded(w.db.Collection("orders"), w.box, "order", orderKey, opts...)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return r
+}
+
+// stored are the documents of a collection by _id, as Extended JSON.
+func (w world) stored(name string) []string {
+	w.t.Helper()
+	cur, err := w.db.Collection(name).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	docs := []string{}
+	for cur.Next(w.t.Context()) {
+		js, err := bson.MarshalExtJSON(cur.Current, true, false)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		docs = append(docs, string(js))
+	}
+	if err := cur.Err(); err != nil {
+		w.t.Fatal(err)
+	}
+	return docs
+}
+
+func (w world) want(name string, docs ...string) {
+	w.t.Helper()
+	if diff := cmp.Diff(append([]string{}, docs...), w.stored(name)); diff != "" {
+		w.t.Errorf("in %s: %s", name, diff)
+	}
+}
+
+// messages are the events of the outbox, from the from-th on, as a consumer would get them.
+func (w world) messages(from int) []*consumer.Message {
+	w.t.Helper()
+	cur, err := w.db.Collection(outbox.DefaultCollection).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}).SetSkip(int64(from)))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var ms []*consumer.Message
+	for cur.Next(w.t.Context()) {
+		var v event.View
+		if err := event.Parse(cur.Current, &v); err != nil {
+			w.t.Fatal(err)
+		}
+		m := &consumer.Message{
+			Topic: "t", Offset: int64(from + len(ms)), ID: string(v.AppendID(nil)), Type: string(v.Type),
+			Key: append([]byte{}, v.OrderingKey()...),
+		}
+		if bson.Type(v.PayloadType) != bson.TypeNull {
+			if m.Value, err = event.AppendPayload([]byte{}, &v); err != nil {
+				w.t.Fatal(err)
+			}
+		}
+		for it := v.Headers.Iter(); it.Next(); {
+			m.Headers = append(m.Headers, consumer.Header{Key: string(it.Key), Value: append([]byte{}, it.Value...)})
+		}
+		ms = append(ms, m)
+	}
+	if err := cur.Err(); err != nil {
+		w.t.Fatal(err)
+	}
+	return ms
+}
+
+// changes are messages as "change id version", for comparing.
+func changes(ms []*consumer.Message) []string {
+	list := []string{}
+	for _, m := range ms {
+		s := m.Type
+		for _, h := range []string{entity.HeaderID, entity.HeaderVersion} {
+			v, _ := m.Header(h)
+			s += " " + string(v)
+		}
+		list = append(list, s)
+	}
+	return list
+}
+
+func (w world) wantChanges(want ...string) {
+	w.t.Helper()
+	if diff := cmp.Diff(append([]string{}, want...), changes(w.messages(0))); diff != "" {
+		w.t.Errorf("recorded: %s", diff)
+	}
+}
+
+func TestLoadRequiredAndOptional(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	c := w.collection()
+	w.tx(func(ctx context.Context) error {
+		_, err := c.Load(ctx, "o-1")
+		var missing *entity.NotFoundError
+		if !errors.Is(err, entity.ErrMissing) || !errors.As(err, &missing) || missing.ID != "o-1" || missing.Collection != "orders" {
+			t.Errorf("required and missing: %v", err)
+		}
+		if _, ok, err := c.Find(ctx, "o-1"); ok || err != nil {
+			t.Errorf("optional and missing: %v, %v", ok, err)
+		}
+		if _, err := c.Insert(ctx, order{ID: "o-1", Total: 5}); err != nil {
+			return err
+		}
+		got, err := c.Load(ctx, "o-1")
+		if want := (order{ID: "o-1", Total: 5}); got != want || err != nil {
+			t.Errorf("required: %+v, %v", got, err)
+		}
+		got, ok, err := c.Find(ctx, "o-1")
+		if !ok || err != nil || got.Total != 5 {
+			t.Errorf("optional: %+v, %v, %v", got, ok, err)
+		}
+		return nil
+	})
+}
+
+func TestInsertUpdateStoreDelete(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	c := w.collection()
+	w.tx(func(ctx context.Context) error {
+		if _, err := c.Update(ctx, order{ID: "o-1"}); !errors.Is(err, entity.ErrMissing) {
+			t.Errorf("update of nothing: %v", err)
+		}
+		_, err1 := c.Insert(ctx, order{ID: "o-1", Total: 1})
+		_, err2 := c.Update(ctx, order{ID: "o-1", Total: 2})
+		_, err3 := c.Store(ctx, order{ID: "o-1", Total: 3}) // the last write wins
+		_, err4 := c.Store(ctx, order{ID: "o-2", Total: 4})
+		_, err5 := c.Insert(ctx, order{ID: "o-3", Total: 5})
+		return errors.Join(err1, err2, err3, err4, err5)
+	})
+	w.tx(func(ctx context.Context) error {
+		if ok, err := c.Delete(ctx, "o-3"); !ok || err != nil {
+			t.Errorf("delete: %v, %v", ok, err)
+		}
+		if ok, err := c.Delete(ctx, "o-3"); ok || err != nil {
+			t.Errorf("delete of nothing: %v, %v", ok, err)
+		}
+		if err := c.DeleteEntity(ctx, order{ID: "o-3"}); !errors.Is(err, entity.ErrMissing) {
+			t.Errorf("delete of a required one: %v", err)
+		}
+		return nil
+	})
+	w.want("orders", `{"_id":"o-1","id":"o-1","total":{"$numberLong":"3"}}`, `{"_id":"o-2","id":"o-2","total":{"$numberLong":"4"}}`)
+	err := outbox.Transaction(t.Context(), w.client, func(ctx context.Context) error {
+		_, err := c.Insert(ctx, order{ID: "o-1"})
+		return err
+	})
+	var exists *entity.ExistsError
+	if !errors.Is(err, entity.ErrExists) || !errors.As(err, &exists) || exists.ID != "o-1" || !mongo.IsDuplicateKeyError(err) {
+		t.Errorf("insert of an existing one: %v", err)
+	}
+}
+
+func TestActions(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	c, r := w.collection(), w.recorded(entity.WithVersionField("v"))
+	w.tx(func(ctx context.Context) error {
+		return c.Apply(ctx, entity.ToInsert(order{ID: "a", Total: 1}), entity.Nothing[order](), entity.ToUpdate(order{ID: "a", Total: 2}),
+			entity.ToStore(order{ID: "b", Total: 3}), entity.ToDelete(order{ID: "a"}), entity.Action[order]{})
+	})
+	w.tx(func(ctx context.Context) error { return r.Apply(ctx, entity.ToInsert(order{ID: "c"}), entity.ToDelete(order{ID: "b"})) })
+	w.want("orders", `{"_id":"c","id":"c","total":{"$numberLong":"0"},"v":{"$numberLong":"1"}}`)
+	w.wantChanges("order.upserted string:c 1", "order.deleted string:b 1")
+	err := outbox.Transaction(t.Context(), w.client, func(ctx context.Context) error {
+		return c.Apply(ctx, entity.ToStore(order{ID: "d"}), entity.ToUpdate(order{ID: "x"}))
+	})
+	if !errors.Is(err, entity.ErrMissing) || len(w.stored("orders")) != 1 {
+		t.Errorf("%v; %v", err, w.stored("orders"))
+	}
+}
+
+// Everything commits and rolls back with the transaction, and nothing happens without one.
+func TestEntitiesAreBoundToTheTransaction(t *testing.T) {
+	t.Parallel()
+	w, ctx := setup(t), t.Context()
+	c, r := w.collection(), w.recorded()
+	calls := map[string]func(context.Context) error{
+		"Load":         func(ctx context.Context) error { return just(c.Load(ctx, "a")) },
+		"Find":         func(ctx context.Context) error { _, _, err := c.Find(ctx, "a"); return err },
+		"Insert":       func(ctx context.Context) error { return just(c.Insert(ctx, order{ID: "a"})) },
+		"Update":       func(ctx context.Context) error { return just(c.Update(ctx, order{ID: "a"})) },
+		"Store":        func(ctx context.Context) error { return just(c.Store(ctx, order{ID: "a"})) },
+		"Delete":       func(ctx context.Context) error { return just(c.Delete(ctx, "a")) },
+		"recorded":     func(ctx context.Context) error { return just(r.Store(ctx, order{ID: "a"})) },
+		"deleted":      func(ctx context.Context) error { return just(r.Delete(ctx, "a")) },
+		"deleted all":  func(ctx context.Context) error { return just(r.DeleteAll(ctx)) },
+		"deleted some": func(ctx context.Context) error { return just(r.DeleteMany(ctx, "a", "b")) },
+	}
+	for name, call := range calls {
+		if err := call(ctx); !errors.Is(err, outbox.ErrNoTransaction) {
+			t.Errorf("%s without a transaction: %v", name, err)
+		}
+	}
+	no := errors.New("no")
+	var leaked context.Context
+	if err := outbox.Transaction(ctx, w.client, func(ctx context.Context) error {
+		leaked = ctx
+		return errors.Join(just(c.Insert(ctx, order{ID: "b"})), just(r.Store(ctx, order{ID: "a"})), just(r.Delete(ctx, "b")), no)
+	}); !errors.Is(err, no) {
+		t.Fatal(err)
+	}
+	for name, call := range calls {
+		if err := call(leaked); !errors.Is(err, outbox.ErrTransactionEnded) {
+			t.Errorf("%s in a transaction that is over: %v", name, err)
+		}
+	}
+	w.want("orders")
+	w.want("orders_deleted")
+	w.wantChanges()
+	plain := w.collection(entity.WithoutTransaction())
+	if _, err := plain.Store(ctx, order{ID: "alone"}); err != nil {
+		t.Errorf("allowed without a transaction: %v", err)
+	}
+	if _, err := entity.NewRecorded(w.db.Collection("orders"), w.box, "order", orderKey, entity.WithoutTransaction()); !errors.Is(err, entity.ErrRefused) {
+		t.Errorf("a Recorded without transactions: %v", err)
+	}
+}
+
+func just[R any](_ R, err error) error { return err }
+
+// Versions begin at one, count up, and a stale one neither writes nor deletes.
+func TestVersionGuard(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	if err := just(w.db.Collection("orders").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "old"}, {Key: "total", Value: 7}})); err != nil {
+		t.Fatal(err)
+	}
+	c := w.collection(entity.Versioned(orderVersion))
+	w.tx(func(ctx context.Context) error {
+		v, err := c.Insert(ctx, order{ID: "a", Total: 1})
+		if v != 1 || err != nil {
+			t.Errorf("inserted as version %d, %v", v, err)
+		}
+		o, err := c.Load(ctx, "a")
+		if err != nil || o.Version != 1 {
+			t.Errorf("loaded %+v, %v", o, err)
+		}
+		if v, err = c.Update(ctx, o); v != 2 || err != nil {
+			t.Errorf("updated to version %d, %v", v, err)
+		}
+		_, err = c.Update(ctx, o)
+		var stale *entity.VersionError
+		if !errors.Is(err, entity.ErrStale) || !errors.As(err, &stale) || stale.Given != 1 || stale.Stored != 2 {
+			t.Errorf("a stale update: %v", err)
+		}
+		if err := c.DeleteEntity(ctx, o); !errors.Is(err, entity.ErrStale) {
+			t.Errorf("a stale delete: %v", err)
+		}
+		if v, err = c.Store(ctx, order{ID: "a", Total: 9}); v != 3 || err != nil { // the last write wins
+			t.Errorf("stored as version %d, %v", v, err)
+		}
+		if _, err := c.Update(ctx, order{ID: "b"}); !errors.Is(err, entity.ErrMissing) {
+			t.Errorf("an update of nothing: %v", err)
+		}
+		old, err := c.Load(ctx, "old") // from before there were versions
+		if err != nil || old.Version != 0 {
+			t.Errorf("loaded %+v, %v", old, err)
+		}
+		if v, err = c.Update(ctx, old); v != 1 || err != nil {
+			t.Errorf("updated to version %d, %v", v, err)
+		}
+		return nil
+	})
+	o := order{ID: "a", Version: 3}
+	w.tx(func(ctx context.Context) error { return c.DeleteEntity(ctx, o) })
+	w.want("orders", `{"_id":"old","id":"old","total":{"$numberLong":"7"},"version":{"$numberLong":"1"}}`)
+}
+
+// Without transactions too no store of several at once is lost or counted twice.
+func TestPlainStoresOfOneEntity(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	c := w.collection(entity.Versioned(orderVersion), entity.WithoutTransaction())
+	const writers = 4
+	got := make(chan int64, writers)
+	for i := range writers {
+		go func() {
+			v, err := c.Store(t.Context(), order{ID: "a", Total: int64(i)})
+			if err != nil {
+				t.Error(err)
+			}
+			got <- v
+		}()
+	}
+	seen := map[int64]bool{}
+	for range writers {
+		seen[<-got] = true
+	}
+	if diff := cmp.Diff(map[int64]bool{1: true, 2: true, 3: true, 4: true}, seen); diff != "" {
+		t.Error(diff)
+	}
+}
+
+type doc[I entity.ID] struct {
+	Key  I `bson:"_id"`
+	Peer uuid.UUID
+	N    int
+}
+
+func testID[I entity.ID](t *testing.T, w world, typ bson.Type, ids ...I) {
+	t.Helper()
+	name := "c" + strconv.Itoa(int(typ))
+	db := w.db
+	r, err := entity.NewRecorded(db.Collection(name), w.box, name, func(d *doc[I]) *I { return &d.Key })
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := entity.NewProjector[doc[I], I](db.Collection(name+"_read"), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := len(w.messages(0))
+	peer := uuid.New()
+	w.tx(func(ctx context.Context) error {
+		for i, id := range ids {
+			if _, err := r.Insert(ctx, doc[I]{id, peer, i}); err != nil {
+				return err
+			}
+		}
+		got, err := r.Load(ctx, ids[0])
+		if diff := cmp.Diff(doc[I]{ids[0], peer, 0}, got); diff != "" || err != nil {
+			t.Errorf("%v: %s", err, diff)
+		}
+		var zero I
+		if _, err := r.Store(ctx, doc[I]{zero, peer, 0}); !errors.Is(err, entity.ErrNoID) {
+			t.Errorf("without an id: %v", err)
+		}
+		return nil
+	})
+	for _, m := range w.messages(from) {
+		if err := p.Handle(t.Context(), m); err != nil {
+			t.Error(err)
+		}
+	}
+	if diff := cmp.Diff(w.stored(name), w.stored(name+"_read")); diff != "" || len(w.stored(name)) != len(ids) {
+		t.Errorf("the read side differs: %s", diff)
+	}
+	var raw bson.Raw
+	if err := db.Collection(name).FindOne(t.Context(), bson.D{}).Decode(&raw); err != nil {
+		t.Fatal(err)
+	}
+	if got := raw.Lookup("_id").Type; got != typ {
+		t.Errorf("stored as %s", got)
+	}
+	if sub, _ := raw.Lookup("peer").Binary(); sub != bson.TypeBinaryUUID {
+		t.Errorf("a UUID inside is of subtype %d", sub)
+	}
+}
+
+func TestIDsAreStoredNatively(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	testID(t, w, bson.TypeString, "a", "string:with:colons", "ü")
+	testID(t, w, bson.TypeInt32, int32(1), -5)
+	testID(t, w, bson.TypeInt64, int64(1), 1<<60, -1)
+	testID(t, w, bson.TypeObjectID, bson.NewObjectID(), bson.NewObjectID())
+	testID(t, w, bson.TypeBinary, uuid.New(), uuid.New())
+	var raw bson.Raw
+	if err := w.db.Collection("c5").FindOne(t.Context(), bson.D{}).Decode(&raw); err != nil {
+		t.Fatal(err)
+	}
+	if sub, _ := raw.Lookup("_id").Binary(); sub != bson.TypeBinaryUUID {
+		t.Errorf("a UUID is of subtype %d", sub)
+	}
+	// The same text as another type is another entity, and not taken for this one.
+	if err := just(w.db.Collection("orders").InsertOne(t.Context(), bson.D{{Key: "_id", Value: int32(7)}})); err != nil {
+		t.Fatal(err)
+	}
+	w.tx(func(ctx context.Context) error {
+		if _, ok, err := w.collection().Find(ctx, "7"); ok || err != nil {
+			t.Errorf("found %v, %v", ok, err)
+		}
+		return nil
+	})
+}
+
+func TestNewListsWhatIsWrong(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Client(t).Database("x").Collection("y")
+	for name, opts := range map[string][]entity.Option{
+		"field": {entity.WithVersionField("a.b")}, "id": {entity.WithVersionField("_id")}, "chunk": {entity.WithChunk(0)},
+		"version": {entity.Versioned(func(*int) *int64 { return nil })},
+	} {
+		if _, err := entity.New(coll, orderKey, opts...); err == nil {
+			t.Errorf("%s was accepted", name)
+		}
+	}
+	if _, err := entity.New[order, orderID](coll, nil); err == nil {
+		t.Error("no function of the id was accepted")
+	}
+	if _, err := entity.NewRecorded(coll, nil, "", orderKey); err == nil {
+		t.Error("no outbox and no name were accepted")
+	}
+	if _, err := entity.NewProjector[order, orderID](coll, ""); err == nil {
+		t.Error("a projector without a name was accepted")
+	}
+	if _, err := entity.NewProjector[order, orderID](coll, "x", entity.ProjectAs(func(int) (any, error) { return nil, nil })); err == nil {
+		t.Error("a projection of another type was accepted")
+	}
+}
+
+// A handler of an entity is skipped where the entity is missing, and not where it says so itself.
+func TestRequiredAndOptionalHandlers(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	c := w.collection()
+	id := func(m *consumer.Message) (orderID, error) { return orderID(m.Key), nil }
+	ran := 0
+	required := entity.Required(c, id, func(_ context.Context, _ *consumer.Message, o order) error {
+		if ran++; o.Total != 5 {
+			t.Errorf("got %+v", o)
+		}
+		return nil
+	})
+	optional := entity.Optional(c, id, func(_ context.Context, m *consumer.Message, o *order) error {
+		if ran++; (o != nil) != (string(m.Key) == "here") {
+			t.Errorf("got %+v", o)
+		}
+		return nil
+	})
+	w.tx(func(ctx context.Context) error {
+		if _, err := c.Insert(ctx, order{ID: "here", Total: 5}); err != nil {
+			return err
+		}
+		here, away := &consumer.Message{Key: []byte("here")}, &consumer.Message{Key: []byte("away")}
+		if err := required(ctx, away); !errors.Is(err, consumer.ErrDrop) || !errors.Is(err, entity.ErrMissing) || ran != 0 {
+			t.Errorf("required and missing: %v, ran %d", err, ran)
+		}
+		return errors.Join(required(ctx, here), optional(ctx, here), optional(ctx, away))
+	})
+	if ran != 3 {
+		t.Errorf("ran %d times", ran)
+	}
+	bad := errors.New("bad")
+	if err := entity.Required(c, func(*consumer.Message) (orderID, error) { return "", bad }, nil)(t.Context(), nil); !errors.Is(err, bad) {
+		t.Error(err)
+	}
+	if err := entity.Optional(c, func(*consumer.Message) (orderID, error) { return "x", nil }, nil)(t.Context(), nil); !errors.Is(err, outbox.ErrNoTransaction) {
+		t.Error(err)
+	}
+}
