@@ -54,7 +54,7 @@ func (f *PurgeFinding) tell() []string {
 }
 
 const (
-	purgePairs     = 7
+	purgePairs     = 11
 	purgeRetention = 11 * time.Minute // above the margin that the purge keeps for transactions that are open for long
 	purgeRate      = 40_000           // the limit; a purge begins at a sixteenth of it, which is more than twice what is appended
 	purgeLook      = 200 * time.Millisecond

@@ -4,8 +4,6 @@ package fault
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"fmt"
 	"strings"
 	"testing"
@@ -244,39 +242,6 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 	}
 	if twice := len(topics.All()) - s.Ledger.Committed(); twice > 2000 {
 		t.Errorf("%d records are repeated: the sweep began anew each time", twice)
-	}
-}
-
-// A token of the future is accepted by the server and never moves again. The watchdog finds out, and as nothing of such a
-// position can be believed, everything is swept.
-func TestFutureTokenIsSwept(t *testing.T) {
-	t.Parallel()
-	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	delivered(t, s, topics)
-	token := s.Watcher().Lookup("token")
-	data, ok := token.Document().Lookup("_data").StringValueOK()
-	if !ok {
-		t.Fatalf("no token in %s", token)
-	}
-	raw, err := hex.DecodeString(data)
-	if err != nil {
-		t.Fatal(err)
-	}
-	later := binary.BigEndian.Uint32(raw[1:]) + 1_000_000
-	binary.BigEndian.PutUint32(raw[1:], later)
-	setPosition(t, s, bson.D{{Key: "_data", Value: strings.ToUpper(hex.EncodeToString(raw))}}, bson.Timestamp{T: later, I: 1})
-	s.Write(kit.Load{Events: 300}).Wait()
-	p := s.Start()
-	p.Says("the gap is closed")
-	s.Append(s.Outbox(), kit.Event("order", "new", 1, 10))
-	sweptClean(t, s, topics)
-	kit.Eventually(t, "the position belongs to the cluster's own history", func() bool {
-		at, _ := s.Watcher().Lookup("clusterTime").Timestamp()
-		return at < later-500_000
-	})
-	if p.Said("level=ERROR") {
-		t.Error(fmt.Sprint("errors are logged:\n", p.Log()))
 	}
 }
 

@@ -121,11 +121,20 @@ func TestTokenFromTheFutureHalts(t *testing.T) {
 func TestTokenFromTheFutureIsSwept(t *testing.T) {
 	t.Parallel()
 	s, topics := future(t, "sweep")
-	s.Start().TookOver()
+	lost, _ := s.Watcher().Lookup("clusterTime").Timestamp()
+	p := s.Start()
+	p.TookOver()
 	v := s.Settled(topics)
 	t.Log(v)
 	if len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Changed) != 0 {
 		t.Errorf("not as promised behind a gap: %s", v)
+	}
+	kit.Eventually(t, "the position belongs to the cluster's own history", func() bool {
+		at, _ := s.Watcher().Lookup("clusterTime").Timestamp()
+		return at < lost-3600
+	})
+	if p.Said("level=ERROR") {
+		t.Error(fmt.Sprint("errors are logged:\n", p.Log()))
 	}
 	flagged := 0
 	for _, r := range topics.All() {

@@ -2,6 +2,7 @@ package stacktest
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -12,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack"
 )
 
-// Own starts a stack that the test may break, and stops it when the test ends. One test on this
-// machine has such a stack at a time: the others wait here, so a test that calls Own must not depend
+// Own starts a stack that the test may break, and stops it when the test ends. Few tests on this
+// machine have such a stack at a time: the others wait here, so a test that calls Own must not depend
 // on another that does. The environment's servers are never taken.
 func Own(tb testing.TB, o devstack.Options) *devstack.Stack {
 	tb.Helper()
@@ -30,15 +31,18 @@ func Own(tb testing.TB, o devstack.Options) *devstack.Stack {
 	return s
 }
 
-// LockMachine holds, until the test ends, the machine's lock of those who start servers of their
-// own; for a test that starts them by itself.
+// ownStacks is how many tests have servers of their own at a time: they wait for each other's time-outs more than for the
+// processor, but each starts a JVM.
+const ownStacks = 2
+
+// LockMachine holds, until the test ends, one of the machine's few places for those who start servers of
+// their own; for a test that starts them by itself.
 func LockMachine(tb testing.TB) {
 	tb.Helper()
 	dir := devstack.CacheDir()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		tb.Fatal(err)
 	}
-	lock := flock.New(filepath.Join(dir, "own.lock"))
 	ctx := tb.Context()
 	if t, ok := tb.(interface{ Deadline() (time.Time, bool) }); ok {
 		if d, ok := t.Deadline(); ok {
@@ -47,8 +51,26 @@ func LockMachine(tb testing.TB) {
 			defer cancel()
 		}
 	}
-	if ok, err := lock.TryLockContext(ctx, 100*time.Millisecond); !ok {
-		tb.Fatalf("waiting for another test's servers to end (%s): %v", lock.Path(), err)
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for i := 0; ; i++ {
+		lock := flock.New(filepath.Join(dir, fmt.Sprintf("own%d.lock", i%ownStacks)))
+		ok, err := lock.TryLock()
+		if err != nil {
+			tb.Fatalf("taking a place for servers of a test's own (%s): %v", lock.Path(), err)
+		}
+		if ok {
+			tb.Cleanup(func() { _ = lock.Close() })
+			return
+		}
+		_ = lock.Close()
+		if i%ownStacks != ownStacks-1 {
+			continue
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			tb.Fatalf("waiting for other tests' servers to end (%s): %v", lock.Path(), context.Cause(ctx))
+		}
 	}
-	tb.Cleanup(func() { _ = lock.Close() })
 }
