@@ -135,7 +135,8 @@ func (c *claim) takeLease(ctx context.Context) error {
 	free := bson.D{{Key: "$lte", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$until", bson.DateTime(0)}}}, "$$NOW"}}}
 	above := bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$e", int64(0)}}}, int64(1)}}}
 	taken := bson.D{
-		{Key: "_id", Value: "$_id"}, {Key: "o", Value: c.owner},
+		{Key: "_id", Value: "$_id"},
+		{Key: "o", Value: c.owner},
 		{Key: "e", Value: bson.D{{Key: "$max", Value: bson.A{above, bson.D{{Key: "$toLong", Value: "$$NOW"}}}}}},
 		{Key: "until", Value: after(c.lease)},
 	}
@@ -173,7 +174,9 @@ func (c *claim) takeMarker(ctx context.Context) (marker, error) {
 		bson.D{{Key: "$gte", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$e", int64(-1)}}}, c.epoch}}},
 	}}}
 	fields := append(bson.D{
-		{Key: "s", Value: stateClaimed}, {Key: "o", Value: c.owner}, {Key: "e", Value: c.epoch},
+		{Key: "s", Value: stateClaimed},
+		{Key: "o", Value: c.owner},
+		{Key: "e", Value: c.epoch},
 		{Key: "a", Value: bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$a", 0}}}, 1}}}},
 	}, c.inbox.expiry()...)
 	ours := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", append(fields, placeFields(c.entry.Place)...)}}}

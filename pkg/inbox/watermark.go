@@ -173,7 +173,10 @@ func (x *Inbox) advance(ctx context.Context, list []move) error {
 func (m move) update() bson.A {
 	stored := bson.D{{Key: "$ifNull", Value: bson.A{"$g", int64(-1)}}}
 	fresh := bson.D{
-		{Key: "_id", Value: "$_id"}, {Key: "g", Value: m.Generation}, {Key: "n", Value: m.Next}, {Key: "e", Value: m.Epoch},
+		{Key: "_id", Value: "$_id"},
+		{Key: "g", Value: m.Generation},
+		{Key: "n", Value: m.Next},
+		{Key: "e", Value: m.Epoch},
 		{Key: "at", Value: "$$NOW"},
 	}
 	higher := bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{

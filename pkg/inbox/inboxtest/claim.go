@@ -137,10 +137,9 @@ func claimHoldEndsWhenLost(s suite) {
 	err = c.Hold(s.ctx(), func(ctx context.Context) error {
 		// Taken by another as soon as its lease is over, which renewals may be late to prevent.
 		for ctx.Err() == nil {
-			if err := s.Lapse(ctx); err != nil {
-				break
-			}
-			if _, err := s.Other.Claim(s.ctx(), entry("1"), time.Minute); err == nil || !errors.Is(err, inbox.ErrClaimed) {
+			ctx := context.WithoutCancel(ctx)
+			s.ok(s.Lapse(ctx))
+			if _, err := s.Other.Claim(ctx, entry("1"), time.Minute); !errors.Is(err, inbox.ErrClaimed) {
 				s.ok(err)
 				break
 			}
@@ -156,13 +155,25 @@ func claimHoldEndsWhenLost(s suite) {
 }
 
 func eagerOnce(s suite) {
-	err := s.Inbox.Once(s.ctx(), consumerA, "1", func(ctx context.Context) error {
-		if _, err := s.Other.Claim(s.ctx(), entry("1"), 0); !errors.Is(err, inbox.ErrClaimed) {
-			return errors.New("the message is not claimed while its handler runs")
-		}
-		return s.Inbox.Once(ctx, consumerA, "1", func(context.Context) error { return nil })
-	}, inbox.Using(inbox.Eager))
-	s.ok(err)
+	begun, asked, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	begin := sync.OnceFunc(func() { close(begun) })
+	go func() {
+		done <- s.Inbox.Once(s.ctx(), consumerA, "1", func(ctx context.Context) error {
+			begin()
+			<-asked
+			return s.Inbox.Once(ctx, consumerA, "1", func(context.Context) error { return nil })
+		}, inbox.Using(inbox.Eager))
+	}()
+	var err error
+	select {
+	case err = <-done:
+		s.Fatalf("the handler did not begin: %v", err)
+	case <-begun:
+		_, err = s.Other.Claim(s.ctx(), entry("1"), 0)
+		close(asked)
+	}
+	s.want(err, inbox.ErrClaimed)
+	s.ok(<-done)
 	s.exists("1", true)
 	_, err = s.once(s.Other, "1", inbox.Using(inbox.Eager))
 	s.want(err, inbox.ErrDuplicate)
