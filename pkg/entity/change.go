@@ -2,6 +2,7 @@ package entity
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"strconv"
@@ -84,24 +85,19 @@ func readChange[I ID](m *consumer.Message, name string) (c change[I], reason str
 	return c, ""
 }
 
-// errTrailing says that a value goes on behind the entity.
-var errTrailing = errors.New("something follows the document")
+// errNotJSON says no more, as the parser's own errors quote what they read.
+var errNotJSON = errors.New("not one JSON document")
 
 // decodeJSON reads the relaxed Extended JSON that the relay makes of an entity.
 func decodeJSON(r *bson.Registry, value []byte, into any) error {
-	rest := bytes.NewReader(value)
-	vr, err := bson.NewExtJSONValueReader(rest, false)
+	if !json.Valid(value) {
+		return errNotJSON
+	}
+	vr, err := bson.NewExtJSONValueReader(bytes.NewReader(value), false)
 	if err != nil {
 		return err
 	}
 	d := bson.NewDecoder(vr)
 	d.SetRegistry(r)
-	if err := d.Decode(into); err != nil {
-		return err
-	}
-	tail := make([]byte, rest.Len())
-	if _, err := rest.Read(tail); err == nil && len(bytes.TrimSpace(tail)) > 0 {
-		return errTrailing
-	}
-	return nil
+	return d.Decode(into)
 }

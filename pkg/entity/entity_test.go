@@ -234,7 +234,9 @@ func TestActions(t *testing.T) {
 		return c.Apply(ctx, entity.ToInsert(order{ID: "a", Total: 1}), entity.Nothing[order](), entity.ToUpdate(order{ID: "a", Total: 2}),
 			entity.ToStore(order{ID: "b", Total: 3}), entity.ToDelete(order{ID: "a"}), entity.Action[order]{})
 	})
-	w.tx(func(ctx context.Context) error { return r.Apply(ctx, entity.ToInsert(order{ID: "c"}), entity.ToDelete(order{ID: "b"})) })
+	w.tx(func(ctx context.Context) error {
+		return r.Apply(ctx, entity.ToInsert(order{ID: "c"}), entity.ToDelete(order{ID: "b"}))
+	})
 	w.want("orders", `{"_id":"c","id":"c","total":{"$numberLong":"0"},"v":{"$numberLong":"1"}}`)
 	w.wantChanges("order.upserted string:c 1", "order.deleted string:b 1")
 	err := outbox.Transaction(t.Context(), w.client, func(ctx context.Context) error {
