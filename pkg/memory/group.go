@@ -45,12 +45,14 @@ func (b *Broker) Join(ctx context.Context, name string, topics []string, s consu
 	g, m := b.enter(name, topics)
 	defer b.leave(g, m)
 	for {
-		gen, err := b.await(ctx, g, m)
+		serving, cancel := context.WithCancelCause(ctx)
+		gen, err := b.await(ctx, m, cancel)
 		if err != nil {
+			cancel(err)
 			return nil //nolint:nilerr // the context ended, which is how a member leaves
 		}
-		err = s.Serve(gen.ctx, gen)
-		gen.cancel(context.Canceled)
+		err = s.Serve(serving, gen)
+		cancel(context.Canceled)
 		if err != nil || ctx.Err() != nil {
 			return err
 		}
@@ -87,14 +89,13 @@ func (b *Broker) leave(g *group, m *member) {
 	b.rebalance(g)
 }
 
-// await is the next generation of the member.
-func (b *Broker) await(ctx context.Context, g *group, m *member) (*generation, error) {
+// await is the next generation of the member, whose end calls cancel.
+func (b *Broker) await(ctx context.Context, m *member, cancel context.CancelCauseFunc) (*generation, error) {
 	for {
 		b.mu.Lock()
 		gen, changed := m.next, b.changed
 		if gen != nil && ctx.Err() == nil {
-			m.next, m.serving = nil, gen
-			gen.ctx, gen.cancel = context.WithCancelCause(ctx)
+			m.next, m.serving, gen.cancel = nil, gen, cancel
 			b.mu.Unlock()
 			return gen, nil
 		}
@@ -238,8 +239,7 @@ type generation struct {
 	group      *group
 	id         int32
 	partitions []consumer.Assignment
-	ctx        context.Context //nolint:containedctx // made with the generation and handed to Serve
-	cancel     context.CancelCauseFunc
+	cancel     context.CancelCauseFunc // ends its Serve
 }
 
 func (g *generation) ID() int32 { return g.id }

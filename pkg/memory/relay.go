@@ -143,7 +143,7 @@ func (r *Relay) Run(ctx context.Context) error {
 // wait returns when there may be something to do.
 func (r *Relay) wait(ctx context.Context, failed error, healed <-chan struct{}) {
 	clock := r.box.db.clock
-	wake, ok := r.due()
+	wake, ok := r.due(ctx)
 	if failed != nil {
 		wake, ok = clock.Now().Add(retryAfter), true
 	}
@@ -162,8 +162,8 @@ func (r *Relay) wait(ctx context.Context, failed error, healed <-chan struct{}) 
 }
 
 // due is when the next scheduled event is.
-func (r *Relay) due() (at time.Time, ok bool) {
-	_ = r.box.db.do(context.Background(), func(t *tx) error { // a read that nothing stands in the way of
+func (r *Relay) due(ctx context.Context) (at time.Time, ok bool) {
+	_ = r.box.db.alone(ctx, func(t *tx) error { // a read that nothing stands in the way of
 		ok = false
 		t.scan(r.box.rows, func(_ string, v any) {
 			if e := v.(*envelope); !e.ev.dueAt.IsZero() && (!ok || e.ev.dueAt.Before(at)) {

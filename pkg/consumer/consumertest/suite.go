@@ -110,7 +110,7 @@ type member struct {
 // served is one generation of a member, which ends its Serve by closing over.
 type served struct {
 	consumer.Generation
-	ctx  context.Context //nolint:containedctx // of Serve, to see it end
+	ctx  context.Context // of Serve, to see it end
 	over chan struct{}
 }
 
