@@ -1,0 +1,86 @@
+package saga_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/saga"
+)
+
+// quotes asks three shops for a price and takes the best of those that answer in time.
+type quotes struct {
+	Asked  int
+	Best   int
+	Winner string
+}
+
+type offer struct {
+	Shop  string
+	Price int
+}
+
+func gather(t *testing.T, p *place) consumer.Handler {
+	s := define[quotes, string](t, p.registry(t), "quotes", saga.WithTombstone(time.Hour))
+	decide := func(in *saga.Instance[quotes, string]) {
+		in.Emit(event.New("quote", in.ID(), "Chosen", in.State.Winner))
+		in.Complete()
+	}
+	s.Start("Wanted", saga.ByKey[string](), saga.JSON(func(_ context.Context, in *saga.Instance[quotes, string], shops []string) error {
+		for _, shop := range shops { // scatter
+			in.Emit(event.New("shop", shop, "Offer", []byte(in.ID())))
+		}
+		in.State.Asked = len(shops)
+		return in.Timeout("patience", time.Minute, nil)
+	}))
+	s.Handle("Offered", saga.ByHeader[string](), saga.JSON(func(_ context.Context, in *saga.Instance[quotes, string], o offer) error {
+		if in.State.Winner == "" || o.Price < in.State.Best {
+			in.State.Best, in.State.Winner = o.Price, o.Shop
+		}
+		if in.State.Asked--; in.State.Asked == 0 { // gathered
+			decide(in)
+		}
+		return nil
+	}))
+	s.Timeout("patience", func(_ context.Context, in *saga.Instance[quotes, string], _ *consumer.Message) error {
+		decide(in)
+		return nil
+	})
+	return handlerOf(t, s)
+}
+
+func TestScatterAndGather(t *testing.T) {
+	t.Parallel()
+	offered := func(shop string, price int) *consumer.Message {
+		return msg(t, "Offered", shop, offer{shop, price}, saga.HeaderID, "q")
+	}
+	for what, answers := range map[string][]*consumer.Message{
+		"all answer":    {offered("a", 3), offered("b", 1), offered("c", 2)},
+		"one is silent": {offered("b", 1), offered("c", 2)},
+	} {
+		p := newPlace(t)
+		h := gather(t, p)
+		handle(t, h, msg(t, "Wanted", "q", []string{"a", "b", "c"}))
+		patience := p.waiting(t)["quotes.patience"]
+		handle(t, h, answers...)
+		handle(t, h, arrived(t, patience), offered("c", 0)) // late where all have answered
+		envelopes, err := p.envelopes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		chosen := 0
+		for _, e := range envelopes {
+			if e.Lookup("type").StringValue() == "Chosen" {
+				chosen++
+				if e.Lookup("payload").StringValue() != "b" {
+					t.Errorf("%s: chosen is %s", what, e)
+				}
+			}
+		}
+		if chosen != 1 {
+			t.Errorf("%s: %d decisions", what, chosen)
+		}
+	}
+}

@@ -1,0 +1,287 @@
+package saga_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.opentelemetry.io/otel/baggage"
+	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/saga"
+)
+
+func outboxPlain() outbox.Option { return outbox.WithoutTransaction() }
+
+func stepped() event.Event { return event.New("order", "a", "Stepped", "{}") }
+
+// reminders is a saga with timeouts: Remind sets the one that its value names.
+func reminders(t *testing.T, p *place, opts ...saga.SagaOption) consumer.Handler {
+	s := define[order, string](t, p.registry(t), "orders", opts...)
+	by := saga.ByKey[string]()
+	s.StartOrHandle("Remind", by, saga.JSON(func(_ context.Context, in *saga.Instance[order, string], name string) error {
+		return in.Timeout(name, time.Hour, map[string]string{"about": name}, event.WithSubject("late"))
+	}))
+	s.Handle("Forget", by, saga.JSON(func(_ context.Context, in *saga.Instance[order, string], name string) error {
+		in.State.Name = fmt.Sprint(in.CancelTimeout(name))
+		return nil
+	}))
+	s.Handle("Both", by, func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+		err := in.Timeout("first", time.Minute, nil)
+		in.CancelTimeout("first")
+		return err
+	})
+	s.Handle("End", by, func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+		in.Complete()
+		return errors.Join(in.Timeout("first", 0, nil))
+	})
+	for _, name := range []string{"first", "second"} {
+		s.Timeout(name, saga.JSON(func(_ context.Context, in *saga.Instance[order, string], p map[string]string) error {
+			in.State.Steps = append(in.State.Steps, name+":"+p["about"])
+			return nil
+		}))
+	}
+	return handlerOf(t, s)
+}
+
+// waiting are the scheduled events of the outbox by their types.
+func (p *place) waiting(t *testing.T) map[string]bson.Raw {
+	t.Helper()
+	envelopes, err := p.envelopes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := map[string]bson.Raw{}
+	for _, e := range envelopes {
+		if _, err := e.LookupErr("dueAt"); err != nil {
+			continue
+		}
+		typ := e.Lookup("type").StringValue()
+		if m[typ] != nil {
+			t.Errorf("two timeouts of type %s", typ)
+		}
+		m[typ] = e
+	}
+	return m
+}
+
+func TestTimeouts(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	h := reminders(t, p)
+	state := func() (o order) {
+		t.Helper()
+		if err := p.document(t, "orders", "a").Lookup("state").Unmarshal(&o); err != nil {
+			t.Fatal(err)
+		}
+		return o
+	}
+	handle(t, h, msg(t, "Remind", "a", "first"), msg(t, "Remind", "a", "second"))
+	due := p.waiting(t)["orders.second"]
+	if at := p.document(t, "orders", "a").Lookup("updatedAt").Time().Add(time.Hour); !at.Equal(due.Lookup("dueAt").Time()) {
+		t.Errorf("due at %v, want an hour after the step by the server's clock, %v", due.Lookup("dueAt"), at)
+	}
+	if due.Lookup("aggregatetype").StringValue() != "orders" || due.Lookup("aggregateid").StringValue() != "a" || due.Lookup("subject").StringValue() != "late" {
+		t.Errorf("the timeout is %s", due)
+	}
+
+	old := p.waiting(t)["orders.first"]
+	handle(t, h, msg(t, "Remind", "a", "first")) // anew
+	renewed := p.waiting(t)["orders.first"]
+	if renewed.Lookup("_id").Equal(old.Lookup("_id")) {
+		t.Error("the timeout that was set anew is the old one")
+	}
+	handle(t, h, arrived(t, old)) // was on its way
+	if got := state(); len(got.Steps) != 0 {
+		t.Errorf("a timeout that was set anew has run: %v", got.Steps)
+	}
+	for range 2 { // the second is a redelivery
+		handle(t, h, arrived(t, renewed))
+	}
+	if got := fmt.Sprint(state().Steps); got != "[first:first]" {
+		t.Errorf("steps %s", got)
+	}
+
+	handle(t, h, msg(t, "Forget", "a", "second"))
+	if _, there := p.waiting(t)["orders.second"]; there || state().Name != "true" {
+		t.Error("the timeout was not taken back")
+	}
+	handle(t, h, arrived(t, due), msg(t, "Forget", "a", "second"), msg(t, "Both", "a", nil))
+	if got := state(); len(got.Steps) != 1 || got.Name != "false" {
+		t.Errorf("after a timeout was taken back: %+v", got)
+	}
+	if n := len(p.document(t, "orders", "a").Lookup("timeouts").Value); n != 0 {
+		t.Errorf("the document still names timeouts: %s", p.document(t, "orders", "a"))
+	}
+}
+
+func TestTimeoutsEndWithTheSaga(t *testing.T) {
+	t.Parallel()
+	for name, opts := range map[string][]saga.SagaOption{"deleted": nil, "tombstone": {saga.WithTombstone(time.Hour)}} {
+		p := newPlace(t)
+		h := reminders(t, p, opts...)
+		handle(t, h, msg(t, "Remind", "a", "first"), msg(t, "Remind", "a", "second"))
+		late := p.waiting(t)["orders.second"]
+		handle(t, h, msg(t, "End", "a", nil))
+		if left := p.waiting(t); len(left) != 0 {
+			t.Errorf("%s: completion has left %v", name, left)
+		}
+		before := p.document(t, "orders", "a")
+		handle(t, h, arrived(t, late))
+		if after := p.document(t, "orders", "a"); string(after) != string(before) {
+			t.Errorf("%s: a late timeout has made %s of %s", name, after, before)
+		}
+	}
+}
+
+func TestBadTimeoutsAreRefused(t *testing.T) {
+	t.Parallel()
+	s := define[order, string](t, registry(t, newMemory()), "orders")
+	var errs []error
+	s.Timeout("known", nothing)
+	s.Start("Start", saga.ByKey[string](), func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+		errs = []error{in.Timeout("unknown", time.Hour, nil), in.Timeout("known", -1, nil)}
+		return nil
+	})
+	handle(t, handlerOf(t, s), msg(t, "Start", "a", nil))
+	if !errors.Is(errs[0], saga.ErrUnknownMessage) || errs[1] == nil {
+		t.Errorf("a timeout without a callback, one in the past: %v", errs)
+	}
+}
+
+// trip books in three steps, and takes back what it has booked when one fails.
+func trip(t *testing.T, p *place) consumer.Handler {
+	s := define[order, string](t, p.registry(t), "trips")
+	by := saga.ByKey[string]()
+	s.StartOrHandle("Book", by, saga.JSON(func(_ context.Context, in *saga.Instance[order, string], what string) error {
+		in.Emit(event.New("trip", in.ID(), "Booked"+what, "{}"))
+		return in.Compensation(event.New("trip", in.ID(), "Cancel"+what, "{}"))
+	}))
+	s.Handle("Fail", by, func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+		n, err := in.Compensate()
+		if err == nil && n == 0 {
+			in.State.Name = "nothing to undo"
+			return nil
+		}
+		return err
+	})
+	s.Handle("Paid", by, func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+		in.State.Steps = []string{fmt.Sprint(in.ForgetCompensations())}
+		return nil
+	})
+	return handlerOf(t, s)
+}
+
+func TestCompensationRunsInReverse(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	h := trip(t, p)
+	handle(t, h, msg(t, "Book", "a", "Flight"), msg(t, "Book", "a", "Hotel"), msg(t, "Book", "a", "Car"), msg(t, "Fail", "a", nil), msg(t, "Fail", "a", nil))
+	p.wantEvents(t, "BookedFlight", "BookedHotel", "BookedCar", "CancelCar", "CancelHotel", "CancelFlight")
+	doc := p.document(t, "trips", "a")
+	if doc.Lookup("state", "name").StringValue() != "nothing to undo" {
+		t.Errorf("the second failure has found something to undo: %s", doc)
+	}
+	envelopes, _ := p.envelopes(t.Context())
+	if v, _ := arrived(t, envelopes[3]).Header(saga.HeaderID); string(v) != "a" {
+		t.Errorf("a compensation has %s %q", saga.HeaderID, v)
+	}
+	handle(t, h, msg(t, "Book", "b", "Flight"), msg(t, "Paid", "b", nil), msg(t, "Fail", "b", nil))
+	if doc := p.document(t, "trips", "b"); doc.Lookup("state", "name").StringValue() != "nothing to undo" || doc.Lookup("state", "steps", "0").StringValue() != "1" {
+		t.Errorf("after the point of no return: %s", doc)
+	}
+}
+
+func TestABadCompensationIsRefusedWhenItIsRemembered(t *testing.T) {
+	t.Parallel()
+	s := define[order, string](t, registry(t, newMemory()), "orders")
+	s.Start("Start", saga.ByKey[string](), func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+		return in.Compensation(event.New("", "", "", nil))
+	})
+	if err := handlerOf(t, s).Handle(t.Context(), msg(t, "Start", "a", nil)); !errors.Is(err, event.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
+// What comes out of the document as a compensation is byte for byte the event that was remembered.
+func TestCompensationsComeBackAsTheyWere(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		ev := anyEvent(t)
+		want, err := ev.MarshalBSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw, err := saga.Restore(want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := raw.MarshalBSON()
+		if err != nil || !bytes.Equal(got, want) {
+			t.Fatalf("%v\n%s\n%s", err, bson.Raw(got), bson.Raw(want))
+		}
+	})
+}
+
+func anyEvent(t *rapid.T) event.Event {
+	text := rapid.StringMatching(`[a-z]{1,8}`)
+	b := rapid.SliceOf(rapid.Byte()).Draw(t, "bytes")
+	payload := rapid.SampledFrom([]any{nil, slices.Clip(append([]byte{}, b...)), text.Draw(t, "text"), bson.D{{Key: "a", Value: text.Draw(t, "value")}}, bson.A{int32(1), "x"}}).Draw(t, "payload")
+	opts := []event.Option{
+		event.WithKey(text.Draw(t, "key")), event.WithTopic(text.Draw(t, "topic")), event.WithPartition(rapid.Int32Range(0, 99).Draw(t, "partition")),
+		event.WithHeader(text.Draw(t, "header"), b), event.WithHeader("null", nil),
+		event.WithContentType("application/json"), event.WithSchemaVersion("2"), event.WithSource("/shop"), event.WithSubject("s"),
+		event.WithTime(time.UnixMilli(rapid.Int64Range(1, 1e12).Draw(t, "time"))), event.WithDueAt(time.UnixMilli(1e12)), event.WithExpiresAt(time.UnixMilli(2e12)),
+		event.WithID(uuid.New()), event.WithID(bson.NewObjectID()), event.WithID(text.Draw(t, "id")),
+	}
+	var chosen []event.Option
+	for _, o := range opts {
+		if rapid.Bool().Draw(t, "with") {
+			chosen = append(chosen, o)
+		}
+	}
+	return event.New(text.Draw(t, "aggregate"), text.Draw(t, "aggregate id"), text.Draw(t, "type"), payload, chosen...)
+}
+
+func TestHeadersAndBaggageLeaveWithTheStep(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	s := define[order, string](t, p.registry(t), "orders")
+	s.Start("Start", saga.ByKey[string](), func(_ context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+		in.Emit(event.New("order", "a", "Raw", []byte(`{"raw":true}`), event.WithHeader("tenant", []byte{0xff, 0}), event.WithHeader(saga.HeaderID, []byte("kept"))))
+		return nil
+	})
+	member, err := baggage.NewMember("customer", "c-7")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bag, err := baggage.New(member)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := handlerOf(t, s).Handle(baggage.ContextWithBaggage(t.Context(), bag), msg(t, "Start", "a", nil)); err != nil {
+		t.Fatal(err)
+	}
+	envelopes, err := p.envelopes(t.Context())
+	if err != nil || len(envelopes) != 1 {
+		t.Fatal(err, envelopes)
+	}
+	m := arrived(t, envelopes[0])
+	for name, want := range map[string]string{"tenant": "\xff\x00", "baggage": "customer=c-7", saga.HeaderID: "kept"} {
+		if v, _ := m.Header(name); string(v) != want {
+			t.Errorf("header %s is %q, want %q", name, v, want)
+		}
+	}
+	if string(m.Value) != `{"raw":true}` {
+		t.Errorf("the value is %s", m.Value)
+	}
+}
