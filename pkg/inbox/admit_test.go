@@ -355,7 +355,7 @@ func TestIDOnly(t *testing.T) {
 		t.Fatalf("fresh is %v", fresh)
 	}
 	for _, consumer := range []string{"group/a", "group/b"} {
-		if _, err := x.Attach(t.Context(), consumer, "orders", 0, 3, -1); err != nil {
+		if _, err := x.Renew(t.Context(), consumer, "orders", 0); err != nil {
 			t.Fatal(err)
 		}
 	}

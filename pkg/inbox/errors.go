@@ -20,6 +20,9 @@ var (
 	ErrBusy = errors.New("being handled in this process")
 	// ErrRecreated says that a topic is not the one that the watermark was written for; the error is a *RecreatedError.
 	ErrRecreated = errors.New("topic was created anew or lost records")
+	// ErrUnconfirmed says that a topic looks like another one, and that Attach has to be called once more with the end
+	// offset and leader epoch as they are now.
+	ErrUnconfirmed = errors.New("read the partition's end again and attach again")
 	// ErrStale says that another process has begun a new generation of the partition; the error is a *StaleError.
 	ErrStale = errors.New("a newer generation of the partition has begun")
 	// ErrInTransaction says that Claim got a context with a running transaction. A claim that the transaction's end would

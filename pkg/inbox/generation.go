@@ -19,41 +19,79 @@ type Generation struct {
 	Watermark int64 // one past the highest offset that was dealt with in it; 0 if none
 }
 
+// suspicion is what a partition's end was found to be below of.
+type suspicion struct {
+	generation, watermark int64
+	epoch                 int32
+}
+
+// contradicts says whether an end offset and a leader epoch (-1 where unknown) cannot be of the topic that was seen. N29
+func (s suspicion) contradicts(end int64, epoch int32) bool {
+	return end >= 0 && end < s.watermark || epoch >= 0 && epoch < s.epoch
+}
+
 // Attach tells the inbox that this process begins to handle a partition, with the partition's end offset and leader epoch
 // as read from its leader just now (-1 where unknown). An end below the watermark or a lower epoch means that the topic is
 // another one: then, by the policy, a new generation begins, in which the old watermarks do not count, or it is a
 // *RecreatedError.
 //
+// As somebody else may have moved the watermark after the end was read, the first such answer is ErrUnconfirmed: read end
+// and epoch again, and call again.
+//
 // It is needed once for each assignment. Without it Admit works in whatever generation there is. It costs one read and one
 // write, and takes no part in a transaction of ctx.
 func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, end int64, epoch int32) (Generation, error) {
 	p := partition{consumer, topic, part}
-	g, err := x.turn(ctx, p, func(seen Generation, known int32) (begin bool, err error) { // N29
-		lower := epoch >= 0 && known >= 0 && epoch < known
-		if (end < 0 || end >= seen.Watermark) && !lower {
+	g, err := x.turn(ctx, p, epoch, func(seen suspicion) (begin bool, err error) {
+		if !seen.contradicts(end, epoch) {
+			x.suspect(p, nil)
 			return false, nil
+		}
+		// This end was read after the watermark that was seen before; what is below that too is of another topic.
+		if before, ok := x.suspected(p); !ok || before.generation != seen.generation || !before.contradicts(end, epoch) {
+			x.suspect(p, &seen)
+			return false, fmt.Errorf("%w: partition %d of %s ends at offset %d with leader epoch %d, while %s has handled up to %d at epoch %d",
+				ErrUnconfirmed, part, topic, end, epoch, consumer, seen.watermark, seen.epoch)
 		}
 		if x.recreated == Halt {
 			return false, &RecreatedError{
 				Consumer: consumer, Topic: topic, Partition: part,
-				Watermark: seen.Watermark, End: end, Epoch: epoch, Seen: known,
+				Watermark: seen.watermark, End: end, Epoch: epoch, Seen: seen.epoch,
 			}
 		}
 		return true, nil
-	}, epoch)
+	})
 	if err != nil {
 		return Generation{}, fmt.Errorf("attaching: %w", err)
 	}
 	x.mu.Lock()
+	defer x.mu.Unlock()
 	x.attached[p] = g.Number
-	x.mu.Unlock()
+	delete(x.suspects, p)
 	return g, nil
+}
+
+func (x *Inbox) suspected(p partition) (suspicion, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s, ok := x.suspects[p]
+	return s, ok
+}
+
+func (x *Inbox) suspect(p partition, s *suspicion) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if s == nil {
+		delete(x.suspects, p)
+		return
+	}
+	x.suspects[p] = *s
 }
 
 // Renew begins a new generation whatever the policy: an operator's answer to a *RecreatedError. Attach has to follow.
 func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (Generation, error) {
-	begin := func(Generation, int32) (bool, error) { return true, nil }
-	g, err := x.turn(ctx, partition{consumer, topic, part}, begin, -1)
+	begin := func(suspicion) (bool, error) { return true, nil }
+	g, err := x.turn(ctx, partition{consumer, topic, part}, -1, begin)
 	if err != nil {
 		return Generation{}, fmt.Errorf("beginning a generation: %w", err)
 	}
@@ -62,7 +100,7 @@ func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (
 
 // turn reads a partition's watermarks, lets judge say whether a generation begins, and writes the partition's own document
 // if nobody else has done so since.
-func (x *Inbox) turn(ctx context.Context, p partition, judge func(seen Generation, epoch int32) (bool, error), epoch int32) (Generation, error) {
+func (x *Inbox) turn(ctx context.Context, p partition, epoch int32, judge func(seen suspicion) (begin bool, err error)) (Generation, error) {
 	if err := (Entry{Key{Consumer: p.consumer, ID: "-"}, Place{Topic: p.topic, Partition: p.partition}}).validate(); err != nil || p.topic == "" {
 		return Generation{}, errors.Join(err, noTopic(p))
 	}
@@ -76,15 +114,15 @@ func (x *Inbox) turn(ctx context.Context, p partition, judge func(seen Generatio
 		if err != nil {
 			return Generation{}, err
 		}
-		seen, known := m.summary(p)
-		begin, err := judge(seen, known)
+		seen := m.summary()
+		begin, err := judge(seen)
 		if err != nil {
-			return seen, err
+			return Generation{}, err
 		}
-		next := Generation{Number: seen.Number, Watermark: seen.Watermark}
-		e := max(known, epoch)
+		next := Generation{Number: seen.generation, Watermark: seen.watermark}
+		e := max(seen.epoch, epoch)
 		if begin {
-			next, e = Generation{Number: seen.Number + 1, Recreated: true}, epoch
+			next, e = Generation{Number: seen.generation + 1, Recreated: true}, epoch
 		}
 		ok, err := x.writeGeneration(ctx, p, m, next.Number, e)
 		if err != nil || ok {
@@ -103,23 +141,22 @@ func noTopic(p partition) error {
 	return fmt.Errorf("%w: the topic is empty", ErrInvalid)
 }
 
-// summary is the current generation of a partition with its highest leader epoch, -1 if unknown.
-func (m marks) summary(p partition) (Generation, int32) {
-	var g Generation
-	for l := range m {
-		g.Number = max(g.Number, m[l].Generation)
+// summary is what the documents of one partition say of its current generation; an epoch of -1 is unknown.
+func (m marks) summary() suspicion {
+	s := suspicion{epoch: -1}
+	for _, w := range m {
+		s.generation = max(s.generation, w.Generation)
 	}
-	epoch := int32(-1)
 	for l, w := range m {
-		if w.Generation != g.Number {
+		if w.Generation != s.generation {
 			continue
 		}
-		epoch = max(epoch, w.Epoch)
+		s.epoch = max(s.epoch, w.Epoch)
 		if l.lane != partitionLane {
-			g.Watermark = max(g.Watermark, w.Next)
+			s.watermark = max(s.watermark, w.Next)
 		}
 	}
-	return g, epoch
+	return s
 }
 
 // writeGeneration stores the partition's own document if it is still as it was read; ok is false if it is not.

@@ -11,6 +11,37 @@ import (
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
+// attach attaches as a consumer does that reads the same end whenever it asks.
+func attach(t *testing.T, x *inbox.Inbox, end int64) (inbox.Generation, error) {
+	t.Helper()
+	g, err := x.Attach(t.Context(), "group/a", "orders", 0, end, -1)
+	if errors.Is(err, inbox.ErrUnconfirmed) {
+		return x.Attach(t.Context(), "group/a", "orders", 0, end, -1)
+	}
+	return g, err
+}
+
+// TestN29_AnEndThatWasReadTooEarlyIsNotBelieved: another process has handled records that came after it was read.
+func TestN29_AnEndThatWasReadTooEarlyIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.admit(t, b.inbox, batch("", 20, 100)...) // end 120
+	for _, end := range []int64{110, 120} {    // 120 was read before the next 20 came
+		if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, end, -1); !errors.Is(err, inbox.ErrUnconfirmed) {
+			t.Fatalf("the error is %v", err)
+		}
+		b.admit(t, b.new(t), batch("", 20, end+10)...)
+	}
+	g, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, 500, -1)
+	if err != nil || g.Number != 0 || g.Watermark != 150 {
+		t.Fatalf("%+v, %v", g, err)
+	}
+	// What was suspected then does not count now.
+	if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, 50, -1); !errors.Is(err, inbox.ErrUnconfirmed) {
+		t.Fatalf("the error is %v", err)
+	}
+}
+
 func TestN29_OfManyAtOnceOneBeginsTheGeneration(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -20,7 +51,7 @@ func TestN29_OfManyAtOnceOneBeginsTheGeneration(t *testing.T) {
 	for range 8 {
 		x := b.new(t)
 		wg.Go(func() {
-			g, err := x.Attach(t.Context(), "group/a", "orders", 0, 10, -1)
+			g, err := attach(t, x, 10)
 			if err != nil || g.Number != 1 {
 				t.Errorf("%+v, %v", g, err)
 			}
@@ -40,7 +71,7 @@ func TestN29_AGenerationIsOneDocument(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	b.admit(t, b.inbox, batch("", 32, 100)...)
-	if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, 10, -1); err != nil {
+	if _, err := attach(t, b.inbox, 10); err != nil {
 		t.Fatal(err)
 	}
 	if n := b.count(t, "inbox_offsets", bson.D{{Key: "g", Value: 1}}); n != 1 {
@@ -67,14 +98,14 @@ func TestN29_RenewIsTheAnswerToAHalt(t *testing.T) {
 	b := setup(t)
 	x := b.new(t, inbox.WithRecreated(inbox.Halt))
 	b.admit(t, x, placed("1", 0, 100))
-	if _, err := x.Attach(t.Context(), "group/a", "orders", 0, 10, -1); !errors.Is(err, inbox.ErrRecreated) {
+	if _, err := attach(t, x, 10); !errors.Is(err, inbox.ErrRecreated) {
 		t.Fatalf("the error is %v", err)
 	}
 	g, err := x.Renew(t.Context(), "group/a", "orders", 0)
 	if err != nil || g.Number != 1 || !g.Recreated {
 		t.Fatalf("%+v, %v", g, err)
 	}
-	if g, err = x.Attach(t.Context(), "group/a", "orders", 0, 10, -1); err != nil || g.Number != 1 {
+	if g, err = attach(t, x, 10); err != nil || g.Number != 1 {
 		t.Fatalf("%+v, %v", g, err)
 	}
 	if fresh := b.admit(t, x, placed("2", 0, 3)); !fresh[0] {

@@ -74,6 +74,7 @@ type Inbox struct {
 
 	mu       sync.Mutex
 	attached map[partition]int64 // the generation that this process attached to
+	suspects map[partition]suspicion
 	held     map[*claim]struct{}
 }
 
@@ -102,6 +103,7 @@ func New(db *mongo.Database, opts ...Option) (*Inbox, error) {
 		offsets:  db.Collection(s.collection+"_offsets", concerns),
 		claims:   db.Collection(s.collection+"_claims", concerns),
 		attached: make(map[partition]int64),
+		suspects: make(map[partition]suspicion),
 		held:     make(map[*claim]struct{}),
 	}, nil
 }
