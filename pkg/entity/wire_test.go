@@ -1,0 +1,128 @@
+package entity_test
+
+import (
+	"bytes"
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/memory"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// records are the events of the outbox as the relay would write them by that preset.
+func (w world) records(c routing.PresetConfig) []*consumer.Record {
+	w.t.Helper()
+	preset, err := routing.NewPreset(c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	cur, err := w.db.Collection(outbox.DefaultCollection).Find(w.t.Context(), bson.D{}, options.Find().SetSort(bson.D{{Key: "ts", Value: 1}}))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	meta := routing.Meta{DB: []byte(w.db.Name()), Coll: []byte(outbox.DefaultCollection), CommitMS: time.Now().UnixMilli()}
+	var list []*consumer.Record
+	for cur.Next(w.t.Context()) {
+		var v event.View
+		if err := event.Parse(cur.Current, &v); err != nil {
+			w.t.Fatal(err)
+		}
+		var rec record.Record
+		if err := preset.Filler().Fill(&v, &meta, routing.Target{Topic: "orders", Partition: record.AnyPartition}, &rec); err != nil {
+			w.t.Fatal(err)
+		}
+		r := &consumer.Record{Topic: "orders", Offset: int64(len(list)), Key: bytes.Clone(rec.Key), Value: bytes.Clone(rec.Value)}
+		for _, h := range rec.Headers {
+			r.Headers = append(r.Headers, consumer.Header{Key: string(h.Key), Value: bytes.Clone(h.Value)})
+		}
+		list = append(list, r)
+	}
+	if err := cur.Err(); err != nil {
+		w.t.Fatal(err)
+	}
+	return list
+}
+
+// Whatever shape the relay gives to records, a projector reads the same changes from them, tombstones too.
+func TestChangesSurviveEachPreset(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	w.history()
+	for name, c := range map[string]routing.PresetConfig{
+		"debezium": {Name: routing.Debezium}, "plain": {Name: routing.Plain}, "binary": {Name: routing.CloudEvents},
+		"structured": {Name: routing.CloudEvents, Structured: true},
+	} {
+		p, err := entity.NewProjector[order, orderID](w.db.Collection(name), "order")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, r := range w.records(c) {
+			m, err := consumer.Decode(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := p.Handle(t.Context(), m); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+			if i == 2 { // deleted
+				w.want(name)
+			}
+		}
+		w.want(name, w.stored("orders")...)
+	}
+}
+
+// Behind a consumer the projection and the inbox are one transaction, and what the projector does not know is kept as a
+// dead letter while the rest goes on.
+func TestProjectorBehindAConsumer(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	w.history()
+	broker := memory.NewBroker()
+	c, err := consumer.New("readers", w.db, consumer.Topics("orders"), consumer.WithTransport(broker), consumer.Commits(consumer.CommitEach()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := w.projector()
+	if err := c.HandleBatch("order.*", p.HandleBatch); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	var ms []*consumer.Message
+	for _, r := range w.records(routing.PresetConfig{Name: routing.Plain}) {
+		ms = append(ms, &consumer.Message{Key: r.Key, Value: r.Value, Headers: r.Headers})
+	}
+	strange := ms[1].Copy()
+	strange.SetHeader("id", []byte("strange"))
+	strange.SetHeader(entity.HeaderID, []byte("int64:5"))
+	ms = slices.Concat(ms[:2], []*consumer.Message{strange}, ms[2:], ms) // and all of them again
+	if err := broker.Publish(ctx, "orders", ms); err != nil {
+		t.Fatal(err)
+	}
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- c.Run(run) }()
+	if err := broker.AwaitCommitted(ctx, "readers", "orders"); err != nil {
+		t.Error(err)
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	w.want("view", w.stored("orders")...)
+	n, err := w.db.Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
+	if n != 1 || err != nil {
+		t.Errorf("%d dead letters, %v", n, err)
+	}
+}
