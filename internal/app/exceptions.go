@@ -41,10 +41,14 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 				return err
 			}
 			letters = append(letters, l)
-			for _, topic := range e.Pending {
-				x.t.disp.Open(string(e.NSHash), topic, e.Key)
-			}
-			e.State = ""
+			x.over(e)
+		case e.State == event.StateRetry && x.t.cfg.Retry.MaxAttempts <= 1:
+			only := deadletter.Attempt{At: x.t.clock.now(), Topic: e.Topic, Class: e.Why.Class, Reason: e.Why.Reason, Node: x.t.cfg.Node}
+			e.Why = record.Refusal{Class: record.AttemptsExhausted, Reason: reconcile.OnlyAttempt + e.Why.Reason}
+			l := x.letter(e)
+			l.Attempts = []deadletter.Attempt{only}
+			letters = append(letters, l)
+			x.over(e)
 		case e.State == "":
 			letters = append(letters, x.letter(e))
 		default:
@@ -68,6 +72,14 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	}
 	x.t.rec.exceptions.Written(held)
 	return nil
+}
+
+// over says that an envelope does not wait after all.
+func (x *exceptions) over(e *dispatch.Exception) {
+	for _, topic := range e.Pending {
+		x.t.disp.Open(string(e.NSHash), topic, e.Key)
+	}
+	e.State = ""
 }
 
 // write stores what waits. One that the server does not take, because it is too large or too deep with what is added to

@@ -11,6 +11,9 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
+// OnlyAttempt begins the reason of a letter where one attempt is all that is allowed.
+const OnlyAttempt = "the only attempt failed with: "
+
 // decide is N17 for deliveries outside of the stream's order.
 func (f *Finisher) decide(a *answered, answers []record.Answer) {
 	left := slices.Clone(a.Pending)
@@ -68,6 +71,9 @@ func (f *Finisher) refused(a *answered, why *record.Refusal, left, refused []str
 			a.fate.Class = record.AttemptsExhausted
 			a.letter.class = record.AttemptsExhausted
 			a.letter.reason = fmt.Sprintf("%d attempts failed, the last one with: %s", a.Attempts+1, why.Reason)
+			if a.Attempts == 0 {
+				a.letter.reason = OnlyAttempt + why.Reason
+			}
 		}
 		return
 	}

@@ -1,0 +1,43 @@
+package integration
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// N17: with one attempt allowed, what the brokers refuse once is dead, with that attempt in it, and its key flows.
+func TestOneAttemptIsOne(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"retry.max_attempts": 1}})
+	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "1"})
+	topics := s.Read("order", "payment")
+	const n = 200
+	for i := range n { // written long before the relay sends them, so that the brokers refuse nearly all
+		s.Append(s.Outbox(), kit.Event("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.Event("order", fmt.Sprintf("o%d", i%7), i, 20))
+	}
+	s.Start().TookOver()
+	dead := s.DB.Collection("outbox_dead")
+	letters := int64(0)
+	kit.Eventually(t, "each payment is dead or delivered", func() bool {
+		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
+		return int(letters)+len(topics.All()) >= 2*n
+	})
+	if letters == 0 {
+		t.Fatal("the brokers refused nothing")
+	}
+	one, err := dead.CountDocuments(t.Context(), bson.D{{Key: "class", Value: "attempts_exhausted"}, {Key: "reason", Value: bson.D{{Key: "$regex", Value: "^the only attempt failed"}}},
+		{Key: "attempts", Value: bson.D{{Key: "$size", Value: 1}}}})
+	if err != nil || one != letters {
+		doc, _ := dead.FindOne(t.Context(), bson.D{}).Raw()
+		t.Log(doc)
+		t.Errorf("%d of %d letters have one attempt; %v", one, letters, err)
+	}
+	s.NoneHeld()
+	s.Append(s.Outbox(), kit.Event("order", "o1", n, 20))
+	topics.Distinct(2*n - int(letters) + 1)
+}
