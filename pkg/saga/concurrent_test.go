@@ -23,7 +23,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-var load = flag.Int("saga.messages", 1000, "messages of TestTwoNodesTakeEveryStepOnce")
+var load = flag.Int("saga.messages", 600, "messages of the tests with two nodes")
 
 func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 	t.Parallel()

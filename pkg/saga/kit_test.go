@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"slices"
 	"sync"
 	"testing"
@@ -99,7 +100,7 @@ func (p *place) wantEvents(tb testing.TB, want ...string) {
 func (p *place) document(tb testing.TB, name string, id any) bson.Raw {
 	tb.Helper()
 	raw, err := p.db.Collection(name).FindOne(tb.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
-	if err == mongo.ErrNoDocuments {
+	if errors.Is(err, mongo.ErrNoDocuments) {
 		return nil
 	}
 	if err != nil {

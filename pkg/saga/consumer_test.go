@@ -1,0 +1,220 @@
+package saga_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/saga"
+)
+
+// patience is how long a test waits for what has to happen: the machine may be busy.
+const patience = 90 * time.Second
+
+// node is a member of the group: a consumer with a saga, another saga and a plain handler for the same messages.
+type node struct {
+	*testing.T
+	consumer *consumer.Consumer
+	stop     func()
+}
+
+// steps defines a saga that trusts the consumer for order and for each message coming once.
+func steps(tb testing.TB, r *saga.Registry, name string, last int) *saga.Saga[ledger, int32] {
+	s := define[ledger, int32](tb, r, name, saga.WithTombstone(time.Hour))
+	s.StartOrHandle("Step", saga.ByKey[int32](), func(_ context.Context, in *saga.Instance[ledger, int32], m *consumer.Message) error {
+		n, err := strconv.ParseInt(string(m.Value), 10, 64)
+		if err != nil {
+			return err
+		}
+		in.State.Steps = append(in.State.Steps, n)
+		in.Emit(event.New(name, saga.FormatID(in.ID()), "Stepped", string(m.Value)))
+		if int(n) == last {
+			in.Complete()
+		}
+		return nil
+	})
+	return s
+}
+
+func newNode(t *testing.T, db, topic, group string, last int) *node {
+	t.Helper()
+	p := placeIn(t, stacktest.Client(t).Database(db))
+	r := p.registry(t)
+	c, err := consumer.New(group, p.db, consumer.Topics(topic), consumer.Exactly(inbox.Optimistic),
+		consumer.Commits(consumer.CommitInterval(50*time.Millisecond)),
+		consumer.OnError(func(_ context.Context, err error) {
+			if t.Context().Err() == nil {
+				t.Log(err)
+			}
+		}),
+		consumer.WithKafka(consumer.KafkaConfig{
+			Brokers: stacktest.Brokers(t), SessionTimeout: 10 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
+			RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
+		}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range []error{
+		steps(t, r, "ledgers", last).Register(c),
+		steps(t, r, "copies", last).Register(c),
+		c.Handle("Step", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+			_, err := p.db.Collection("plain").InsertOne(ctx, bson.D{{Key: "message", Value: m.ID}})
+			return err
+		}), consumer.Named("plain")),
+		r.Prepare(t.Context()),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return &node{T: t, consumer: c}
+}
+
+// start runs the node until it is stopped, or the test ends.
+func (n *node) start() {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(n.Context()))
+	done := make(chan error, 1)
+	go func() { done <- n.consumer.Run(ctx) }()
+	n.stop = sync.OnceFunc(func() {
+		cancel()
+		select {
+		case err := <-done:
+			if err != nil {
+				n.Errorf("Run: %v", err)
+			}
+		case <-time.After(patience):
+			n.Error("Run does not end")
+		}
+	})
+	n.Cleanup(n.stop)
+}
+
+// A group of two with the topic's partitions moving between them: every saga and every handler takes every message once,
+// in the order of its key, though each was published twice.
+func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
+	t.Parallel()
+	const perSaga = 20
+	sagas := max(*load/perSaga/2, 1)
+	p := newPlace(t)
+	topic, group := stacktest.Topic(t, 4), stacktest.Name(t)
+	publisher, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: stacktest.Brokers(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(publisher.Close)
+	publish := func(from, to int) {
+		t.Helper()
+		var ms []*consumer.Message
+		for n := from; n <= to; n++ {
+			for id := range sagas {
+				text, number := strconv.Itoa(id), strconv.Itoa(n)
+				ms = append(ms, &consumer.Message{Key: []byte(text), Value: []byte(number), Headers: []consumer.Header{
+					{Key: "id", Value: []byte(text + "-" + number)}, {Key: "type", Value: []byte("Step")},
+				}})
+			}
+		}
+		for range 2 {
+			if err := publisher.Publish(t.Context(), topic, ms); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	count := func(collection string, filter bson.D) int {
+		t.Helper()
+		n, err := p.db.Collection(collection).CountDocuments(t.Context(), filter)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return int(n)
+	}
+	first, second := newNode(t, p.db.Name(), topic, group, perSaga), newNode(t, p.db.Name(), topic, group, perSaga)
+	publish(1, perSaga/2)
+	first.start()
+	until(t, "the first node begins", func() bool { return count("ledgers", bson.D{}) > 0 })
+	second.start()
+	publish(perSaga/2+1, perSaga)
+	until(t, "half of all is done", func() bool { return count("plain", bson.D{}) >= sagas*perSaga/2 })
+	first.stop()
+	done := bson.D{{Key: "completedAt", Value: bson.D{{Key: "$exists", Value: true}}}}
+	until(t, "all is done", func() bool {
+		return count("ledgers", done) == sagas && count("copies", done) == sagas && count("plain", bson.D{}) == sagas*perSaga
+	})
+	second.stop()
+
+	envelopes, err := p.envelopes(t.Context())
+	if err != nil || len(envelopes) != 2*sagas*perSaga {
+		t.Errorf("%d events of %d steps of two sagas, %v", len(envelopes), sagas*perSaga, err)
+	}
+	next := map[string]int{}
+	for _, e := range envelopes {
+		key := e.Lookup("aggregatetype").StringValue() + e.Lookup("aggregateid").StringValue()
+		next[key]++
+		if n := e.Lookup("payload").StringValue(); strconv.Itoa(next[key]) != n {
+			t.Fatalf("step %s of %s comes as number %d", n, key, next[key])
+		}
+	}
+	if n := count("plain", bson.D{}); n != sagas*perSaga {
+		t.Errorf("the plain handler has run %d times, want %d", n, sagas*perSaga)
+	}
+}
+
+func until(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-deadline:
+			t.Fatalf("%s: not after %s", what, patience)
+		case <-tick.C:
+		}
+	}
+}
+
+// What a policy does with each error of a saga by default.
+func TestErrorsAreOfTheConsumersKinds(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		kind error
+		own  error
+		then consumer.Action
+	}{
+		{&saga.ConflictError{Saga: "s"}, consumer.ErrOperational, saga.ErrConflict, consumer.RetryInline},
+		{&saga.NotFoundError{Saga: "s"}, consumer.ErrOperational, saga.ErrNotFound, consumer.RetryInline},
+		{&saga.GapError{Saga: "s"}, consumer.ErrOperational, saga.ErrGap, consumer.RetryInline},
+		{&saga.CorrelationError{Saga: "s"}, consumer.ErrValidation, saga.ErrNoSagaID, consumer.DeadLetter},
+		{&saga.PayloadError{Err: errors.New("x")}, consumer.ErrValidation, saga.ErrPayload, consumer.DeadLetter},
+		{&saga.IDError{Text: "x"}, consumer.ErrValidation, saga.ErrID, consumer.DeadLetter},
+		{&saga.DefinitionError{Saga: "s"}, consumer.ErrConfiguration, saga.ErrDefinition, consumer.RetryInline},
+		{&saga.DuplicateSagaError{Saga: "s"}, consumer.ErrConfiguration, saga.ErrDuplicateSaga, consumer.RetryInline},
+		{&saga.OwnerError{}, consumer.ErrConfiguration, saga.ErrDuplicateSaga, consumer.RetryInline},
+	} {
+		err := fmt.Errorf("wrapped: %w", c.err)
+		if !errors.Is(err, c.kind) || !errors.Is(err, c.own) || errors.Is(err, consumer.ErrHandler) || err.Error() == "" {
+			t.Errorf("%T is not %v and %v: %v", c.err, c.kind, c.own, err)
+		}
+		a := consumer.Attempts{Failed: 1, Total: 1, Since: time.Now()}
+		if v := consumer.DefaultPolicy().Decide(err, &consumer.Message{}, a); v.Action != c.then {
+			t.Errorf("%T: %s by default, want %s", c.err, v.Action, c.then)
+		}
+	}
+	conflict := &saga.ConflictError{Saga: "s"}
+	for failed, want := range map[int]time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 3: 250 * time.Millisecond} {
+		v := consumer.DefaultPolicy().Decide(conflict, &consumer.Message{}, consumer.Attempts{Failed: failed, Total: failed, Since: time.Now()})
+		if v.Action != consumer.RetryInline || v.Delay > want || v.Delay < want*3/4 {
+			t.Errorf("conflict %d: %s after %s, want about %s", failed, v.Action, v.Delay, want)
+		}
+	}
+}
