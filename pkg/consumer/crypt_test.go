@@ -78,7 +78,9 @@ func TestWhatWasChangedIsNotDecrypted(t *testing.T) {
 		return emitted(t, event.New("order", "1", "A", "secret", event.WithHeader("tenant", []byte("x"))), consumer.Encrypt(k, "tenant"))
 	}
 	for name, change := range map[string]func(m *consumer.Message){
-		"body":            func(m *consumer.Message) { m.Value = append(bytes.Clone(m.Value[:len(m.Value)-1]), m.Value[len(m.Value)-1]^1) },
+		"body": func(m *consumer.Message) {
+			m.Value = append(bytes.Clone(m.Value[:len(m.Value)-1]), m.Value[len(m.Value)-1]^1)
+		},
 		"short body":      func(m *consumer.Message) { m.Value = m.Value[:5] },
 		"id":              func(m *consumer.Message) { m.ID = "another" },
 		"type":            func(m *consumer.Message) { m.Type = "B" },
