@@ -25,7 +25,7 @@ const (
 // CommitEach commits whenever a message lets the offset advance; those that finish during a commit share the next one.
 func CommitEach() CommitMode { return CommitMode{kind: commitEach} }
 
-// CommitCount commits after n messages were finished.
+// CommitCount commits when the offset has advanced over n messages.
 func CommitCount(n int) CommitMode { return CommitMode{kind: commitCount, n: n} }
 
 // CommitInterval commits at that interval, if anything is new.

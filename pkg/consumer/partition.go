@@ -195,7 +195,7 @@ func (p *partition) take(from int64, f Fetched) {
 	}
 	p.next = max(f.Next, from)
 	p.fetched = max(p.fetched, p.next)
-	p.trim()
+	p.s.passed(p.trim())
 	p.s.held(int64(p.bodies-messages), int64(p.bytes-bytes))
 	p.s.c.s.observer.Lag(p.tp.Topic, p.tp.Partition, max(0, f.End-p.floor()))
 }
@@ -315,17 +315,17 @@ func (p *partition) finish(list []task) {
 		}
 		p.shed(x.entry)
 	}
-	p.trim()
+	passed := p.trim()
 	p.signal()
 	p.mu.Unlock()
 	for _, m := range through {
 		p.s.c.reg.finished(m)
 	}
-	p.s.finished(len(through))
+	p.s.passed(passed)
 }
 
-// trim forgets the finished entries at the front. The lock is held.
-func (p *partition) trim() {
+// trim forgets the finished entries at the front and says how many. The lock is held.
+func (p *partition) trim() int {
 	n := 0
 	for n < len(p.entries) && p.entries[n].open == 0 {
 		n++
@@ -333,6 +333,7 @@ func (p *partition) trim() {
 	if n > 0 {
 		p.entries = slices.Delete(p.entries, 0, n)
 	}
+	return n
 }
 
 // floor is the offset up to which everything is finished. The lock is held.

@@ -29,7 +29,7 @@ type session struct {
 	away  outage
 
 	due        chan struct{} // a commit is wanted
-	unreported atomic.Int64  // messages finished since the last commit, for CommitCount
+	unreported atomic.Int64  // messages passed since the last commit, for CommitCount
 	committing sync.Mutex
 	over       atomic.Bool // the group went on without us
 }
@@ -127,8 +127,11 @@ func (s *session) release() {
 	}
 }
 
-// finished counts messages whose offsets passed, for the commit mode.
-func (s *session) finished(n int) {
+// passed counts messages that are finished, and all before them, for the commit mode.
+func (s *session) passed(n int) {
+	if n == 0 {
+		return
+	}
 	m := s.c.s.commits
 	if m.kind == commitEach || m.kind == commitCount && s.unreported.Add(int64(n)) >= int64(m.n) {
 		s.want()
