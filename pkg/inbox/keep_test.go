@@ -11,6 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
@@ -258,5 +260,68 @@ func TestLanesAreSpreadWhateverThePartitions(t *testing.T) {
 	}
 	if id := inbox.PlaceID("orders", 12, 345); id != "orders/12/345" {
 		t.Error(id)
+	}
+}
+
+func TestMarkersHoldNoBody(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.admit(t, b.inbox, entry("1"), placed("2", 0, 2))
+	c, err := b.inbox.Claim(t.Context(), placed("3", 0, 3), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Handled(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	cur, err := b.db.Collection("inbox").Find(t.Context(), bson.D{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var docs []bson.Raw
+	if err := cur.All(t.Context(), &docs); err != nil || len(docs) != 3 {
+		t.Fatalf("%d markers, %v", len(docs), err)
+	}
+	for _, d := range docs {
+		if len(d) > 256 {
+			t.Errorf("a marker has %d bytes: %s", len(d), d)
+		}
+	}
+}
+
+// TestAnIDOfTheBusinessIsAnIdentity: two records with events of their own may say the same thing.
+func TestAnIDOfTheBusinessIsAnIdentity(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	if fresh := b.admit(t, b.inbox, placed("invoice 4711 paid", 0, 10), placed("invoice 4711 paid", 5, 90)); !cmp.Equal(fresh, []bool{true, false}) {
+		t.Fatalf("fresh is %v", fresh)
+	}
+}
+
+// TestWritesAreByMajorityWhateverTheClientSays: a claim that a failover rolls back is none.
+func TestWritesAreByMajorityWhateverTheClientSays(t *testing.T) {
+	t.Parallel()
+	w := new(watch)
+	b := setup(t, w.options().SetWriteConcern(writeconcern.W1()).SetReadPreference(readpref.SecondaryPreferred()))
+	w.reset()
+	c, err := b.inbox.Claim(t.Context(), placed("1", 0, 1), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.Handled(t.Context()), c.Release(t.Context()), b.inbox.Pass(t.Context(), []inbox.Entry{placed("2", 1, 2)})); err != nil {
+		t.Fatal(err)
+	}
+	var writes int
+	for _, s := range append(append(w.on("inbox"), w.on("inbox_claims")...), w.on("inbox_offsets")...) {
+		if s.name == "find" {
+			continue
+		}
+		writes++
+		if concern := s.raw.Lookup("writeConcern", "w"); concern.Type != bson.TypeString || concern.StringValue() != "majority" {
+			t.Errorf("%s of %s has the write concern %s", s.name, s.coll, concern)
+		}
+	}
+	if writes != 6 {
+		t.Errorf("%d writes were seen", writes)
 	}
 }
