@@ -1,0 +1,362 @@
+package consumer_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// again is the published message as the consumer gets it.
+func again(t *testing.T, m *consumer.Message, topic string) *consumer.Message {
+	t.Helper()
+	got, err := consumer.Decode(&consumer.Record{Topic: topic, Partition: 5, Offset: 99, Key: m.Key, Value: m.Value, Headers: m.Headers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got.Group = "g"
+	return got
+}
+
+func TestAMessageClimbsTheLadder(t *testing.T) {
+	t.Parallel()
+	now := time.UnixMilli(1_800_000_000_000)
+	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) { cfg.Now = func() time.Time { return now } })
+	p := consumer.NewPolicy(consumer.On().Retry(1).RetryTopic(time.Minute, time.Hour))
+	m := failed(1, "A")
+	for rung, delay := range []time.Duration{time.Minute, time.Hour} {
+		var a consumer.Attempts
+		var v consumer.Verdict
+		for v.Action != consumer.RetryTopic { // at first once in place
+			a = a.Note(errFlaky, m, now)
+			v = p.Decide(errFlaky, m, a)
+		}
+		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
+			t.Fatal(err)
+		}
+		topic := "orders.g.retry." + strconv.Itoa(rung+1)
+		if len(g.out.list[topic]) != 1 {
+			t.Fatalf("published %v", g.out.list)
+		}
+		next := again(t, g.out.list[topic][0], topic)
+		only, _ := next.Header(consumer.HeaderOnly)
+		if next.ID != "m1" || next.Attempt != rung+3 || string(only) != "g/h" || next.Origin() != (consumer.Origin{Topic: "orders", Partition: 2, Offset: 1}) {
+			t.Errorf("rung %d: id %s, attempt %d, only %s, origin %v", rung+1, next.ID, next.Attempt, only, next.Origin())
+		}
+		if !bytes.Equal(next.Key, m.Key) || !bytes.Equal(next.Value, m.Value) {
+			t.Errorf("rung %d: the record's bytes changed", rung+1)
+		}
+		early, ok := errors.AsType[*consumer.NotDueError](consumer.Precheck(next, now.Add(delay-time.Millisecond)))
+		if !ok || !early.Due.Equal(now.Add(delay)) || early.Wait(now) != delay {
+			t.Errorf("rung %d: before it is due: %v", rung+1, early)
+		}
+		if err := consumer.Precheck(next, now.Add(delay)); err != nil {
+			t.Errorf("rung %d: when it is due: %v", rung+1, err)
+		}
+		m = next
+	}
+	a := consumer.Attempts{}.Note(errFlaky, m, now)
+	v := p.Decide(errFlaky, m, a)
+	if v.Action != consumer.DeadLetter {
+		t.Fatalf("behind the last rung: %s", v.Action)
+	}
+	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
+		t.Fatal(err)
+	}
+	l, err := g.letters.Get(t.Context(), consumer.LetterID{Group: "g", Handler: "h", ID: "m1"})
+	if err != nil || l.Attempts != 4 || len(l.History) != 4 || l.Topic != "orders" || l.Offset != 1 {
+		t.Fatalf("letter %+v, %v", l, err)
+	}
+	if diff := cmp.Diff(failed(1, "A").Headers, l.Message().Headers); diff != "" {
+		t.Errorf("headers of the letter: %s", diff)
+	}
+}
+
+func TestRequeueGoesToTheEndOfItsTopic(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, nil)
+	m := failed(1, "A")
+	v := consumer.Verdict{Action: consumer.Requeue, Attempts: consumer.Attempts{}.Note(errFlaky, m, time.Now())}
+	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
+		t.Fatal(err)
+	}
+	next := again(t, g.out.list["orders"][0], "orders")
+	if next.Attempt != 2 || consumer.Precheck(next, time.Now()) != nil {
+		t.Errorf("attempt %d, %v", next.Attempt, consumer.Precheck(next, time.Now()))
+	}
+	g.out.fail = errFlaky
+	if err := g.Dispose(t.Context(), m, "h", v, errFlaky); !errors.Is(err, errFlaky) {
+		t.Errorf("the topic is away: %v", err)
+	}
+}
+
+func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, nil)
+	g.out.fail = kafka.MessageSizeTooLarge
+	big := failed(1, "A")
+	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.RetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
+		t.Errorf("too large: %v", err)
+	}
+	if err := g.Dispose(t.Context(), failed(2, "A"), "h", consumer.Verdict{Action: consumer.Schedule, Delay: time.Second}, errFlaky); err != nil {
+		t.Errorf("without an outbox: %v", err)
+	}
+	if err := g.Dispose(t.Context(), failed(3, "A"), "h", consumer.Verdict{Action: consumer.Requeue, Block: true}, errFlaky); err != nil {
+		t.Errorf("without a gate: %v", err)
+	}
+	if n, err := g.letters.Count(t.Context(), consumer.LetterQuery{}); n != 3 || err != nil {
+		t.Errorf("%d letters, %v", n, err)
+	}
+	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.RetryInline}, errFlaky); !errors.Is(err, errors.ErrUnsupported) {
+		t.Errorf("what the consumer does itself: %v", err)
+	}
+}
+
+// withBox is a disposer with a real outbox.
+func withBox(t *testing.T, faults *consumer.Faults) *graveyard {
+	t.Helper()
+	db := stacktest.Database(t, stacktest.Client(t))
+	box, err := outbox.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) {
+		cfg.Outbox, cfg.Faults = box, faults
+		cfg.Transact = func(ctx context.Context, fn func(context.Context) error) error {
+			return outbox.Transaction(ctx, db.Client(), fn)
+		}
+	})
+	g.db = db
+	return g
+}
+
+func (g *graveyard) envelopes(t *testing.T) []bson.Raw {
+	t.Helper()
+	cur, err := g.db.Collection(outbox.DefaultCollection).Find(t.Context(), bson.D{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var docs []bson.Raw
+	if err := cur.All(t.Context(), &docs); err != nil {
+		t.Fatal(err)
+	}
+	return docs
+}
+
+func TestAMessageIsScheduledThroughTheOutboxOnce(t *testing.T) {
+	t.Parallel()
+	g := withBox(t, nil)
+	m := failed(1, "A")
+	m.Key = []byte("key")
+	v := consumer.Verdict{Action: consumer.Schedule, Delay: time.Hour, Attempts: consumer.Attempts{}.Note(errFlaky, m, time.Now())}
+	for range 2 { // again after a crash
+		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
+			t.Fatal(err)
+		}
+	}
+	docs := g.envelopes(t)
+	if len(docs) != 1 {
+		t.Fatalf("%d envelopes", len(docs))
+	}
+	var view event.View
+	if err := event.Parse(docs[0], &view); err != nil {
+		t.Fatal(err)
+	}
+	due := time.UnixMilli(view.DueAt)
+	if string(view.Topic) != "orders" || string(view.OrderingKey()) != "key" || string(view.Type) != "A" || !bytes.Equal(view.Payload, m.Value) ||
+		due.Before(time.Now().Add(50*time.Minute)) || due.After(time.Now().Add(time.Hour)) {
+		t.Errorf("topic %s, key %s, type %s, payload %x, due %v", view.Topic, view.OrderingKey(), view.Type, view.Payload, due)
+	}
+	for it := view.Headers.Iter(); it.Next(); {
+		if string(it.Key) == "id" || bytes.HasPrefix(it.Key, []byte("outrelay-")) {
+			t.Errorf("header %s would be refused", it.Key)
+		}
+	}
+}
+
+func TestFaultsTellOthersOnceAndNeverOfThemselves(t *testing.T) {
+	t.Parallel()
+	g := withBox(t, &consumer.Faults{Discarded: true, NotExpired: true, Body: true, Redact: func(f *consumer.Fault) bool {
+		f.Body = []byte("redacted")
+		return f.Type != "quiet"
+	}})
+	m := failed(1, "A")
+	for range 2 { // again after a crash
+		if err := g.Dispose(t.Context(), m, "h", dead(3, m, errFlaky), errFlaky); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own, quiet, expired, parked, dup := failed(2, "fault.A"), failed(3, "quiet"), failed(4, "A"), failed(5, "A"), failed(6, "A")
+	own.SetHeader("fault-of", []byte("x"))
+	g.bury(t, "h", own, quiet)
+	for _, c := range []struct {
+		m     *consumer.Message
+		v     consumer.Verdict
+		cause error
+	}{
+		{expired, consumer.Verdict{Action: consumer.DeadLetter}, &consumer.ExpiredError{}},
+		{parked, consumer.Verdict{Action: consumer.Park}, &consumer.NoHandlerError{}},
+		{dup, consumer.Verdict{Action: consumer.Discard, Reason: consumer.ClassDuplicate}, errFlaky},
+		{failed(7, "A"), consumer.Verdict{Action: consumer.Discard}, errFlaky},
+	} {
+		if err := g.Dispose(t.Context(), c.m, "h", c.v, c.cause); err != nil {
+			t.Fatal(err)
+		}
+	}
+	docs := g.envelopes(t)
+	if len(docs) != 2 {
+		t.Fatalf("%d fault events: %v", len(docs), docs)
+	}
+	var view event.View
+	if err := event.Parse(docs[0], &view); err != nil {
+		t.Fatal(err)
+	}
+	var f consumer.Fault
+	if err := json.Unmarshal(view.Payload, &f); err != nil {
+		t.Fatal(err)
+	}
+	if string(view.Type) != "fault.A" || f.ID != "m1" || f.Handler != "h" || f.Class != consumer.ClassHandler || f.Attempts != 3 || f.Origin.Offset != 1 || string(f.Body) != "redacted" {
+		t.Errorf("type %s, fault %+v", view.Type, f)
+	}
+}
+
+func TestFaultsToATopic(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) { cfg.Faults = &consumer.Faults{Topic: "faults"} })
+	g.bury(t, "h", failed(1, "A"))
+	if len(g.out.list["faults"]) != 1 {
+		t.Fatalf("published %v", g.out.list)
+	}
+	m := again(t, g.out.list["faults"][0], "faults")
+	if m.Type != "fault.A" {
+		t.Errorf("type %q", m.Type)
+	}
+	g.bury(t, "h", m) // a handler of faults that fails
+	if len(g.out.list["faults"]) != 1 {
+		t.Error("a fault of a fault")
+	}
+}
+
+func newGate(t *testing.T) (*consumer.KeyGate, *graveyard) {
+	t.Helper()
+	db := stacktest.Database(t, stacktest.Client(t))
+	gate, err := consumer.NewKeyGate(db, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) { cfg.Gate = gate })
+	g.db = db
+	return gate, g
+}
+
+func TestAKeyWaitsBehindItsFirstMessage(t *testing.T) {
+	t.Parallel()
+	gate, g := newGate(t)
+	p := consumer.NewPolicy(consumer.On().RetryTopic(time.Minute).BlockKey())
+	var j journal
+	fail := map[string]bool{"m1": true}
+	h := gate.Middleware()(consumer.HandlerFunc(func(_ context.Context, m *consumer.Message) error {
+		if fail[m.ID] {
+			return errFlaky
+		}
+		j.add(m.ID)
+		return nil
+	}))
+	// run is what a consumer does with a message, in a transaction.
+	run := func(m *consumer.Message) {
+		t.Helper()
+		err := outbox.Transaction(consumer.WithHandlerName(t.Context(), "h"), g.db.Client(), func(ctx context.Context) error { return h.Handle(ctx, m) })
+		if err == nil {
+			return
+		}
+		v := p.Decide(err, m, consumer.Attempts{}.Note(err, m, time.Now()))
+		if err := g.Dispose(t.Context(), m, "h", v, err); err != nil {
+			t.Fatal(err)
+		}
+	}
+	keyed := func(n int, key string) *consumer.Message {
+		m := failed(n, "A")
+		m.Key = []byte(key)
+		return m
+	}
+	for _, m := range []*consumer.Message{keyed(1, "a"), keyed(2, "a"), keyed(3, "b"), keyed(4, "a")} {
+		run(m)
+	}
+	const retry = "orders.g.retry.1"
+	if got := j.String(); got != "m3" || len(g.out.list[retry]) != 3 {
+		t.Fatalf("handled %s, %d wait", got, len(g.out.list[retry]))
+	}
+	blocked, err := gate.List(t.Context(), "g", 10)
+	if err != nil || len(blocked) != 1 || !cmp.Equal(blocked[0].Waiting, []string{"/m1", "/m2", "/m4"}) {
+		t.Fatalf("blocked %+v, %v", blocked, err)
+	}
+	// They come back out of order, and again and again until their turn has come.
+	fail["m1"] = false
+	for round, order := range [][]int{{1, 2, 0}, {1, 0}, {0}} {
+		back := g.out.list[retry]
+		g.out.list[retry] = nil
+		for _, i := range order {
+			m := again(t, back[i%len(back)], retry)
+			if m.ID != "m1" && m.Attempt != 1 {
+				t.Errorf("round %d: %s spent attempts while it waited: %d", round, m.ID, m.Attempt)
+			}
+			run(m)
+		}
+	}
+	if got := j.String(); got != "m3 m1 m2 m4" {
+		t.Errorf("handled %s", got)
+	}
+	run(keyed(5, "a"))
+	if got := j.String(); got != "m3 m1 m2 m4 m5" {
+		t.Errorf("handled %s", got)
+	}
+	if n, err := g.db.Collection(consumer.DefaultGates).CountDocuments(t.Context(), bson.D{}); n != 0 || err != nil {
+		t.Errorf("%d gates left, %v", n, err)
+	}
+}
+
+func TestAGateOpensWhenItsMessageIsGivenUp(t *testing.T) {
+	t.Parallel()
+	gate, g := newGate(t)
+	m := failed(1, "A")
+	hold := consumer.Verdict{Action: consumer.RetryTopic, Topic: "retry", Block: true}
+	for range 2 { // again after a crash: once in the list
+		if err := g.Dispose(t.Context(), m, "h", hold, errFlaky); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if blocked, err := gate.List(t.Context(), "g", 10); err != nil || len(blocked) != 1 || len(blocked[0].Waiting) != 1 {
+		t.Fatalf("blocked %+v, %v", blocked, err)
+	}
+	if err := g.Dispose(t.Context(), again(t, g.out.list["retry"][0], "retry"), "h", dead(1, m, errFlaky), errFlaky); err != nil {
+		t.Fatal(err)
+	}
+	if blocked, err := gate.List(t.Context(), "g", 10); err != nil || len(blocked) != 0 {
+		t.Fatalf("blocked %+v, %v", blocked, err)
+	}
+	if err := g.Dispose(t.Context(), m, "h", hold, errFlaky); err != nil {
+		t.Fatal(err)
+	}
+	blocked, err := gate.List(t.Context(), "g", 10)
+	if err != nil || len(blocked) != 1 {
+		t.Fatal(blocked, err)
+	}
+	if err := gate.Clear(t.Context(), blocked[0]); err != nil {
+		t.Fatal(err)
+	}
+	if blocked, err := gate.List(t.Context(), "g", 10); err != nil || len(blocked) != 0 {
+		t.Fatalf("after Clear: %+v, %v", blocked, err)
+	}
+}
