@@ -41,9 +41,9 @@ type world struct {
 	box    *outbox.Box
 }
 
-func setup(t *testing.T) world {
+func setup(t *testing.T, opts ...*options.ClientOptions) world {
 	t.Helper()
-	c := stacktest.Client(t)
+	c := stacktest.Client(t, opts...)
 	db := stacktest.Database(t, c)
 	box, err := outbox.New(db)
 	if err != nil {

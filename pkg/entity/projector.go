@@ -17,6 +17,9 @@ import (
 //
 //	c.Handle("order.*", projector)
 //
+// (Where the relay writes records by its debezium preset, which names no type, that takes a header for it in its
+// configuration, or a consumer of this topic alone with the pattern "*".)
+//
 // An entity goes only forward: a change that is not newer than what the collection has is passed over, so duplicates,
 // redeliveries, replays and a rebuild beside the running stream do no harm, with or without an inbox. A deletion leaves its
 // version in "<collection>_deleted", so that an older change that comes late does not bring the entity back. Two changes of

@@ -1,0 +1,52 @@
+package entity_test
+
+import (
+	"context"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/entity"
+	"github.com/outrelay/outrelay/pkg/entity/entitytest"
+	"github.com/outrelay/outrelay/pkg/memory"
+)
+
+func TestMongoKeepsTheContract(t *testing.T) {
+	t.Parallel()
+	entitytest.Run(t, func(t *testing.T) entitytest.Fixture {
+		w := setup(t)
+		on := func(name string, plain bool) entity.Documents {
+			d, err := entity.OnMongo(w.db.Collection(name), plain)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		}
+		view, err := entity.OnMongoView(w.db.Collection("view"), "version")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return entitytest.Fixture{
+			Docs: on("things", false), Gone: on("things_deleted", false), Plain: on("things", true), View: view,
+			Viewed: func(ctx context.Context) (docs []bson.Raw, err error) {
+				cur, err := w.db.Collection("view").Find(ctx, bson.D{})
+				if err != nil {
+					return nil, err
+				}
+				return docs, cur.All(ctx, &docs)
+			},
+		}
+	})
+}
+
+func TestMemoryKeepsTheContract(t *testing.T) {
+	t.Parallel()
+	entitytest.Run(t, func(*testing.T) entitytest.Fixture {
+		db := memory.NewDB()
+		view := memory.NewView(db, "view")
+		return entitytest.Fixture{
+			Docs: memory.NewDocuments(db, "things", false), Gone: memory.NewDocuments(db, "things_deleted", false),
+			Plain: memory.NewDocuments(db, "things", true), View: view, Viewed: view.All,
+		}
+	})
+}
