@@ -129,7 +129,7 @@ func (x *Inbox) id(e inbox.Entry, generation int64) string {
 		parts = append(parts, e.Key.Consumer)
 	}
 	if derived(e) {
-		parts = append(parts, fmt.Sprint(generation)) // N29: the same place of the topic's next life is another message
+		parts = append(parts, fmt.Sprint(generation)) // the same place of the topic's next life is another message
 	}
 	return strings.Join(parts, "\x00")
 }

@@ -16,7 +16,7 @@ type partitionKey struct {
 }
 
 // laneKey is a lane of it; that of partitionLane has the partition's current generation, and the watermark of a lane that
-// has an older one does not count. N29
+// has an older one does not count.
 type laneKey struct {
 	partitionKey
 	lane int32
@@ -103,7 +103,7 @@ func (x *Inbox) advance(t *tx, list []inbox.Entry, m marks) error {
 // Attach tells the inbox that this process begins to handle a partition.
 func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, end int64, epoch int32) (inbox.Generation, error) {
 	p := partitionKey{consumer, topic, part}
-	g, err := x.turn(ctx, p, epoch, func(seen inbox.Generation, known int32) (bool, error) { // N29
+	g, err := x.turn(ctx, p, epoch, func(seen inbox.Generation, known int32) (bool, error) { //
 		lower := epoch >= 0 && known >= 0 && epoch < known
 		if (end < 0 || end >= seen.Watermark) && !lower {
 			return false, nil

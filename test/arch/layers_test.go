@@ -69,8 +69,9 @@ var rooms = []room{
 		"internal/app", "internal/httpapi", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
 		"internal/config", "internal/logging", "internal/metrics", "internal/admin",
 	}},
+	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers under the example that starts itself; nothing that a service would write"},
 	{dir: "examples", layer: 5, why: "what a user can write", only: []string{
-		"resume", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/relay",
+		"resume", "pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "pkg/memory", "pkg/relay", "examples/orders/servers",
 	}},
 
 	// Tests across packages.
