@@ -25,6 +25,12 @@ import (
 
 var load = flag.Int("saga.messages", 600, "messages of the tests with two nodes")
 
+// size is how many messages each of how many sagas gets: with -saga.messages=10000 it is a hundred each.
+func size() (perSaga, sagas int) {
+	perSaga = min(max(*load/30, 1), 100)
+	return perSaga, *load / perSaga
+}
+
 func TestOfManyDuplicateStartsOneStarts(t *testing.T) {
 	t.Parallel()
 	p := newPlace(t)
@@ -105,8 +111,8 @@ func counting(tb testing.TB, r *saga.Registry, last int64) consumer.Handler {
 // of its own and by several goroutines. Each step counts once and in order.
 func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 	t.Parallel()
-	const perSaga, lanes = 100, 4
-	sagas := max(*load/perSaga, 1)
+	const lanes = 4
+	perSaga, sagas := size()
 	db := stacktest.Database(t, stacktest.Client(t))
 	first := placeIn(t, db)
 	other := placeIn(t, stacktest.Client(t).Database(db.Name()))
@@ -116,17 +122,17 @@ func TestTwoNodesTakeEveryStepOnce(t *testing.T) {
 	began := time.Now()
 	var wg sync.WaitGroup
 	for _, node := range []*place{first, other} {
-		h := counting(t, node.registry(t), perSaga)
+		h := counting(t, node.registry(t), int64(perSaga))
 		for lane := range lanes {
 			var work []*consumer.Message
-			for id := lane; id < sagas; id += lanes {
-				for n := 1; n <= perSaga; n++ {
+			for n := 1; n <= perSaga; n++ {
+				for id := lane; id < sagas; id += lanes {
 					work = append(work, msg(t, "Step", strconv.Itoa(id), nil, "number", strconv.Itoa(n)))
 				}
 			}
 			// A little out of order, so that each saga's messages come early and late.
 			for i := range work {
-				j := min(i+rand.IntN(4), len(work)-1)
+				j := min(i+rand.IntN(3*sagas/lanes+1), len(work)-1)
 				work[i], work[j] = work[j], work[i]
 			}
 			wg.Go(func() {

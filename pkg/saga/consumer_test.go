@@ -19,7 +19,7 @@ import (
 )
 
 // patience is how long a test waits for what has to happen: the machine may be busy.
-const patience = 90 * time.Second
+func patience() time.Duration { return time.Minute + time.Duration(*load)*50*time.Millisecond }
 
 // node is a member of the group: a consumer with a saga, another saga and a plain handler for the same messages.
 type node struct {
@@ -92,7 +92,7 @@ func (n *node) start() {
 			if err != nil {
 				n.Errorf("Run: %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(patience()):
 			n.Error("Run does not end")
 		}
 	})
@@ -103,8 +103,7 @@ func (n *node) start() {
 // in the order of its key, though each was published twice.
 func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	t.Parallel()
-	const perSaga = 20
-	sagas := max(*load/perSaga/2, 1)
+	perSaga, sagas := size()
 	p := newPlace(t)
 	topic, group := stacktest.Topic(t, 4), stacktest.Name(t)
 	publisher, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: stacktest.Brokers(t)})
@@ -139,6 +138,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	}
 	first, second := newNode(t, p.db.Name(), topic, group, perSaga), newNode(t, p.db.Name(), topic, group, perSaga)
 	publish(1, perSaga/2)
+	began := time.Now()
 	first.start()
 	until(t, "the first node begins", func() bool { return count("ledgers", bson.D{}) > 0 })
 	second.start()
@@ -149,6 +149,7 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 	until(t, "all is done", func() bool {
 		return count("ledgers", done) == sagas && count("copies", done) == sagas && count("plain", bson.D{}) == sagas*perSaga
 	})
+	t.Logf("%d steps of %d sagas, twice over, on two nodes in %s", sagas*perSaga, sagas, time.Since(began).Round(time.Millisecond))
 	second.stop()
 
 	envelopes, err := p.envelopes(t.Context())
@@ -170,13 +171,13 @@ func TestAGroupTakesEveryStepOnceInOrder(t *testing.T) {
 
 func until(t *testing.T, what string, cond func() bool) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(patience())
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for !cond() {
 		select {
 		case <-deadline:
-			t.Fatalf("%s: not after %s", what, patience)
+			t.Fatalf("%s: not after %s", what, patience())
 		case <-tick.C:
 		}
 	}

@@ -30,11 +30,30 @@ func (h *handler[S, I]) Handle(ctx context.Context, m *consumer.Message) error {
 	reg := h.saga.reg
 	switch {
 	case reg.store.InTransaction(ctx):
-		return once(ctx)
+		return h.inTransaction(ctx, once)
 	case reg.plain:
 		return h.repeat(ctx, once)
 	}
-	return h.repeat(ctx, func(ctx context.Context) error { return reg.store.Transaction(ctx, once) })
+	return h.repeat(ctx, func(ctx context.Context) error { return h.inTransaction(ctx, once) })
+}
+
+// inTransaction runs f in a transaction of its own, or joins that of ctx: then a step that failed halfway makes it
+// rollback-only, so that nobody commits the half. A dropped message fails nothing: what was written until then stays.
+func (h *handler[S, I]) inTransaction(ctx context.Context, f func(context.Context) error) error {
+	var dropped error
+	err := h.saga.reg.store.Transaction(ctx, func(ctx context.Context) error {
+		dropped = nil
+		err := f(ctx)
+		if errors.Is(err, consumer.ErrDrop) {
+			dropped = err
+			return nil
+		}
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return dropped
 }
 
 // correlate asks the function, then the header.

@@ -278,7 +278,7 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 	step := msg(t, "Step", "a", nil)
 	handle(t, h, step)
 	before := p.document(t, "orders", "a")
-	for what, want := range map[string]error{"callback": boom, "outbox": outbox.ErrTooLarge, "transaction": boom} {
+	for what, want := range map[string]error{"callback": boom, "outbox": outbox.ErrTooLarge, "transaction": boom, "swallowed": outbox.ErrRollbackOnly} {
 		fail, size = nil, 1
 		var err error
 		switch what {
@@ -291,6 +291,14 @@ func TestAFailedStepLeavesNothing(t *testing.T) {
 		case "transaction": // of a consumer, which fails after the step
 			err = outbox.Transaction(t.Context(), p.db.Client(), func(ctx context.Context) error {
 				return errors.Join(h.Handle(ctx, step), boom)
+			})
+		case "swallowed": // by somebody who goes on to commit
+			size = 2000
+			err = outbox.Transaction(t.Context(), p.db.Client(), func(ctx context.Context) error {
+				if err := h.Handle(ctx, step); !errors.Is(err, outbox.ErrTooLarge) {
+					t.Errorf("in a transaction: %v", err)
+				}
+				return nil
 			})
 		}
 		if !errors.Is(err, want) {
@@ -327,4 +335,32 @@ func TestATombstoneIsNoSaga(t *testing.T) {
 	if err != nil || len(indexes) != 2 || indexes[1].ExpireAfterSeconds == nil || *indexes[1].ExpireAfterSeconds != 0 {
 		t.Errorf("indexes: %+v %v", indexes, err)
 	}
+}
+
+func TestADroppedMessageLeavesTheSagaAlone(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	s := define[order, string](t, p.registry(t), "orders")
+	s.Start("Start", saga.ByKey[string](), func(ctx context.Context, in *saga.Instance[order, string], _ *consumer.Message) error {
+		in.Emit(stepped())
+		_, err := p.db.Collection("notes").InsertOne(ctx, bson.D{{Key: "_id", Value: in.ID()}})
+		return errors.Join(err, consumer.ErrDrop)
+	})
+	h := handlerOf(t, s)
+	err := h.Handle(t.Context(), msg(t, "Start", "own", nil))
+	joined := outbox.Transaction(t.Context(), p.db.Client(), func(ctx context.Context) error {
+		if err := h.Handle(ctx, msg(t, "Start", "joined", nil)); !errors.Is(err, consumer.ErrDrop) {
+			t.Errorf("in a transaction: %v", err)
+		}
+		return nil
+	})
+	if !errors.Is(err, consumer.ErrDrop) || joined != nil {
+		t.Errorf("dropped: %v and %v", err, joined)
+	}
+	for _, id := range []string{"own", "joined"} {
+		if p.document(t, "orders", id) != nil || p.document(t, "notes", id) == nil {
+			t.Errorf("%s: saga %s, note %s", id, p.document(t, "orders", id), p.document(t, "notes", id))
+		}
+	}
+	p.wantEvents(t)
 }

@@ -36,6 +36,7 @@ func Run(t *testing.T, factory func(tb testing.TB) Fixture) {
 		"Recent":                 (*suite).recent,
 		"Prepare":                (*suite).prepare,
 		"RollbackLeavesNothing":  (*suite).rollback,
+		"JoinedFailure":          (*suite).joinedFailure,
 		"ReadsItsOwnWrites":      (*suite).ownWrites,
 		"ConcurrentChanges":      (*suite).concurrentChanges,
 		"ConcurrentStarts":       (*suite).concurrentStarts,

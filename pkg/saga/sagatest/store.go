@@ -187,6 +187,32 @@ func (s *suite) rollback() {
 	s.is(s.ctx, "done", 1, body(1))
 }
 
+// joinedFailure: a part that failed cannot be committed by who goes on.
+func (s *suite) joinedFailure() {
+	boom := errors.New("boom")
+	err := s.Store.Transaction(s.ctx, func(ctx context.Context) error {
+		err := s.Store.Transaction(ctx, func(ctx context.Context) error {
+			s.mustSave(ctx, saga.Record{ID: "a", Body: body(1)})
+			return boom
+		})
+		if !errors.Is(err, boom) {
+			s.Errorf("the inner transaction returned %v", err)
+		}
+		return nil
+	})
+	if !errors.Is(err, boom) {
+		s.Errorf("the outer transaction returned %v, want it to say why it cannot commit", err)
+	}
+	s.is(s.ctx, "a", 0, nil)
+	s.must(s.Store.Transaction(s.ctx, func(ctx context.Context) error {
+		return s.Store.Transaction(ctx, func(ctx context.Context) error {
+			s.mustSave(ctx, saga.Record{ID: "b", Body: body(2)})
+			return nil
+		})
+	}))
+	s.is(s.ctx, "b", 1, body(2))
+}
+
 func (s *suite) ownWrites() {
 	s.must(s.Store.Transaction(s.ctx, func(ctx context.Context) error {
 		r := s.mustSave(ctx, saga.Record{ID: "a", Body: body(1)})
