@@ -87,16 +87,33 @@ func all(ctx context.Context, c *outbox.Collection, filter bson.D, opts *options
 		return nil, err
 	}
 	var docs []bson.Raw
-	err = cur.All(ctx, &docs)
-	return docs, err
+	if err := cur.All(ctx, &docs); err != nil {
+		outbox.SetRollbackOnly(ctx, err) // a cursor that broke off has ended the transaction
+		return nil, err
+	}
+	return docs, nil
 }
 
 func (m *mongoDocuments) Insert(ctx context.Context, docs []bson.Raw) error {
 	_, err := m.coll.InsertMany(ctx, docs)
-	if mongo.IsDuplicateKeyError(err) {
+	if mongo.IsDuplicateKeyError(err) && ofID(err) {
 		return &ExistsError{Collection: m.Name(), Err: err}
 	}
 	return err
+}
+
+// ofID reports whether a duplicate key is one of _id, and not of another unique index, which says nothing of the entity.
+func ofID(err error) bool {
+	var bulk mongo.BulkWriteException
+	if !errors.As(err, &bulk) {
+		return false
+	}
+	for _, e := range bulk.WriteErrors {
+		if _, err := e.Raw.LookupErr("keyPattern", "_id"); err == nil {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {

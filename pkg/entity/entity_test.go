@@ -226,6 +226,58 @@ func TestInsertUpdateStoreDelete(t *testing.T) {
 	}
 }
 
+// Another unique index has its own say, and that is not that the entity exists.
+func TestAnotherUniqueIndex(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	if _, err := w.db.Collection("orders").Indexes().CreateOne(t.Context(), mongo.IndexModel{
+		Keys: bson.D{{Key: "total", Value: 1}}, Options: options.Index().SetUnique(true),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c, r := w.collection(), w.recorded()
+	w.tx(func(ctx context.Context) error { return just(c.Insert(ctx, order{ID: "a", Total: 1})) })
+	for what, insert := range map[string]func(context.Context) error{
+		"plain": func(ctx context.Context) error { return just(c.Insert(ctx, order{ID: "b", Total: 1})) },
+		"recorded, swallowed": func(ctx context.Context) error {
+			_ = just(r.Insert(ctx, order{ID: "b", Total: 1}))
+			return nil
+		},
+	} {
+		err := outbox.Transaction(t.Context(), w.client, insert)
+		if errors.Is(err, entity.ErrExists) || !mongo.IsDuplicateKeyError(err) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	w.wantChanges()
+}
+
+// A field of the entity that has the name of the version's is not overwritten in silence.
+func TestFieldWithTheNameOfTheVersions(t *testing.T) {
+	t.Parallel()
+	w := setup(t)
+	type release struct {
+		ID      string `bson:"_id"`
+		Version string
+	}
+	id := func(r *release) *string { return &r.ID }
+	r, err := entity.NewRecorded(w.db.Collection("releases"), w.box, "release", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named, err := entity.NewRecorded(w.db.Collection("releases"), w.box, "release", id, entity.WithVersionField("n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.tx(func(ctx context.Context) error {
+		if err := just(r.Store(ctx, release{"a", "v1"})); err == nil {
+			t.Error("overwritten")
+		}
+		return just(named.Store(ctx, release{"a", "v1"}))
+	})
+	w.want("releases", `{"_id":"a","version":"v1","n":{"$numberLong":"1"}}`)
+}
+
 func TestActions(t *testing.T) {
 	t.Parallel()
 	w := setup(t)

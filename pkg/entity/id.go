@@ -190,9 +190,12 @@ func decodeUUID(_ bson.DecodeContext, r bson.ValueReader, v reflect.Value) error
 	default:
 		return fmt.Errorf("BSON type %s is no UUID", r.Type())
 	}
-	data, _, err := r.ReadBinary()
+	data, subtype, err := r.ReadBinary()
 	if err != nil {
 		return err
+	}
+	if subtype != bson.TypeBinaryUUID && subtype != bson.TypeBinaryGeneric { // the order of the old subtype's bytes is not known
+		return fmt.Errorf("binary of subtype %d is no UUID", subtype)
 	}
 	id, err := uuid.FromBytes(data)
 	if err != nil {
@@ -214,11 +217,17 @@ func int64Value(n int64) bson.RawValue {
 }
 
 // compose is the document of an entity: _id first, then body without _id and the version, then the version if there is one.
+// A field of the entity that only has the version's name is not dropped in silence.
 func compose(id bson.RawValue, body bson.Raw, versionField string, version int64) (bson.Raw, error) {
 	doc := appendElement(make([]byte, 4, len(body)+len(versionField)+48), "_id", id)
 	elems, err := body.Elements()
 	if err != nil {
 		return nil, err
+	}
+	if versionField != "" {
+		if _, err := versionOf(body, versionField); err != nil {
+			return nil, err
+		}
 	}
 	for _, e := range elems {
 		if k := e.Key(); k != "_id" && (versionField == "" || k != versionField) {

@@ -106,7 +106,8 @@ func (v *mongoView) upTo(id bson.RawValue, version int64) bson.D {
 // unlessNewer replaces the document, if that has an older version or none, in one step: a filter by version beside an upsert
 // would insert a second one and fail on the _id, which ends a transaction.
 func (v *mongoView) unlessNewer(s State) mongo.Pipeline {
-	stored := bson.D{{Key: "$ifNull", Value: bson.A{"$" + v.field, int64(0)}}}
+	field := "$" + v.field
+	stored := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$isNumber", Value: field}}, field, int64(0)}}}
 	return mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{
 		bson.D{{Key: "$lt", Value: bson.A{stored, s.Version}}},
 		bson.D{{Key: "$literal", Value: s.Doc}},
