@@ -6,6 +6,14 @@ RUN go mod download
 COPY . .
 RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags="-s -w" -o /outrelay ./cmd/outrelay
 
+# The programs of examples/orders, for compose.yaml: docker build --target examples
+FROM build AS build-examples
+RUN CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags="-s -w" -o /examples/ ./examples/orders/service ./examples/orders/payment ./examples/orders/projector
+
+FROM gcr.io/distroless/static-debian12:nonroot AS examples
+COPY --from=build-examples /examples /examples
+CMD ["/examples/service"]
+
 FROM gcr.io/distroless/static-debian12:nonroot
 COPY --from=build /outrelay /outrelay
 EXPOSE 9464
