@@ -176,6 +176,7 @@ func (s *session) pass(ctx context.Context, e inbox.Entry) error {
 // call runs the handler for those that are fresh (nil: all), in order. It counts anew: a transaction may run it again.
 func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result) error {
 	*res = result{}
+	ctx = withHandlerName(ctx, t.reg.name)
 	batch := &collection{}
 	for i, x := range list {
 		if fresh != nil && !fresh[i] {
@@ -187,9 +188,7 @@ func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result
 			on = context.WithValue(ctx, collectionKey{}, batch)
 		}
 		m := x.entry.m.Copy()
-		if x.part.at.Failed > 0 {
-			m.Attempt += x.part.at.Failed
-		}
+		m.Attempt += x.part.at.Failed - x.part.at.Spared
 		err := t.bounded(on, func(ctx context.Context) error { return t.reg.chained.Handle(ctx, m) })
 		switch {
 		case err == nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -101,6 +102,7 @@ type run struct {
 	inbox    Inbox
 	transact Transactor
 	slots    chan struct{} // one for each lane that runs
+	kept     kept
 	busy     atomic.Int64
 	messages atomic.Int64
 	bytes    atomic.Int64
@@ -117,6 +119,10 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if len(c.reg.snapshot().all) == 0 && !c.s.idle {
 		return fmt.Errorf("%w: register one before Run, or say AllowIdle", ErrNoHandler)
 	}
+	retries, err := c.retryTopics()
+	if err != nil {
+		return fmt.Errorf("consumer: %w", err)
+	}
 	r := &run{c: c, ctx: ctx, inbox: c.s.inbox, transact: c.transactor(), slots: make(chan struct{}, c.s.concurrency)}
 	r.disposer = c.s.disposer
 	if r.disposer == nil {
@@ -132,15 +138,22 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		return err
 	}
-	if err := c.transport.Join(ctx, c.group, c.s.topics, r); err != nil {
+	if err := c.transport.Join(ctx, c.group, slices.Concat(c.s.topics, retries), r); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
 	return nil
 }
 
-// ready creates the inbox's indexes; it waits for a database that is away.
+// ready creates the indexes of the inbox and of the dead letters; it waits for a database that is away.
 func (r *run) ready() error {
-	x, ok := r.inbox.(interface {
+	if err := r.indexes("inbox", r.inbox); err != nil {
+		return err
+	}
+	return r.indexes("dead letters", r.disposer)
+}
+
+func (r *run) indexes(what string, of any) error {
+	x, ok := of.(interface {
 		EnsureIndexes(ctx context.Context) error
 	})
 	if !ok {
@@ -155,9 +168,9 @@ func (r *run) ready() error {
 			return nil
 		}
 		if !transient(err) && !mongo.IsTimeout(err) {
-			return fmt.Errorf("consumer: inbox: %w", err)
+			return fmt.Errorf("consumer: %s: %w", what, err)
 		}
-		r.report(fmt.Errorf("preparing the inbox: %w", err))
+		r.report(fmt.Errorf("preparing the %s: %w", what, err))
 		if err := b.Wait(r.ctx); err != nil {
 			return err
 		}

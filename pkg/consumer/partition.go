@@ -389,6 +389,7 @@ func (p *partition) forget() {
 
 // entry decodes a record and finds its handlers.
 func (p *partition) entry(r *Record) *entry {
+	r.Headers, r.Key = restored(r.Headers, r.Key)
 	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: sizeOf(r)}
 	m, err := p.s.decode(r)
 	if errors.Is(err, ErrDrop) {
@@ -444,6 +445,7 @@ func (s *session) decode(r *Record) (m *Message, err error) {
 func (c *Consumer) route(m *Message) []part {
 	all := c.reg.snapshot().of(m.Type)
 	only, narrowed := m.Header(HeaderOnly)
+	narrowed = narrowed && string(only) != c.group+"/" // for whoever takes it: it was parked
 	var out []part
 	taken := false
 	for _, r := range all {

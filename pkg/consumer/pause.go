@@ -37,6 +37,49 @@ func (g *gate) pauseFor(d time.Duration) {
 	})
 }
 
+// pauseFor pauses for that long, or until it is resumed by hand.
+func (c *Consumer) pauseFor(d time.Duration) {
+	if d == UntilResumed {
+		c.Pause()
+		return
+	}
+	c.gate.pauseFor(d)
+}
+
+// kept is the attempts of messages that paused the consumer: it forgets what it read, and is to go on counting.
+type kept struct {
+	mu   sync.Mutex
+	list map[keptKey]Attempts
+}
+
+type keptKey struct {
+	tp      TopicPartition
+	offset  int64
+	handler string
+}
+
+// maxKept bounds what is kept of messages that never come back: their partitions are another member's now.
+const maxKept = 10_000
+
+func (r *run) remember(t *track, x task) {
+	r.kept.mu.Lock()
+	defer r.kept.mu.Unlock()
+	if r.kept.list == nil || len(r.kept.list) >= maxKept {
+		r.kept.list = map[keptKey]Attempts{}
+	}
+	r.kept.list[keptKey{t.p.tp, x.entry.offset, t.reg.name}] = x.part.at
+}
+
+func (r *run) recall(t *track, x task) {
+	r.kept.mu.Lock()
+	defer r.kept.mu.Unlock()
+	key := keptKey{t.p.tp, x.entry.offset, t.reg.name}
+	if at, ok := r.kept.list[key]; ok {
+		x.part.at = at
+		delete(r.kept.list, key)
+	}
+}
+
 func (g *gate) set(f func(g *gate)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -170,8 +170,15 @@ func (t *track) process(list []task) {
 		t.p.finish(list)
 		return
 	}
-	if len(list) > 1 && t.together(list) {
-		return
+	if n := t.due(list); n > 1 {
+		handled, reverted := t.together(list[:n])
+		switch {
+		case reverted: // what is behind must not go before it
+			t.p.revert(list[n:])
+			return
+		case handled:
+			list = list[n:]
+		}
 	}
 	for i := range list {
 		if i > 0 && t.interrupted() {
@@ -185,26 +192,26 @@ func (t *track) process(list []task) {
 	}
 }
 
-// together handles them in one go; false if they have to be tried one by one.
-func (t *track) together(list []task) bool {
+// together handles them in one go, or gives them back; neither if they have to be tried one by one.
+func (t *track) together(list []task) (handled, reverted bool) {
 	var trouble trouble
 	defer trouble.over(t)
 	for {
 		res, err := t.attempt(list)
 		if err == nil {
 			t.account(list, res)
-			return true
+			return true, false
 		}
 		if t.p.s.hard.Err() != nil {
 			t.p.revert(list)
-			return true
+			return false, true
 		}
 		if _, blamed := t.blame(err); blamed {
-			return false
+			return false, false
 		}
 		if !trouble.wait(t, err) {
 			t.p.revert(list)
-			return true
+			return false, true
 		}
 	}
 }
@@ -213,9 +220,18 @@ func (t *track) together(list []task) bool {
 func (t *track) alone(x task) bool {
 	var trouble trouble
 	defer trouble.over(t)
+	t.p.s.recall(t, x)
 	for first := true; ; first = false {
 		if !first && t.interrupted() {
 			return false
+		}
+		if err := t.precheck(x); err != nil {
+			if e, ok := errors.AsType[*NotDueError](err); ok {
+				t.wait(e.Wait(time.Now()))
+			} else if done, again := t.decide(x, err); !again {
+				return done
+			}
+			continue
 		}
 		list := []task{x}
 		res, err := t.attempt(list)
@@ -239,27 +255,48 @@ func (t *track) alone(x task) bool {
 	}
 }
 
+// due is how many of the first messages may be handled now.
+func (t *track) due(list []task) int {
+	for i, x := range list {
+		if t.precheck(x) != nil {
+			return i
+		}
+	}
+	return len(list)
+}
+
+// precheck says why the message may not be handled now, if so.
+func (t *track) precheck(x task) error {
+	if t.reg.system {
+		return nil
+	}
+	return Precheck(x.entry.m, time.Now())
+}
+
 // decide asks the policy about a failure and does what it says. again: the message is to be tried once more.
 func (t *track) decide(x task, cause error) (done, again bool) {
-	at := &x.part.at
-	if at.Failed == 0 {
-		at.Since = time.Now()
-	}
-	at.Failed++
-	at.Total = x.entry.m.Attempt - 1 + at.Failed
+	at, m := &x.part.at, x.entry.m
+	*at = at.Note(cause, m, time.Now())
 	v := t.reg.verdict(cause, original(x.entry), *at)
-	m := x.entry.m
+	if v.Uncounted {
+		at.Spared++
+	}
 	t.p.s.c.s.observer.Failed(t.reg.name, v.Action)
+	told := cause
+	if n := at.Total - at.Spared; v.Action == DeadLetter && n > 1 {
+		told = &RetriesExhaustedError{Attempts: n, Err: cause}
+	}
 	t.p.s.report(&HandlerError{
 		Handler: t.reg.name, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, ID: m.ID, Type: m.Type,
-		Attempts: *at, Verdict: v, Err: cause,
+		Attempts: *at, Verdict: v, Err: told,
 	})
 	switch v.Action {
 	case RetryInline, RetryAfter:
 		t.wait(v.Delay)
 		return false, true
 	case PauseConsumer:
-		t.p.s.c.gate.pauseFor(v.Delay)
+		t.p.s.remember(t, x)
+		t.p.s.c.pauseFor(v.Delay)
 		return false, false
 	}
 	return t.dispose(x, v, cause), false
@@ -309,6 +346,9 @@ func (t *track) dispose(x task, v Verdict, cause error) bool {
 		s.c.s.observer.Dropped(t.reg.name, 1)
 	}
 	t.p.finish([]task{x})
+	if v.Pause != 0 {
+		s.c.pauseFor(v.Pause)
+	}
 	return true
 }
 
@@ -387,7 +427,7 @@ func original(e *entry) *Message {
 func (t *track) inboxEntry(x task) inbox.Entry {
 	m := x.entry.m
 	return inbox.Entry{
-		Key:   inbox.Key{Consumer: t.p.s.c.consumer(t.reg), Namespace: m.Namespace, ID: identity(m)},
+		Key:   inbox.Key{Consumer: t.p.s.c.consumer(t.reg), Namespace: m.Namespace, ID: dedupID(m)},
 		Place: inbox.Place{Topic: m.Topic, Partition: m.Partition, Lane: t.lane, Offset: m.Offset, LeaderEpoch: m.LeaderEpoch},
 	}
 }
