@@ -97,7 +97,8 @@ func start(ctx context.Context, out io.Writer) (*example, error) {
 	}
 	e := &example{servers: s, out: out, database: cmp.Or(os.Getenv("SHOP_DATABASE"), "shop")}
 	topics := cmp.Or(os.Getenv("SHOP_TOPICS"), "outbox.event.")
-	e.env = append(os.Environ(),
+	own := func(v string) bool { return strings.HasPrefix(v, "OUTRELAY_") } // what is set for others
+	e.env = append(slices.DeleteFunc(os.Environ(), own),
 		"MONGODB_URI="+s.MongoURI(), "KAFKA_BROKERS="+strings.Join(s.Brokers(), ","), "SHOP_DATABASE="+e.database, "SHOP_TOPICS="+topics,
 		"OUTRELAY_MONGODB_URI="+s.MongoURI(), "OUTRELAY_MONGODB_STATE="+e.database+"_relay", "OUTRELAY_KAFKA_BROKERS="+strings.Join(s.Brokers(), ","),
 		"OUTRELAY_WATCH="+e.database+".outbox", "OUTRELAY_WATCHER="+e.database, "OUTRELAY_HTTP_LISTEN=off",
