@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"slices"
 )
@@ -64,6 +65,29 @@ func (c *Consumer) defaultDisposer() (Disposer, error) {
 		cfg.Letters = letters
 	}
 	return NewDisposer(cfg)
+}
+
+// Unpark gives messages that were parked because no handler took their type back to their topic, if one does now. It
+// returns how many. Without dead letters that can give back, an in-memory store for example, it is an *UnsupportedError.
+func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
+	type unparker interface {
+		Unpark(ctx context.Context, group string, r Replay, takes func(m *Message) bool) (int64, error)
+	}
+	store := c.s.defaults.disposer.Letters
+	if !c.s.defaults.letters && c.db != nil {
+		letters, err := NewDeadLetters(c.db)
+		if err != nil {
+			return 0, err
+		}
+		store = letters
+	}
+	x, ok := store.(unparker)
+	if !ok {
+		return 0, &UnsupportedError{Operation: "giving back parked messages", Needs: "dead letters that can, as NewDeadLetters makes"}
+	}
+	return x.Unpark(ctx, c.group, Replay{Publisher: c.transport, Actor: actor, Note: "there is a handler"}, func(m *Message) bool {
+		return len(c.reg.snapshot().of(m.Type)) > 0
+	})
 }
 
 // topical is a Decider that moves messages to topics of its own.

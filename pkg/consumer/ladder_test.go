@@ -214,7 +214,7 @@ func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
 	if n, err := letters.Requeue(k.context(), consumer.LetterQuery{Handler: "h"}, r); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
-	if n, err := letters.Unpark(k.context(), k.group, r, func(m *consumer.Message) bool { return m.Type == "Z" }); n != 1 || err != nil {
+	if n, err := c.Unpark(k.context(), "test"); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
 	k.untilCount("effects", 3)
@@ -381,6 +381,31 @@ func TestAnExpiredMessageMeetsThePolicy(t *testing.T) {
 	k.untilCount(consumer.DefaultLetters, 1)
 	k.effectsOnce("dead", 1)
 	k.effectsOnce("dropped", 1)
+	if n := k.count(consumer.DefaultLetters); n != 1 {
+		t.Errorf("%d letters", n)
+	}
+}
+
+func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	letters, err := consumer.NewDeadLetters(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := k.consumer()
+	handle(t, c, "A", k.effects("effects"), consumer.Named("new"))
+	old, foreign := msg("k", "A", "1"), msg("k", "A", "2")
+	old.SetHeader(consumer.HeaderOnly, []byte(k.group+"/old"))
+	foreign.SetHeader(consumer.HeaderOnly, []byte("another/new"))
+	k.publish(old, foreign, msg("k", "A", "3"))
+	k.start(c)
+	k.untilCount("effects", 1)
+	k.effectsOnce("effects", 1)
+	k.until("a letter for the old name", func(ctx context.Context) bool {
+		l, err := letters.Get(ctx, consumer.LetterID{Group: k.group, Handler: "old", ID: "k/A/1"})
+		return err == nil && l.Class == consumer.ClassNoHandler
+	})
 	if n := k.count(consumer.DefaultLetters); n != 1 {
 		t.Errorf("%d letters", n)
 	}

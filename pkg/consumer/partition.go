@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -441,16 +442,17 @@ func (s *session) decode(r *Record) (m *Message, err error) {
 	return m, nil
 }
 
-// route finds who handles the message. N18: a letter that was requeued for one handler is for that one alone.
+// route finds who handles the message. N18: what was retried or requeued for one handler is for that one alone. If that
+// handler is no more, the message is kept as one that nobody takes; what is for another group passes.
 func (c *Consumer) route(m *Message) []part {
 	all := c.reg.snapshot().of(m.Type)
 	only, narrowed := m.Header(HeaderOnly)
 	narrowed = narrowed && string(only) != c.group+"/" // for whoever takes it: it was parked
+	ours := !narrowed || bytes.HasPrefix(only, []byte(c.group+"/"))
 	var out []part
 	taken := false
 	for _, r := range all {
 		if narrowed && string(only) != c.group+"/"+r.name {
-			taken = true
 			continue
 		}
 		if r.once && !r.fired.CompareAndSwap(false, true) {
@@ -459,7 +461,7 @@ func (c *Consumer) route(m *Message) []part {
 		}
 		out = append(out, part{reg: r})
 	}
-	if len(out) == 0 && !taken && !narrowed {
+	if len(out) == 0 && !taken && ours {
 		out = append(out, part{reg: c.unknown})
 	}
 	return out

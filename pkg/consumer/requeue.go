@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -14,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Redactor may change a letter before it is written anywhere: blank its body, its key, its reason, its headers. ErrDrop
-// keeps the letter from being written at all.
+// Redactor may change a letter before it is written anywhere: blank its body, its key, its reason and those of its history,
+// its headers. ErrDrop keeps the letter from being written at all.
 type Redactor func(ctx context.Context, l *Letter) error
 
 // DisposerConfig is what a disposer works with. What is nil is not supported: a verdict that needs it gives up the message
@@ -205,15 +206,24 @@ func comeback(m *Message, handler string, due time.Time) event.Event {
 	if m.SchemaVersion != "" {
 		opts = append(opts, event.WithSchemaVersion(m.SchemaVersion))
 	}
+	structured := isStructured(m.Headers)
+	if structured { // the relay wraps what is inside
+		if inner, err := Decode(&Record{Topic: m.Topic, Key: m.Key, Value: m.Value, Headers: m.Headers}); err == nil {
+			m.Value = inner.Value
+		}
+	}
 	for _, h := range m.Headers {
 		name := h.Key
 		switch {
-		case reserved(name):
+		case reserved(name) || byPreset[name] && !structured:
 			name = headerKept + name
 		case byPreset[name]:
 			continue // the relay writes it anew
 		}
 		opts = append(opts, event.WithHeader(name, h.Value))
+	}
+	if !structured {
+		opts = append(opts, event.WithHeader(headerAsItWas, []byte("true")))
 	}
 	var payload any
 	if m.Value != nil {
@@ -233,6 +243,11 @@ var byPreset = map[string]bool{
 func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
 	if v.Action == Park {
 		v.Reason = cmp.Or(v.Reason, ClassNoHandler)
+	}
+	if only, ok := m.Header(HeaderOnly); ok && handler == "" { // it was for one that is no more
+		if name, ok := strings.CutPrefix(string(only), m.Group+"/"); ok {
+			handler = name
+		}
 	}
 	l := newLetter(m, handler, v, cause, d.cfg.Now())
 	for _, r := range d.cfg.Redact {
