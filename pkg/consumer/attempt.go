@@ -242,15 +242,15 @@ func collect(ctx context.Context, m *Message) error {
 
 // blame tells a failure that the policy decides about from trouble that the message is not to blame for: the database away,
 // transactions that met, somebody else's claim, a partition that has changed. Trouble costs no attempts and is waited out.
-func (t *track) blame(err error) (cause error, blamed bool) {
+func (t *track) blame(err error) (blamed bool, cause error) {
 	if errors.Is(err, inbox.ErrClaimLost) || errors.Is(err, inbox.ErrClaimed) || errors.Is(err, inbox.ErrStale) {
-		return nil, false
+		return false, nil
 	}
 	if failed, ok := errors.AsType[*taskError](err); ok {
-		return failed.error, !t.transactional() || !transient(err)
+		return !t.transactional() || !transient(err), failed.error
 	}
 	if _, ok := errors.AsType[*storeError](err); ok && !errors.Is(err, inbox.ErrInvalid) {
-		return nil, false
+		return false, nil
 	}
-	return err, !transient(err)
+	return !transient(err), err
 }

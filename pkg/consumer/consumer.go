@@ -132,7 +132,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		r.disposer = d
 	}
-	if err := r.ready(); err != nil {
+	if err := r.ready(); err != nil { //nolint:contextcheck // r has the context
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // it was told to stop
 		}

@@ -18,7 +18,7 @@ import (
 
 func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
 	t.Parallel()
-	for mode, n := range map[inbox.Mode]int{inbox.Optimistic: 200, inbox.Eager: 40} {
+	for mode, n := range map[inbox.Mode]int{inbox.Optimistic: 100, inbox.Eager: 20} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 2)
@@ -146,6 +146,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 	all := make(chan struct{})
 	go func() { in.Wait(); close(all) }()
 	var at sync.Map
+	effects := k.effects("effects")
 	c := k.consumer(consumer.Concurrency(4), consumer.Exactly(inbox.None))
 	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if _, there := at.LoadOrStore(string(m.Key), true); there {
@@ -160,7 +161,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 				return ctx.Err()
 			}
 		}
-		return k.effects("effects")(ctx, m)
+		return effects(ctx, m)
 	}, consumer.OnFailure(tries(1)))
 	k.start(c)
 	k.untilCount("effects", 8)

@@ -55,7 +55,7 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 	readers.Go(s.commits)
 	<-soft.Done()
 	readers.Wait()
-	s.drain(abandon)
+	s.drain(abandon) //nolint:contextcheck // what ends is that context; the drain outlives it
 	return s.fatal()
 }
 

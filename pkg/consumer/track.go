@@ -206,7 +206,7 @@ func (t *track) together(list []task) (handled, reverted bool) {
 			t.p.revert(list)
 			return false, true
 		}
-		if _, blamed := t.blame(err); blamed {
+		if blamed, _ := t.blame(err); blamed {
 			return false, false
 		}
 		if !trouble.wait(t, err) {
@@ -242,7 +242,7 @@ func (t *track) alone(x task) bool {
 		if t.p.s.hard.Err() != nil {
 			return false
 		}
-		if cause, blamed := t.blame(err); blamed {
+		if blamed, cause := t.blame(err); blamed {
 			trouble.over(t)
 			if done, again := t.decide(x, cause); !again {
 				return done
@@ -298,8 +298,9 @@ func (t *track) decide(x task, cause error) (done, again bool) {
 		t.p.s.remember(t, x)
 		t.p.s.c.pauseFor(v.Delay)
 		return false, false
+	default:
+		return t.dispose(x, v, cause), false
 	}
-	return t.dispose(x, v, cause), false
 }
 
 // verdict is the policy's, or to the dead letters if it has none for the failure.
