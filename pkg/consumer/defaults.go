@@ -29,6 +29,12 @@ func DeadTopics(name func(topic, group string) string) Option {
 	return option(func(s *settings) { s.defaults.disposer.DeadTopic = name })
 }
 
+// CreateTopics makes retry topics, and topics of dead letters, that are missing when a message is to go there, with as many
+// partitions as the message's own topic. Without it they have to exist: a message waits for its topic.
+func CreateTopics() Option {
+	return option(func(s *settings) { s.defaults.disposer.CreateTopics = true })
+}
+
 // RedactLetters adds functions that may change dead letters before they are written anywhere.
 func RedactLetters(rs ...Redactor) Option {
 	return option(func(s *settings) { s.defaults.disposer.Redact = append(s.defaults.disposer.Redact, rs...) })

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
@@ -408,5 +409,42 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	})
 	if n := k.count(consumer.DefaultLetters); n != 1 {
 		t.Errorf("%d letters", n)
+	}
+}
+
+func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 3)
+	retries := consumer.RetryTopicName(k.topic, k.group, 1)
+	graves := consumer.DeadTopicName(k.topic, k.group)
+	cl, done := k.client()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), 10*time.Second)
+		defer cancel()
+		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{retries, graves}})
+		done()
+	})
+	k.cfg.WatchPartitions = 100 * time.Millisecond // how soon a new topic is seen
+	c := k.consumer(consumer.CreateTopics(), consumer.DeadTopics(nil),
+		consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(100*time.Millisecond))))
+	seen := newAttempts()
+	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky }, consumer.Named("h"))
+	k.publish(msg("k", "A", "1"))
+	k.start(c)
+	k.until("it died behind the ladder", func(ctx context.Context) bool {
+		n, err := k.db.Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
+		return err == nil && n == 1
+	})
+	if got := seen.numbered("k/A/1"); len(got) != 2 || got[1].topic != retries {
+		t.Errorf("attempts %+v", got)
+	}
+	md, err := cl.Metadata(k.context(), &kafka.MetadataRequest{Topics: []string{retries, graves}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, topic := range md.Topics {
+		if topic.Error != nil || len(topic.Partitions) != 3 {
+			t.Errorf("topic %s: %d partitions, %v", topic.Name, len(topic.Partitions), topic.Error)
+		}
 	}
 }

@@ -29,6 +29,9 @@ type DisposerConfig struct {
 	// DeadTopic names the topic of dead letters of a topic for a group, as DeadTopicName does; nil writes them to Letters
 	// alone. With both, the topic is written first.
 	DeadTopic func(topic, group string) string
+	// CreateTopics makes topics that are missing, with the partitions of the message's own topic. The Publisher has to be
+	// one that can, as Kafka is. Without it a message waits in its lane until somebody creates the topic.
+	CreateTopics bool
 	// Outbox takes messages that are scheduled, and fault events.
 	Outbox Outbox
 	// Transact runs what is appended to Outbox; outbox.Transaction on the client of its database.
@@ -147,9 +150,24 @@ func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, 
 	if v.Delay > 0 {
 		due = d.cfg.Now().Add(v.Delay)
 	}
-	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{moved(m, handler, v, due)})
+	err := d.publish(ctx, topic, originOf(m).Topic, moved(m, handler, v, due))
 	if tooLarge(err) {
 		return &immovableError{"with its retry headers it is larger than topic " + topic + " allows"}
+	}
+	return err
+}
+
+// publish writes to a topic, and creates it if it is missing and may be created.
+func (d *MessageDisposer) publish(ctx context.Context, topic, like string, m *Message) error {
+	type creator interface {
+		CreateTopic(ctx context.Context, name, like string) error
+	}
+	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{m})
+	if c, ok := d.cfg.Publisher.(creator); ok && d.cfg.CreateTopics && errors.Is(err, kafka.UnknownTopicOrPartition) {
+		if err := c.CreateTopic(ctx, topic, like); err != nil {
+			return err
+		}
+		err = d.cfg.Publisher.Publish(ctx, topic, []*Message{m})
 	}
 	if err != nil {
 		return fmt.Errorf("publishing to %s (it has to exist, and the user must be allowed to write to it): %w", topic, err)
@@ -284,14 +302,11 @@ func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict)
 	default:
 		return nil
 	}
-	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{l.record()})
-	switch {
-	case tooLarge(err) && d.cfg.Letters != nil:
+	err := d.publish(ctx, topic, l.Topic, l.record())
+	if tooLarge(err) && d.cfg.Letters != nil {
 		return nil // with its reason it does not fit; the document does
-	case err != nil:
-		return fmt.Errorf("publishing to %s (it has to exist, and the user must be allowed to write to it): %w", topic, err)
 	}
-	return nil
+	return err
 }
 
 // release lets those pass that were kept behind the message.
