@@ -35,7 +35,7 @@ func TestExampleOrders(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
 	defer cancel()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, program, "-orders", "200", "-json")
+	cmd := exec.CommandContext(ctx, program, "-orders", "100", "-json")
 	cmd.Env = append(os.Environ(),
 		devstack.EnvMongoDB+"="+stacktest.MongoURI(t), devstack.EnvKafka+"="+strings.Join(stacktest.Brokers(t), ","),
 		"SHOP_DATABASE="+db.Name(), "SHOP_TOPICS="+db.Name()+".")
@@ -50,7 +50,7 @@ func TestExampleOrders(t *testing.T) {
 		t.Fatal(err)
 	}
 	for field, want := range map[string]float64{
-		"orders": 200, "paid": 180, "cancelled": 20, "charges": 200, "view_placed": 200, "view_paid": 180, "view_cancel": 20, "out_of_order": 0,
+		"orders": 100, "paid": 90, "cancelled": 10, "charges": 100, "view_placed": 100, "view_paid": 90, "view_cancel": 10, "out_of_order": 0,
 	} {
 		if a[field] != want {
 			t.Errorf("%s is %v, want %v", field, a[field], want)
