@@ -23,7 +23,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
-var load = flag.Int("saga.messages", 600, "messages of the tests with two nodes")
+var load = flag.Int("saga.messages", 300, "messages of the tests with two nodes")
 
 // size is how many messages each of how many sagas gets: with -saga.messages=10000 it is a hundred each.
 func size() (perSaga, sagas int) {
