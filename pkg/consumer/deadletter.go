@@ -141,9 +141,13 @@ func DeadTopicName(topic, group string) string { return topic + "." + group + ".
 func (l *Letter) record() *Message {
 	m := l.Message()
 	for _, h := range []Header{
-		{HeaderDeadClass, []byte(l.Class)}, {HeaderDeadReason, []byte(clip(l.Reason, maxReason))}, {HeaderDeadGroup, []byte(l.ID.Group)},
-		{HeaderDeadHandler, []byte(l.ID.Handler)}, {HeaderDeadAttempts, strconv.AppendInt(nil, int64(l.Attempts), 10)},
-		{HeaderDeadAt, millis(l.LastFailure)}, {HeaderRetryOrigin, []byte(l.Origin.String())},
+		{HeaderDeadClass, []byte(l.Class)},
+		{HeaderDeadReason, []byte(clip(l.Reason, maxReason))},
+		{HeaderDeadGroup, []byte(l.ID.Group)},
+		{HeaderDeadHandler, []byte(l.ID.Handler)},
+		{HeaderDeadAttempts, strconv.AppendInt(nil, int64(l.Attempts), 10)},
+		{HeaderDeadAt, millis(l.LastFailure)},
+		{HeaderRetryOrigin, []byte(l.Origin.String())},
 	} {
 		m.SetHeader(h.Key, h.Value)
 	}

@@ -286,7 +286,8 @@ func (d *DeadLetters) requeue(ctx context.Context, q LetterQuery, r Replay, take
 // requeueOne claims a letter, publishes it and marks it; false if somebody else has it.
 func (d *DeadLetters) requeueOne(ctx context.Context, l *Letter, r Replay) (bool, error) {
 	free := bson.D{
-		{Key: "_id", Value: l.ID}, {Key: "replayed", Value: nil},
+		{Key: "_id", Value: l.ID},
+		{Key: "replayed", Value: nil},
 		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$claimedUntil", time.Time{}}}}, "$$NOW"}}}},
 	}
 	until := bson.D{{Key: "$add", Value: bson.A{"$$NOW", replayClaim.Milliseconds()}}}

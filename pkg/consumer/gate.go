@@ -99,7 +99,8 @@ func (g *KeyGate) hold(ctx context.Context, m *Message, handler string) error {
 	list := bson.D{{Key: "$ifNull", Value: bson.A{"$waiting", bson.A{}}}}
 	grown := bson.D{{Key: "$cond", Value: bson.A{
 		bson.D{{Key: "$or", Value: bson.A{bson.D{{Key: "$in", Value: bson.A{me, list}}}, bson.D{{Key: "$gte", Value: bson.A{bson.D{{Key: "$size", Value: list}}, MaxBehind}}}}}},
-		list, bson.D{{Key: "$concatArrays", Value: bson.A{list, bson.A{me}}}},
+		list,
+		bson.D{{Key: "$concatArrays", Value: bson.A{list, bson.A{me}}}},
 	}}}
 	var doc gateDoc
 	err := g.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: gateOf(m, handler)}},

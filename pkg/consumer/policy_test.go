@@ -36,6 +36,7 @@ func failures(p *consumer.Policy, err error, n int) []consumer.Verdict {
 		case consumer.RetryTopic, consumer.Requeue, consumer.Schedule: // delivered anew
 			m.Attempt = a.Total - a.Spared + 1
 			a = consumer.Attempts{}
+		default:
 		}
 	}
 	return out
