@@ -64,8 +64,11 @@ func (t *track) attempt(list []task) (res result, err error) {
 		}
 	}
 	if trace := t.p.s.c.s.trace; trace != nil {
-		var end func(error)
-		ctx, end = trace(ctx, t.reg.name, messages(list))
+		within, end, broken := traced(ctx, trace, t.reg.name, messages(list))
+		if broken != nil {
+			return res, &taskError{broken}
+		}
+		ctx = within
 		defer func() { end(err) }()
 	}
 	began := time.Now()
@@ -81,6 +84,16 @@ func (t *track) attempt(list []task) (res result, err error) {
 		err = t.call(ctx, list, nil, &res)
 	}
 	return res, err
+}
+
+// traced calls a tracer, which is a user's.
+func traced(ctx context.Context, trace Tracer, handler string, ms []*Message) (_ context.Context, end func(error), err error) {
+	defer recovered(&err)
+	ctx, end = trace(ctx, handler, ms)
+	if ctx == nil || end == nil {
+		return nil, nil, errors.New("the tracer returned nil")
+	}
+	return ctx, end, nil
 }
 
 // refuse is why nobody handles the message.

@@ -103,7 +103,7 @@ type topical interface {
 }
 
 // retryTopics are the topics beside those of the consumer that the policies of its handlers move messages to.
-func (c *Consumer) retryTopics() ([]string, error) {
+func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 	deciders := []Decider{c.s.decider}
 	for _, r := range c.reg.snapshot().all {
 		deciders = append(deciders, r.decider)
@@ -116,9 +116,9 @@ func (c *Consumer) retryTopics() ([]string, error) {
 			continue
 		}
 		errs = append(errs, t.Validate())
-		for _, topic := range c.s.topics {
+		for _, topic := range topics {
 			for _, name := range t.Topics(c.group, topic) {
-				if !slices.Contains(names, name) && !slices.Contains(c.s.topics, name) {
+				if !slices.Contains(names, name) && !slices.Contains(topics, name) {
 					names = append(names, name)
 				}
 			}

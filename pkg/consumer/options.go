@@ -93,6 +93,7 @@ type settings struct {
 	idle        bool
 	ackUnknown  bool
 	haltOnGap   bool
+	dynamic     bool
 	defaults    defaults
 }
 
@@ -261,7 +262,7 @@ func (s *settings) check() error {
 			bad = append(bad, fmt.Errorf(format, args...))
 		}
 	}
-	add(len(s.topics) == 0, "no topics: name them with Topics")
+	add(len(s.topics) == 0 && !s.dynamic, "no topics: name them with Topics")
 	for _, t := range s.topics {
 		add(t == "", "a topic's name is empty")
 	}
