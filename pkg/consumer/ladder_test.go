@@ -448,3 +448,71 @@ func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 		}
 	}
 }
+
+// forgetful disposes of each message, and says once that it did not: as a crash between the two looks to what comes after.
+type forgetful struct {
+	consumer.Disposer
+	mu     sync.Mutex
+	failed map[string]bool
+}
+
+func (f *forgetful) Dispose(ctx context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) error {
+	if err := f.Disposer.Dispose(ctx, m, handler, v, cause); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if id := fmt.Sprint(m.ID, m.Attempt); !f.failed[id] {
+		f.failed[id] = true
+		return errors.New("forgotten")
+	}
+	return nil
+}
+
+func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	k.ladder(1)
+	letters, err := consumer.NewDeadLetters(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := consumer.NewDisposer(consumer.DisposerConfig{Publisher: k.kafka, Letters: letters})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := k.consumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
+		consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(100*time.Millisecond))))
+	effect := k.effects("effects")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if string(m.Key) == "key00" && m.Attempt == 1 || string(m.Key) == "key01" {
+			return errFlaky
+		}
+		return effect(ctx, m)
+	}, consumer.Named("h"))
+	k.publish(numbered(3, 9)...)
+	k.start(c)
+	k.untilCount("effects", 6)
+	k.until("three letters", func(ctx context.Context) bool {
+		n, err := letters.Count(ctx, consumer.LetterQuery{Handler: "h"})
+		return err == nil && n == 3
+	})
+	cl, done := k.client()
+	defer done()
+	retries := consumer.RetryTopicName(k.topic, k.group, 1)
+	k.until("all copies are committed", func(ctx context.Context) bool { // three messages of two keys, each twice
+		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{retries: {0, 1}}})
+		if err != nil || res.Error != nil {
+			return false
+		}
+		var sum int64
+		for _, p := range res.Topics[retries] {
+			sum += max(p.CommittedOffset, 0)
+		}
+		return sum == 12
+	})
+	k.effectsOnce("effects", 6)
+	if n, err := letters.Count(k.context(), consumer.LetterQuery{}); n != 3 || err != nil {
+		t.Errorf("%d letters, %v", n, err)
+	}
+}

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"pgregory.net/rapid"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -305,5 +307,18 @@ func TestTheConsumersOwnErrorsWait(t *testing.T) {
 	v = consumer.DefaultPolicy().Decide(&consumer.BlockedError{Behind: "x"}, m, a)
 	if v.Action != consumer.RetryAfter || !v.Uncounted {
 		t.Errorf("blocked without a retry topic: %+v", v)
+	}
+}
+
+func TestADatabaseThatIsAwayIsTransient(t *testing.T) {
+	t.Parallel()
+	c, err := mongo.Connect(options.Client().ApplyURI("mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=50"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) }()
+	_, err = c.Database("db").Collection("c").InsertOne(t.Context(), bson.D{})
+	if !consumer.Transient()(errors.Join(errFlaky, fmt.Errorf("writing: %w", err))) {
+		t.Errorf("%T: %v", err, err)
 	}
 }
