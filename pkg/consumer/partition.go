@@ -33,6 +33,16 @@ type part struct {
 	at    Attempts
 }
 
+// any reports whether some part is in that state. The partition's lock is held; the rest of a part is its track's.
+func (e *entry) any(state partState) bool {
+	for i := range e.parts {
+		if e.parts[i].state == state {
+			return true
+		}
+	}
+	return false
+}
+
 type partState uint8
 
 const (
@@ -146,7 +156,7 @@ func (p *partition) jump(gap *RangeError) {
 
 // idle reports whether nothing of the entry is being handled. The lock is held.
 func (p *partition) idle(e *entry) bool {
-	return !slices.ContainsFunc(e.parts, func(x part) bool { return x.state == started || x.state == queued })
+	return !e.any(started) && !e.any(queued)
 }
 
 // position is the offset to fetch from, or false if there is no room.
@@ -157,7 +167,7 @@ func (p *partition) position() (int64, bool) {
 		p.rewind = false
 		p.next = p.fetched
 		for _, e := range p.entries {
-			if slices.ContainsFunc(e.parts, func(x part) bool { return x.state == waiting }) {
+			if e.any(waiting) {
 				p.next = e.offset
 				break
 			}
@@ -284,18 +294,6 @@ func (p *partition) shed(e *entry) {
 	p.bodies--
 	p.bytes -= e.size
 	p.s.held(-1, -int64(e.size))
-}
-
-// revert puts tasks back that were started and not finished; they are fetched again.
-func (p *partition) revert(list []task) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, x := range list {
-		x.part.state = waiting
-		p.shed(x.entry)
-	}
-	p.rewind = true
-	p.signal()
 }
 
 // finish marks tasks as done.

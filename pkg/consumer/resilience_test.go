@@ -337,6 +337,46 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 	}
 }
 
+// What waits in a lane behind a message that is interrupted must not go first: the watermark would pass that one.
+func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
+	t.Parallel()
+	for name, interrupt := range map[string]func(c *consumer.Consumer, stop func()){
+		"stop":  func(_ *consumer.Consumer, stop func()) { stop() },
+		"pause": func(c *consumer.Consumer, _ func()) { c.Pause() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			stats := &counts{}
+			failed := make(chan struct{}, 10)
+			var healed atomic.Bool
+			c := k.consumer(consumer.Batch(1), consumer.WithObserver(stats), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
+			effects := k.effects("effects")
+			handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
+				if string(m.Value) == "3" && !healed.Load() {
+					failed <- struct{}{}
+					return errWanted
+				}
+				return effects(ctx, m)
+			})
+			k.publish(numbered(1, 30)...)
+			stop := k.start(c)
+			k.await("the failure", failed)
+			k.until("the rest to wait", func(context.Context) bool { return stats.held.Load() == 27 })
+			interrupt(c, stop)
+			k.until("an empty memory", func(context.Context) bool { return stats.held.Load() == 0 })
+			healed.Store(true)
+			if name == "pause" {
+				c.Resume()
+			} else {
+				k.start(c)
+			}
+			k.untilCount("effects", 30)
+			k.once("effects", 30)
+		})
+	}
+}
+
 func TestAPolicyMayPauseTheConsumer(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
