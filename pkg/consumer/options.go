@@ -144,8 +144,8 @@ func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.l
 // Concurrency is how many lanes run at once, over all partitions and handlers.
 func Concurrency(n int) Option { return option(func(s *settings) { s.concurrency = n }) }
 
-// Drain is how long a stop or a rebalance waits for what is in flight before it is abandoned. It must be below the
-// group's rebalance timeout.
+// Drain is how long a stop or a rebalance waits for what is in flight before it is abandoned. It is cut to three quarters of
+// what the group waits for a member, the shorter of Kafka's session and rebalance time-outs.
 func Drain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
 
 // Commits says when offsets are committed; default CommitInterval(DefaultCommitInterval).

@@ -140,6 +140,11 @@ func (k *Kafka) newTransport(topics []string) *kafka.Transport {
 // Close closes the connections of Publish that are idle. It may be used again.
 func (k *Kafka) Close() { k.produce.CloseIdleConnections() }
 
+// MemberTimeout is how long the group waits for a member that gives no sign or does not rejoin.
+func (k *Kafka) MemberTimeout() time.Duration {
+	return min(k.cfg.SessionTimeout, k.cfg.RebalanceTimeout)
+}
+
 // Join is one member of the group until ctx ends. Topics that do not exist yet are reported and looked for every
 // WatchPartitions; the others are read meanwhile.
 func (k *Kafka) Join(ctx context.Context, group string, topics []string, s Session) error {
