@@ -23,7 +23,7 @@ const (
 	Asked = "walk"
 	Taken = "step"
 
-	sagaName = "walks"
+	sagaName = "walk_sagas"
 	askType  = "StepAsked"
 	tookType = "StepTaken"
 
