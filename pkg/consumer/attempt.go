@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // result is what became of the messages of one attempt.
@@ -256,7 +257,7 @@ func collect(ctx context.Context, m *Message) error {
 // blame tells a failure that the policy decides about from trouble that the message is not to blame for: the database away,
 // transactions that met, somebody else's claim, a partition that has changed. Trouble costs no attempts and is waited out.
 func (t *track) blame(err error) (blamed bool, cause error) {
-	if errors.Is(err, inbox.ErrClaimLost) || errors.Is(err, inbox.ErrClaimed) || errors.Is(err, inbox.ErrStale) {
+	if errors.Is(err, outbox.ErrStandalone) || errors.Is(err, inbox.ErrClaimLost) || errors.Is(err, inbox.ErrClaimed) || errors.Is(err, inbox.ErrStale) {
 		return false, nil
 	}
 	if failed, ok := errors.AsType[*taskError](err); ok {

@@ -17,6 +17,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Two members; one comes and goes while messages are written.
@@ -204,6 +205,49 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	if held := stats.maxHeld.Load(); held > int64(2*(20+n)) {
 		t.Errorf("%d messages were held", held)
 	}
+}
+
+// What cannot get better ends the Run: a server without transactions, and a topic that was created anew where that is to halt.
+func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.publish(numbered(1, 3)...)
+	standalone := func(ctx context.Context, fn func(ctx context.Context) error) error {
+		return fmt.Errorf("%w: %w", outbox.ErrStandalone, fn(ctx))
+	}
+	for _, opts := range [][]consumer.Option{{}, {consumer.Exactly(inbox.None), consumer.InTransaction()}} {
+		c := k.consumer(append(opts, consumer.Transactions(standalone))...)
+		handle(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
+		if err := c.Run(k.context()); !errors.Is(err, outbox.ErrStandalone) {
+			t.Errorf("Run: %v", err)
+		}
+	}
+	halt := recreated{k.inbox()}
+	c := k.consumer(consumer.WithInbox(halt))
+	handle(t, c, "*", nop)
+	var re *inbox.RecreatedError
+	if err := c.Run(k.context()); !errors.As(err, &re) {
+		t.Errorf("Run: %v", err)
+	}
+	if got := k.committed(1)[0]; got > 0 {
+		t.Errorf("offset %d is committed", got)
+	}
+}
+
+func (k *kit) inbox() *inbox.Inbox {
+	k.Helper()
+	x, err := inbox.New(k.db)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return x
+}
+
+// recreated says of every topic that it was created anew, and halts.
+type recreated struct{ *inbox.Inbox }
+
+func (recreated) Attach(_ context.Context, consumer, topic string, part int32, end int64, _ int32) (inbox.Generation, error) {
+	return inbox.Generation{}, &inbox.RecreatedError{Consumer: consumer, Topic: topic, Partition: part, Watermark: 100, End: end}
 }
 
 func TestPauseHoldsNothingInMemory(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // track is one handler's messages of one lane: one after another, in order, whatever the other tracks do.
@@ -395,7 +396,7 @@ func (o *trouble) wait(t *track, err error) bool {
 	d := o.b.Next()
 	var recreated *inbox.RecreatedError
 	switch {
-	case errors.As(err, &recreated):
+	case errors.As(err, &recreated), errors.Is(err, outbox.ErrStandalone):
 		t.p.s.fail(err)
 		return false
 	case errors.Is(err, inbox.ErrUnconfirmed): // asked again
