@@ -157,3 +157,17 @@ func (f publisherFunc) Publish(_ context.Context, topic string, _ []*consumer.Me
 	f(topic)
 	return nil
 }
+
+// Brokers that cannot be reached are waited for and reported; a stop does not wait with them.
+func TestBrokersThatAreAwayAreReportedAndWaitedFor(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.cfg.Brokers = []string{"127.0.0.1:1"}
+	told := make(chan struct{}, 1000)
+	c := k.consumer(consumer.OnError(func(context.Context, error) { told <- struct{}{} }))
+	handle(t, c, "*", nop)
+	stop := k.start(c)
+	k.await("a report", told)
+	k.await("another", told)
+	stop()
+}
