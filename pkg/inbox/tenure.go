@@ -21,10 +21,10 @@ import (
 // {_id, s, at}: a random id, which the partitions' own documents carry as "by", the ids of the server sessions that
 // transactions were seen in, and when it was last written. It goes with the last Release, or by a TTL index.
 const (
-	tenureKept   = 7 * 24 * time.Hour
-	noteAgain    = 24 * time.Hour // a day's silence is far below tenureKept
-	noteWithin   = 2 * time.Second
-	maxSessions  = 256 // of one tenure; the driver's pool uses few, again and again
+	tenureKept    = 7 * 24 * time.Hour
+	noteAgain     = 24 * time.Hour // a day's silence is far below tenureKept
+	noteWithin    = 2 * time.Second
+	maxSessions   = 256 // of one tenure; the driver's pool uses few, again and again
 	codeNoCommand = 59
 )
 
