@@ -75,7 +75,7 @@ type answer struct {
 type abortedTx struct{ producer, first int64 }
 
 // ApiKey makes it a message of kafka-go.
-func (*answer) ApiKey() protocol.ApiKey { return protocol.Fetch } //nolint:revive // the name is kafka-go's
+func (*answer) ApiKey() protocol.ApiKey { return protocol.Fetch } //nolint:revive,staticcheck // the name is kafka-go's
 
 func parseAnswer(body []byte, v int16) (*answer, error) {
 	d := wire{b: body}
