@@ -100,6 +100,7 @@ func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
 type topical interface {
 	Topics(group, topic string) []string
 	Validate() error
+	needs() (outbox, gate bool)
 }
 
 // retryTopics are the topics beside those of the consumer that the policies of its handlers move messages to.
@@ -115,7 +116,7 @@ func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 		if !ok {
 			continue
 		}
-		errs = append(errs, t.Validate())
+		errs = append(errs, t.Validate(), c.equipped(t))
 		for _, topic := range topics {
 			for _, name := range t.Topics(c.group, topic) {
 				if !slices.Contains(names, name) && !slices.Contains(topics, name) {
@@ -125,4 +126,20 @@ func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 		}
 	}
 	return names, errors.Join(errs...)
+}
+
+// equipped says what a policy needs that the consumer does not have. A Disposer that was given knows by itself.
+func (c *Consumer) equipped(t topical) error {
+	if c.s.disposer != nil {
+		return nil
+	}
+	var errs []error
+	box, gate := t.needs()
+	if box && c.s.defaults.disposer.Outbox == nil {
+		errs = append(errs, &UnsupportedError{Operation: "Schedule of a policy", Needs: "an outbox, by Via"})
+	}
+	if gate && c.s.defaults.disposer.Gate == nil {
+		errs = append(errs, &UnsupportedError{Operation: "BlockKey of a policy", Needs: "a KeyGate, by BlockingKeys"})
+	}
+	return errors.Join(errs...)
 }

@@ -200,6 +200,9 @@ func OnFailure(d Decider) Setting {
 		if d == nil {
 			h.problems = append(h.problems, errors.New("OnFailure: the policy is nil"))
 		}
+		if p, ok := d.(interface{ Validate() error }); ok {
+			h.problems = append(h.problems, p.Validate())
+		}
 		h.decider = d
 	})
 }

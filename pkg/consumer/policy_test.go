@@ -322,3 +322,25 @@ func TestADatabaseThatIsAwayIsTransient(t *testing.T) {
 		t.Errorf("%T: %v", err, err)
 	}
 }
+
+func TestAPolicyThatTheConsumerCannotCarryOutIsRefused(t *testing.T) {
+	t.Parallel()
+	refused := func(name string, p *consumer.Policy) {
+		t.Helper()
+		c, err := consumer.New("g", nil, consumer.Topics("t"), consumer.Brokers("127.0.0.1:1"), consumer.OnFailure(p), consumer.AllowIdle(),
+			consumer.Letters(nil), consumer.DeadTopics(nil), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
+			consumer.WithInbox(noInbox{}))
+		if err == nil {
+			err = c.Run(t.Context())
+		}
+		if !errors.Is(err, consumer.ErrConfiguration) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	refused("no outbox", consumer.NewPolicy(consumer.On().Schedule(time.Hour)))
+	refused("no gate", consumer.NewPolicy(consumer.On().RetryTopic(time.Hour).BlockKey()))
+	refused("none", nil)
+	refused("a broken rule", consumer.NewPolicy(consumer.On().Retry(-1)))
+}
+
+type noInbox struct{ consumer.Inbox }
