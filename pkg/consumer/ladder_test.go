@@ -516,3 +516,58 @@ func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
 		t.Errorf("%d letters, %v", n, err)
 	}
 }
+
+func TestTheDedupKeyIsTheIdentity(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer()
+	handle(t, c, "A", k.effects("effects"), consumer.Named("h"))
+	keyed := func(value, dedup string) *consumer.Message {
+		m := msg("k", "A", value)
+		m.Headers = append(m.Headers, consumer.Header{Key: consumer.HeaderDedupKey, Value: []byte(dedup)})
+		return m
+	}
+	k.publish(keyed("1", "same"), keyed("2", "same"), keyed("3", "other"), msg("k", "A", "4"))
+	k.start(c)
+	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })
+	k.effectsOnce("effects", 3)
+	n, err := k.db.Collection("effects").CountDocuments(k.context(), bson.D{{Key: "value", Value: "2"}})
+	if err != nil || n != 0 {
+		t.Errorf("the second of one key had an effect: %d, %v", n, err)
+	}
+}
+
+func TestUnparkNeedsLettersThatCan(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer(consumer.Letters(nil), consumer.DeadTopics(nil))
+	if _, err := c.Unpark(t.Context(), "test"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Error(err)
+	}
+}
+
+func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	var j journal
+	c := k.consumer(consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
+		j.add("saw " + m.Type)
+		switch m.Type {
+		case "old":
+			m.Type = "new"
+		case "noise":
+			return nil, consumer.ErrDrop
+		}
+		return m, nil
+	}))
+	handle(t, c, "new", k.effects("effects"), consumer.Named("a"))
+	handle(t, c, "*w", k.effects("others"), consumer.Named("b"))
+	k.publish(msg("k", "noise", "0"), msg("k", "old", "1"), msg("k", "unknown", "2"), msg("k", "new", "3"))
+	k.start(c)
+	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })
+	k.effectsOnce("effects", 2)
+	k.effectsOnce("others", 2)
+	if got, want := j.String(), "saw noise saw old saw unknown saw new"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
