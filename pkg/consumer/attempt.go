@@ -151,7 +151,7 @@ func (t *track) optimistic(ctx context.Context, list []task, res *result) error 
 // eager claims the message, and handles it in a transaction that turns the claim into the mark.
 func (t *track) eager(ctx context.Context, x task, res *result) error {
 	s := t.p.s
-	claim, err := s.inbox.Claim(ctx, t.inboxEntry(x), 0)
+	claim, err := s.claim(ctx, t.inboxEntry(x))
 	if errors.Is(err, inbox.ErrDuplicate) {
 		*res = result{duplicates: 1}
 		return s.pass(ctx, t.inboxEntry(x))
@@ -177,6 +177,14 @@ func (t *track) eager(ctx context.Context, x task, res *result) error {
 			return nil
 		})
 	})
+}
+
+// claim takes a message. It is not cut off by the end of a drain: a claim that was taken without our knowing would keep
+// everybody from the message until its lease is over.
+func (s *session) claim(ctx context.Context, e inbox.Entry) (inbox.Claim, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	return s.inbox.Claim(ctx, e, 0)
 }
 
 // pass moves a watermark.
