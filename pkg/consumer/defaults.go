@@ -50,7 +50,7 @@ func PublishFaults(f Faults) Option {
 	return option(func(s *settings) { s.defaults.disposer.Faults = &f })
 }
 
-// BlockingKeys is the gate of Rule.BlockKey. Its Middleware is to be given to the handlers, by Use.
+// BlockingKeys is the gate of Rule.BlockKey. Handlers whose policy has such a rule are inside of its Middleware.
 func BlockingKeys(g *KeyGate) Option {
 	return option(func(s *settings) { s.defaults.disposer.Gate = g })
 }
@@ -126,6 +126,20 @@ func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 		}
 	}
 	return names, errors.Join(errs...)
+}
+
+// gated puts a handler whose policy blocks keys behind the gate, outside of all other middleware: it goes by the key and
+// the id of the record.
+func (c *Consumer) gated(d Decider, h Handler) Handler {
+	t, ok := d.(topical)
+	g := c.s.defaults.disposer.Gate
+	if !ok || g == nil {
+		return h
+	}
+	if _, blocks := t.needs(); !blocks {
+		return h
+	}
+	return g.Middleware()(h)
 }
 
 // equipped says what a policy needs that the consumer does not have. A Disposer that was given knows by itself.

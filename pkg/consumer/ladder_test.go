@@ -156,7 +156,7 @@ func TestAKeyThatIsRetriedKeepsItsOrder(t *testing.T) {
 			return errFlaky
 		}
 		return effect(ctx, m)
-	}, consumer.Named("h"), consumer.Use(gate.Middleware()))
+	}, consumer.Named("h"))
 	k.publish(numbered(3, 18)...)
 	k.start(c)
 	k.untilCount("effects", 18)
