@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"sync"
 	"time"
@@ -142,7 +141,7 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	defer h.stop()
 	opts := []consumer.Option{
 		consumer.Brokers(h.Kafka...), consumer.Topics(h.Topic), consumer.WithObserver(h),
-		consumer.WithLogger(slog.New(slog.NewTextHandler(io.Discard, nil))),
+		consumer.WithLogger(slog.New(slog.DiscardHandler)),
 	}
 	var problems []error
 	opts = append(opts, consumer.OnError(func(_ context.Context, err error) {

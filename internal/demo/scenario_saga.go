@@ -94,38 +94,50 @@ func runSaga(ctx context.Context, s *stage) (_ Finding, err error) {
 	began := time.Now()
 	asked := make(chan error, 1)
 	s.loads.Go(func() { asked <- s.ask(ctx, steps) })
-	if err := s.takeSteps(ctx, steps*sagas/2); err != nil {
-		return f, err
-	}
-	if err := c.kill(hands[0]); err != nil {
+	if err := s.killNode(ctx, c, hands[0], steps*sagas/2); err != nil {
 		return f, err
 	}
 	f.Kills++
-	s.say("consumer %s is killed with -9 in the middle; another one starts", hands[0].name)
-	if _, err := c.join(); err != nil {
-		return f, err
-	}
 	if err := errors.Join(<-asked, s.arrive(ctx), repeated()); err != nil {
 		return f, err
 	}
 	f.Injected = int(r.n.Load())
-	err = s.takeSteps(ctx, steps*sagas)
-	f.StepRate = float64(int(float64(steps*sagas) / time.Since(began).Seconds()))
-	if err == nil {
-		err = s.await(ctx, "each step is told of", patience, func() bool { return ears.distinct() >= steps*sagas })
-	}
-	var broken *brokenPromise
-	if errors.As(err, &broken) {
-		s.broke("%s", broken.why) // what is missing is counted below
-	} else if err != nil {
-		return f, err
-	}
-	if err := s.pass(ctx, settleTime); err != nil {
+	if err := s.finishSteps(ctx, f, ears, steps*sagas, began); err != nil {
 		return f, err
 	}
 	c.disband(false)
 	f.Told, f.ToldTwice = ears.distinct(), ears.twice()
 	return f, s.judgeSteps(ctx, f, steps)
+}
+
+// killNode kills a node by SIGKILL when so many steps are taken, and starts another one.
+func (s *stage) killNode(ctx context.Context, c *crew, h *hand, after int) error {
+	if err := s.takeSteps(ctx, after); err != nil {
+		return err
+	}
+	if err := c.kill(h); err != nil {
+		return err
+	}
+	s.say("consumer %s is killed with -9 in the middle; another one starts", h.name)
+	_, err := c.join()
+	return err
+}
+
+// finishSteps waits until all steps are taken and told of, and a little longer for one too many. That they do not come in
+// time is noted: what is missing is counted later.
+func (s *stage) finishSteps(ctx context.Context, f *SagaFinding, e *ears, n int, began time.Time) error {
+	err := s.takeSteps(ctx, n)
+	f.StepRate = float64(int(float64(n) / time.Since(began).Seconds()))
+	if err == nil {
+		err = s.await(ctx, "each step is told of", patience, func() bool { return e.distinct() >= n })
+	}
+	var broken *brokenPromise
+	if errors.As(err, &broken) {
+		s.broke("%s", broken.why)
+	} else if err != nil {
+		return err
+	}
+	return s.pass(ctx, settleTime)
 }
 
 // takeSteps waits until the sagas have taken so many steps.

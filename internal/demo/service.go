@@ -179,8 +179,11 @@ func (s *service) place(ctx context.Context, worker, n int, instead error) (bool
 		events[i] = event.New(s.aggregate, order.Hex(), "OrderPlaced", payload, event.WithID(id), event.WithKey(customer), event.WithContentType("application/json"),
 			event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
 		orders[i] = bson.D{
-			{Key: "_id", Value: order}, {Key: "customer", Value: customer}, {Key: "cents", Value: total},
-			{Key: "event", Value: ids[i]}, {Key: "number", Value: number},
+			{Key: "_id", Value: order},
+			{Key: "customer", Value: customer},
+			{Key: "cents", Value: total},
+			{Key: "event", Value: ids[i]},
+			{Key: "number", Value: number},
 		}
 		s.check.Begin(check.Event{ID: ids[i], Key: customer, Topics: []string{topicOf + s.aggregate}, Value: payload})
 	}

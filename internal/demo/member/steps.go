@@ -19,8 +19,9 @@ import (
 )
 
 const (
-	// Asked is the aggregate type of the messages that sagas take, Taken that of the events that they emit.
+	// Asked is the aggregate type of the messages that sagas take.
 	Asked = "walk"
+	// Taken is the aggregate type of the events that sagas emit.
 	Taken = "step"
 
 	sagaName = "walk_sagas"

@@ -74,8 +74,10 @@ func (w *witness) write(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, reportWithin)
 	defer cancel()
 	_, _ = w.db.Collection(countsColl).ReplaceOne(ctx, eq("_id", w.spec.Name), bson.D{
-		{Key: "handled", Value: w.handled.Load()}, {Key: "refused", Value: w.refused.Load()},
-		{Key: "failed", Value: w.failed.Load()}, {Key: "conflicts", Value: w.conflicts.Load()},
+		{Key: "handled", Value: w.handled.Load()},
+		{Key: "refused", Value: w.refused.Load()},
+		{Key: "failed", Value: w.failed.Load()},
+		{Key: "conflicts", Value: w.conflicts.Load()},
 	}, options.Replace().SetUpsert(true))
 }
 
