@@ -1,0 +1,88 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+func TestOnlyScenariosOfConsumersTakeARhythm(t *testing.T) {
+	t.Parallel()
+	for _, s := range Scenarios() {
+		if s.Kills() != (s.Name == "consumer") {
+			t.Errorf("%s: %v", s.Name, s.Kills())
+		}
+	}
+}
+
+// Two events of one step are twice, whatever their ids; what cannot be read is a step of its own.
+func TestEarsCountSteps(t *testing.T) {
+	t.Parallel()
+	e := &ears{steps: map[string]bool{}}
+	for _, value := range []string{`{"saga":1,"n":1}`, `{"saga":1,"n":2}`, `{"saga":11,"n":2}`, `{"n":2,"saga":1}`, `-`} {
+		e.hear(devstack.Message{Value: []byte(value)})
+	}
+	if e.distinct() != 4 || e.twice() != 1 {
+		t.Errorf("%d steps, %d twice", e.distinct(), e.twice())
+	}
+}
+
+// published takes what a repeater writes, or fails.
+type published struct {
+	mu   sync.Mutex
+	err  error
+	all  []*consumer.Message
+	came chan struct{}
+}
+
+func (p *published) Publish(_ context.Context, _ string, ms []*consumer.Message) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = append(p.all, ms...)
+	p.came <- struct{}{}
+	return p.err
+}
+
+func TestRepeaterFlagsWhatItWritesAgain(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	p := &published{came: make(chan struct{}, 1)}
+	r := &repeater{again: make(chan devstack.Message, 1)}
+	ended := make(chan error, 1)
+	go func() { ended <- r.run(ctx, p) }()
+	headers := []devstack.Header{{Key: "id", Value: []byte("1")}, {Key: "none"}}
+	r.again <- devstack.Message{Key: []byte("k"), Value: []byte("v"), Headers: headers}
+	<-p.came
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	m := p.all[0]
+	flag, _ := m.Header(redelivered)
+	id, _ := m.Header("id")
+	if string(m.Key) != "k" || string(m.Value) != "v" || string(flag) != "true" || string(id) != "1" || len(m.Headers) != 3 || len(headers) != 2 {
+		t.Errorf("%+v", m)
+	}
+	p.err = errors.New("no broker")
+	r.again <- devstack.Message{}
+	if err := r.run(t.Context(), p); !errors.Is(err, p.err) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestTicks(t *testing.T) {
+	t.Parallel()
+	never, soon := ticks(0), ticks(time.Millisecond)
+	defer never.Stop()
+	defer soon.Stop()
+	select {
+	case <-never.C:
+		t.Error("it ticks")
+	case <-soon.C:
+	}
+}
