@@ -159,16 +159,6 @@ func (o *open) commit() {
 	}
 }
 
-// setPosition puts a position into the watcher document that no relay has reached.
-func setPosition(t *testing.T, s *kit.Scene, token any, at bson.Timestamp) {
-	t.Helper()
-	res, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}},
-		bson.D{{Key: "$set", Value: bson.D{{Key: "token", Value: token}, {Key: "clusterTime", Value: at}}}})
-	if err != nil || res.ModifiedCount != 1 {
-		t.Fatalf("setting the position: %v", err)
-	}
-}
-
 // setGap makes the watcher document that of an owner that died when it had written a gap.
 func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
 	t.Helper()
