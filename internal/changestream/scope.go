@@ -46,8 +46,16 @@ func (p pattern) meets(q pattern) bool { return meet(p.db, q.db) && meet(p.coll,
 // ownCollections are never watched, whatever a pattern says (N27): dead letters would be published again, and inboxes,
 // sagas, the server's own databases and system collections hold no envelopes.
 var ownCollections = []pattern{
-	{"*", "*_dead"}, {"*", "*_cron"}, {"*", "inbox"}, {"*", "inbox_*"}, {"*", "*_sagas"}, {"*", "saga_types"},
-	{"admin", "*"}, {"local", "*"}, {"config", "*"}, {"*", "system.*"},
+	{"*", "*_dead"},
+	{"*", "*_cron"},
+	{"*", "inbox"},
+	{"*", "inbox_*"},
+	{"*", "*_sagas"},
+	{"*", "saga_types"},
+	{"admin", "*"},
+	{"local", "*"},
+	{"config", "*"},
+	{"*", "system.*"},
 }
 
 // ParseScope reads patterns like `shop.outbox`, `tenant_*.outbox` and `*.outbox`. exclude names, in the same form,
