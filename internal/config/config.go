@@ -279,10 +279,24 @@ type Admin struct {
 	Token Secret `yaml:"token"`
 }
 
-// OTel is tracing.
+// OTel exports traces and metrics by OTLP over HTTP with protobuf. It is off until an endpoint is given.
 type OTel struct {
-	// Endpoint is the URL of an OTLP collector. Empty exports nothing. Defaults to empty.
+	// Endpoint is the URL of an OTLP collector; /v1/traces and /v1/metrics are appended to its path. A user name and password
+	// in it are sent as basic authentication and never printed. Empty exports nothing. Defaults to empty.
 	Endpoint URI `yaml:"endpoint"`
+	// Token is sent to the collector as a bearer token. Never printed. Defaults to none.
+	Token Secret `yaml:"token"`
+	// TLS names the files for an https endpoint. Unset takes the system's roots.
+	TLS *TLS `yaml:"tls"`
+	// SamplePercent is the share, of the traces that the services sampled, whose events get a span when they are sent. Every
+	// process decides the same about a trace. 0 makes no spans. Between 0 and 100. Defaults to 100.
+	SamplePercent int `yaml:"sample_percent"`
+	// SpansPerSecond is the most spans made in a second, so that a busy outbox does not slow down for its traces; what is
+	// above gets none. Between 1 and 100000. Defaults to 1000.
+	SpansPerSecond int `yaml:"spans_per_second"`
+	// MetricsInterval is how often every metric is exported; 0 exports none, and they are only served at /metrics. Defaults
+	// to 30s.
+	MetricsInterval time.Duration `yaml:"metrics_interval"`
 }
 
 // Log is what is written to standard error.
@@ -314,6 +328,7 @@ func Default() Config {
 		Expired:     "dead",
 		Limits:      Limits{Memory: 32 * MiB, Envelope: 900 * KiB, Tickets: 200_000},
 		HTTP:        HTTP{Listen: "127.0.0.1:9464", Readiness: 30 * time.Second},
+		OTel:        OTel{SamplePercent: 100, SpansPerSecond: 1000, MetricsInterval: 30 * time.Second},
 		Log:         Log{Level: "info", Format: "auto"},
 	}
 }
