@@ -26,7 +26,9 @@ func (r *Relay) beat(ctx context.Context) error {
 	t := time.NewTicker(beatEvery)
 	defer t.Stop()
 	var window, forgot time.Time
+	defer r.state.rest("heartbeat")
 	for {
+		r.state.pulse("heartbeat")
 		r.sign(ctx)
 		now := time.Now()
 		if now.Sub(window) > windowEvery {

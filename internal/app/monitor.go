@@ -41,7 +41,9 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var acked, ticks watch
+	defer t.state.rest("monitor")
 	for {
+		t.state.pulse("monitor")
 		select {
 		case <-ctx.Done():
 			return

@@ -19,6 +19,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -26,6 +27,8 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/systemd"
+	"github.com/outrelay/outrelay/internal/tracing"
 )
 
 // Slot is the one slot of a watcher that is not split (N28).
@@ -54,6 +57,9 @@ type Relay struct {
 	fenced    []time.Time // when Kafka fenced this owner although it held the lease (N5)
 	stepped   time.Time   // when it last stepped down for lack of progress (N6)
 	running   running
+	exporter  *tracing.Exporter // nil unless configured
+	tap       *tracing.Tap
+	figures   *figures
 }
 
 // New builds a relay; it does no I/O. Every error it returns is one of the configuration.
@@ -88,6 +94,11 @@ func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.exporter, err = newExporter(cfg, version, r); err != nil {
+		return nil, err
+	}
+	r.tap = newTap(r.exporter, r.metrics, &r.clock)
+	r.figures = &figures{Relay: r, judge: new(health.Evaluator)}
 	r.gauges()
 	return r, nil
 }
@@ -105,7 +116,10 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		g.Go(func() error { return srv.Run(work) })
 	}
+	g.Go(func() error { return r.exporter.Run(work) })
+	g.Go(func() error { return r.figures.run(work) })
 	g.Go(func() error { return r.beat(work) })
+	g.Go(func() error { return systemd.New(r.cfg.Watcher, r.state, r.log).Run(ctx, work) })
 	g.Go(func() error {
 		defer cancel()
 		return r.own(ctx, work)
