@@ -11,12 +11,13 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
 const (
 	figuresFresh  = 2 * time.Second  // while somebody looks
-	figuresIdle   = 10 * time.Second // else, and the interval of the health rules
+	figuresIdle   = 10 * time.Second // else, and between two evaluations of the health rules
 	figuresLooked = 30 * time.Second // so long after a look somebody still looks
 	figuresStale  = 15 * time.Second // older ones are not shown
 	figuresShare  = 10               // counting takes at most a tenth of the time
@@ -51,7 +52,7 @@ type figuresOf struct {
 	cost   time.Duration
 	looked time.Time
 	judged time.Time
-	health health
+	rules  health.Evaluator
 	busy   chan struct{} // closed when the count under way is done; nil: none is
 }
 
@@ -113,14 +114,14 @@ func (s *figureSet) count(ctx context.Context, k Desk) (figures, error) {
 		now := time.Now()
 		if now.Sub(e.judged) >= figuresIdle-figuresFresh/2 {
 			e.judged = now
-			e.health.observe(now, err, f.counts.Waiting(), f.counts.Dead)
+			e.rules.Observe(health.Observation{At: now, Err: err, Dead: f.counts.Dead, Counts: []health.Count{{Name: "exceptions", N: f.counts.Waiting()}}})
 		}
 	}
+	f.checks = ruleChecks(e.rules.Report())
 	if err == nil {
-		f.checks = e.health.checks()
 		e.last = f
 	} else {
-		e.last.checks = e.health.checks()
+		e.last.checks = f.checks
 	}
 	close(busy)
 	return f, err
@@ -305,6 +306,15 @@ func (k Desk) countServices(ctx context.Context, names []string, c *Counts) erro
 		}
 	}
 	return nil
+}
+
+// ruleChecks are the verdicts of the health rules in the words of checks.
+func ruleChecks(r health.Report) []Check {
+	out := make([]Check, len(r.Checks))
+	for i, c := range r.Checks {
+		out[i] = Check{ID: c.ID, Status: map[health.Status]string{health.OK: CheckOK, health.Degraded: CheckWarn, health.Unhealthy: CheckFail}[c.Status], Detail: c.Detail, Fix: c.Fix}
+	}
+	return out
 }
 
 // pendingTopics joins what waits in several collections, the oldest first.
