@@ -35,6 +35,7 @@ var libraries = []library{
 	{path: "github.com/robfig/cron", in: []string{"pkg/outbox"}, why: "cron expressions of recurring events"},
 	{path: "golang.org/x/sync", why: "errgroup"},
 	{path: "golang.org/x/sys", in: []string{"internal/lease", "internal/devstack", "internal/devstack/stacktest", "internal/demo", "internal/bench", "internal/doctor", "cmd"}, why: "the clock that runs through a suspend, process groups, memory of a process"},
+	{path: "golang.org/x/crypto/ocsp", in: []string{"internal/app"}, why: "the answer about revocation that a server staples to its certificate"},
 	{path: "golang.org/x/term", in: []string{"cmd", "internal/demo"}, why: "keys and width of a terminal"},
 	{path: "github.com/mattn/go-isatty", in: []string{"cmd", "internal/demo", "internal/logging", "internal/devstack"}, why: "terminal or not"},
 	{path: "github.com/klauspost/compress", in: []string{"internal/kafka", "internal/devstack"}, why: "record batches"},
