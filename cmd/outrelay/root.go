@@ -65,6 +65,7 @@ func commands() []func(*program) *cobra.Command {
 		newDevCommand,
 		newStatusCommand,
 		newDoctorCommand,
+		newRolesCommand,
 		newBenchCommand,
 		newBenchChildCommand,
 		newBenchRelayCommand,

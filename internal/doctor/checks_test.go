@@ -74,6 +74,7 @@ func TestChecks(t *testing.T) {
 			"kafka.sasl.mechanism=scram-sha-256", "kafka.sasl.username="+kafkaUser, "kafka.sasl.password="+planted)
 	}
 	t.Run("privileges", func(t *testing.T) { privilegesOneByOne(t, root, base(t, "relay", "full")) })
+	t.Run("roles", func(t *testing.T) { rolesOneByOne(t, root, base(t, "printed", "full")) })
 	t.Run("logins", func(t *testing.T) { logins(t, addr, sasl) })
 	t.Run("scopes", func(t *testing.T) { scopes(t, root, base(t, "relay", "full")) })
 	t.Run("parameters", func(t *testing.T) { parameters(t, root, addr, sasl) })
