@@ -118,7 +118,7 @@ func rights() map[resource][]string {
 	write := []string{"find", "insert", "update", "remove"}
 	return map[resource][]string{
 		{db: "shop", coll: "outbox"}:      append(slices.Clone(write), "changeStream", "listIndexes"),
-		{db: "shop", coll: "outbox_dead"}: write,
+		{db: "shop", coll: "outbox_dead"}: append(slices.Clone(write), "listIndexes"),
 		{db: "shop"}:                      {"listCollections"},
 		{db: "outrelay"}:                  append(slices.Clone(write), "changeStream"),
 		{cluster: true}:                   {"serverStatus", "replSetGetConfig", "getParameter"},
@@ -167,7 +167,7 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 			"insert":       {outbox: Fail}, "update": {outbox: Fail}, "remove": {outbox: Fail},
 			"listIndexes": {"outbox.indexes": Warn},
 		},
-		{db: "shop", coll: "outbox_dead"}: {"find": {dead: Fail}, "insert": {dead: Fail}, "update": {dead: Fail}, "remove": {dead: Fail}},
+		{db: "shop", coll: "outbox_dead"}: {"find": {dead: Fail}, "insert": {dead: Fail}, "update": {dead: Fail}, "remove": {dead: Fail}, "listIndexes": {dead: Warn}},
 		{db: "shop"}:                      {"listCollections": {outbox: Warn}},
 		{db: "outrelay"}: {
 			"find":   {state: Fail, "outbox.claims": Warn, "watcher": Warn},

@@ -19,6 +19,9 @@ type roleMaker struct {
 
 var readWrite = []string{"find", "insert", "update", "remove"}
 
+// indexActions let documents expire after a time by an index, which is made, changed and dropped with the configuration.
+var indexActions = []string{"listIndexes", "createIndex", "dropIndex", "collMod"}
+
 // on are privileges with the same actions on every watched collection, whose name outbox maps.
 func (m *roleMaker) on(name func(coll string) string, why string, actions ...string) (out []Privilege) {
 	for _, ns := range m.cfg.Watch {
@@ -107,14 +110,15 @@ func (m *roleMaker) relay() Role {
 		"limits and identity of the replica set", "serverStatus", "replSetGetConfig", "getParameter"))
 	indexes := []string{"listIndexes"}
 	if m.cfg.Purge.TTL > 0 {
-		indexes = append(indexes, "createIndex", "dropIndex", "collMod")
+		indexes = indexActions
 	}
-	for _, p := range m.on(itself, "indexes are compared with those that are wanted", indexes...) {
-		p.Optional = "without it missing indexes are not noticed"
-		r.Privileges = append(r.Privileges, p)
-	}
+	ofLetters := []string{"listIndexes"}
 	if m.cfg.DeadLetters.Expire > 0 {
-		r.Privileges = add(r.Privileges, m.on(deadletter.Collection, "dead letters expire by an index", "listIndexes", "createIndex", "dropIndex", "collMod")...)
+		ofLetters = indexActions
+	}
+	for _, p := range append(m.on(itself, "indexes are compared with those that are wanted", indexes...), m.on(deadletter.Collection, "whether dead letters expire is said by an index", ofLetters...)...) {
+		p.Optional = "without it missing indexes are not noticed, and documents do not expire"
+		r.Privileges = append(r.Privileges, p)
 	}
 	return r
 }
@@ -124,7 +128,7 @@ func (m *roleMaker) setup() Role {
 	r := Role{Name: m.who.Prefix + "Setup", For: "outrelay migrate, once for each version; the relay runs with mongodb.indexes: false then"}
 	schema := []string{"createCollection", "createIndex", "dropIndex", "listIndexes", "collMod"}
 	r.Privileges = add(nil, m.on(itself, "indexes of the outbox", schema...)...)
-	r.Privileges = add(r.Privileges, m.on(deadletter.Collection, "and of its dead letters", schema...)...)
+	r.Privileges = add(r.Privileges, m.on(deadletter.Collection, "and of its dead letters, where there are any", append([]string{"find"}, schema...)...)...)
 	r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(m.cfg.MongoDB.State, ""), Actions: slices.Concat(readWrite, schema), Why: "the ledger of migrations, and the indexes of the state"})
 	r.Privileges = add(r.Privileges, m.listing("")...)
 	if slices.Contains(m.databases(), "") {
