@@ -63,6 +63,7 @@ func commands() []func(*program) *cobra.Command {
 	return []func(*program) *cobra.Command{
 		newRunCommand,
 		newDevCommand,
+		newDevMemberCommand,
 		newStatusCommand,
 		newDoctorCommand,
 		newBenchCommand,
