@@ -121,6 +121,9 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		g.Go(func() error { return srv.Run(work) })
 	}
+	if err := r.serveOperators(g, work); err != nil {
+		return err
+	}
 	g.Go(func() error { return r.exporter.Run(work) })
 	g.Go(func() error { return r.figures.run(work) })
 	g.Go(func() error { return r.beat(work) })
