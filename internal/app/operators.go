@@ -74,8 +74,11 @@ func access(a *config.Admin) httpapi.Access {
 // Addr is the address that is listened on, with the port that was found.
 func (o *Operators) Addr() string { return o.server.Addr() }
 
-// Close frees what one that was never run holds.
+// Close frees what one that was never run holds; nil holds nothing.
 func (o *Operators) Close() error {
+	if o == nil {
+		return nil
+	}
 	o.close()
 	return o.server.Close()
 }
@@ -89,16 +92,14 @@ func (o *Operators) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// serveOperators runs the operator's listener beside the relay, if it is configured.
-func (r *Relay) serveOperators(g *errgroup.Group, ctx context.Context) error {
+// operators is the operator's listener beside the relay; nil where it is not configured.
+func (r *Relay) operators() (*Operators, error) {
 	if r.cfg.HTTP.Admin == nil {
-		return nil
+		return nil, nil
 	}
 	o, err := NewOperators(r.cfg, r.version, r.log)
-	if err != nil {
-		return err
+	if err == nil {
+		r.log.Info("the operator's page and API are served", "address", o.Addr())
 	}
-	r.log.Info("the operator's page and API are served", "address", o.Addr())
-	g.Go(func() error { return o.Run(ctx) })
-	return nil
+	return o, err
 }

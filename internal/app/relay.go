@@ -113,16 +113,20 @@ func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer r.close(work)
+	operators, err := r.operators()
+	if err != nil {
+		return err
+	}
 	g, work := errgroup.WithContext(work)
 	if r.cfg.HTTP.Listen != "off" {
 		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.state, r.metrics.Registry, r.log)
 		if err != nil {
-			return fmt.Errorf("http.listen: %w", err)
+			return errors.Join(fmt.Errorf("http.listen: %w", err), operators.Close())
 		}
 		g.Go(func() error { return srv.Run(work) })
 	}
-	if err := r.serveOperators(g, work); err != nil {
-		return err
+	if operators != nil {
+		g.Go(func() error { return operators.Run(work) })
 	}
 	g.Go(func() error { return r.exporter.Run(work) })
 	g.Go(func() error { return r.figures.run(work) })
