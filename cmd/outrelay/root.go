@@ -65,6 +65,10 @@ func commands() []func(*program) *cobra.Command {
 		newDevCommand,
 		newDevMemberCommand,
 		newStatusCommand,
+		newNodesCommand,
+		newEventsCommand,
+		newLookupCommand,
+		newPingCommand,
 		newDoctorCommand,
 		newBenchCommand,
 		newBenchChildCommand,
@@ -81,11 +85,15 @@ func commands() []func(*program) *cobra.Command {
 		newWaitingCommand,
 		newFailedCommand,
 		newReplayCommand,
+		newSagaCommand,
+		newInboxCommand,
+		newStorageCommand,
 		newMigrateCommand,
 		newValidateCommand,
 		newConfigCommand,
 		newSchemaCommand,
 		newVersionCommand,
+		newDocsCommand,
 	}
 }
 

@@ -3,5 +3,4 @@ package zdeps
 
 import (
 	_ "github.com/chromedp/chromedp"
-	_ "github.com/spf13/cobra/doc"
 )
