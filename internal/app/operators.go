@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -13,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/httpapi"
+	"github.com/outrelay/outrelay/internal/opspage"
 )
 
 // Operators is the operator's page and API of one deployment. It has a connection of its own, so that no question of a
@@ -48,7 +50,7 @@ func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operato
 			return time.Unix(int64(first.T), 0), time.Unix(int64(last.T), 0), err
 		},
 	}}
-	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log}
+	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log, Page: o.page(cfg, version, log)}
 	if a.TLS != nil {
 		opts.TLS = func() (*tls.Config, error) { return a.TLS.Server() }
 	}
@@ -57,6 +59,13 @@ func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operato
 		return nil, fmt.Errorf("http.admin.listen: %w", err)
 	}
 	return o, nil
+}
+
+// page is the operator's page over the deployment's desks.
+func (o *Operators) page(cfg config.Config, version string, log *slog.Logger) http.Handler {
+	return opspage.New(opspage.Options{Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Log: log, Desk: func(a admin.Actor, watcher string) opspage.UseCases {
+		return o.dep.For(a).Of(watcher)
+	}})
 }
 
 // access is who may come in.
