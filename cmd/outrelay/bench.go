@@ -15,10 +15,14 @@ import (
 	"github.com/outrelay/outrelay/internal/bench"
 )
 
+// consumerEvents is how many records bench --consumer writes: with a transaction for each, those of the relay's backlog
+// would take long.
+const consumerEvents = 20_000
+
 func newBenchCommand(p *program) *cobra.Command {
 	o := bench.Options{}
 	var seconds int
-	var asJSON, reconciler bool
+	var asJSON, reconciler, handlers bool
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the relay against the limits of the servers, in one run",
@@ -29,14 +33,30 @@ acknowledged insert to a consumer beside that of a bare change stream. Runs are 
 With --reconciler it measures instead what goes beside the stream, and the drain of the stream in the same run: the drain of
 what is scheduled, the error of due times, the sweep of a gap, what is parked and delivered later, and the purge.
 
+With --consumer it measures what stands on the other side of Kafka: a handler of pkg/consumer with its inbox beside a loop around
+kafka-go's Reader with one transaction for each record, both with the same effect; 20,000 records unless --events says otherwise.
+
 Without --mongodb and --kafka it starts servers of its own on this machine. Keep the machine quiet meanwhile: the part of the
 CPU time that others used is reported as foreign. The defaults take about six minutes.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Duration = time.Duration(seconds) * time.Second
 			o.Progress, o.OnHardStop = p.errOut, p.onHardStop
+			if handlers && !c.Flags().Changed("events") {
+				o.Events = consumerEvents
+			}
 			if err := o.Check(); err != nil {
 				return err
+			}
+			if handlers {
+				res, err := bench.RunConsumer(c.Context(), o)
+				if err != nil {
+					return temporary(err)
+				}
+				if asJSON {
+					return printJSON(p.out, res)
+				}
+				return res.Print(p.errOut)
 			}
 			if reconciler {
 				res, err := bench.RunReconciler(c.Context(), o)
@@ -67,12 +87,14 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 	f.IntVar(&o.Failover, "failover", 0, "`times` that the owner is killed, and asked to end, beside a standby")
 	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time of the failover; the configuration's default if 0")
 	f.BoolVar(&reconciler, "reconciler", false, "measure what goes beside the stream instead")
+	f.BoolVar(&handlers, "consumer", false, "measure a handler with its inbox instead")
 	f.StringSliceVar(&o.Only, "only", nil, "with --reconciler, the `measurements` that are wanted: "+strings.Join(bench.ReconcilerSteps(), ", "))
 	f.StringVar(&o.MongoDB, "mongodb", "", "`URI` of a replica set to measure on, instead of one of its own")
 	f.StringSliceVar(&o.Kafka, "kafka", nil, "`addresses` of brokers to measure on, without login, instead of one of its own")
 	f.StringVar(&o.CPUProfile, "cpuprofile", "", "beginning of the `file` names for CPU profiles of the relay")
 	f.StringVar(&o.MemProfile, "memprofile", "", "beginning of the `file` names for allocation profiles of the relay")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
+	c.MarkFlagsMutuallyExclusive("reconciler", "consumer")
 	return c
 }
 

@@ -41,13 +41,17 @@ held; --events and --rate then change how much of it there is:
 			if c.Flags().Changed("scenario") {
 				return p.scenario(c, scenario, o, asJSON)
 			}
+			if o.RebalanceEvery > 0 {
+				return errors.New("--rebalance-every is for --scenario consumer")
+			}
 			return p.dev(c, o, asJSON)
 		},
 	}
 	f := c.Flags()
 	f.IntVar(&o.Events, "events", 0, "end after `N` events; 0 goes on until q or Ctrl-C")
 	f.IntVar(&o.Rate, "rate", demo.DefaultRate, "events per second of the sample service")
-	f.DurationVar(&o.KillEvery, "kill-every", 0, "kill the owner with -9 in this rhythm, for example 4s")
+	f.DurationVar(&o.KillEvery, "kill-every", 0, "kill the owner, or in scenario consumer a consumer, with -9 in this rhythm, for example 4s")
+	f.DurationVar(&o.RebalanceEvery, "rebalance-every", 0, "in scenario consumer, let one more consumer join or leave in this rhythm, for example 1s")
 	f.BoolVar(&o.Keep, "keep", false, "leave relays and servers up at the end, until Ctrl-C")
 	f.StringVar(&scenario, "scenario", "", "show one promise under one fault: `NAME` is one of "+strings.Join(scenarioNames(), ", "))
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output at the end")
@@ -62,8 +66,13 @@ func checkDev(o demo.Options) error {
 	if o.Rate < 1 || o.Rate > 100_000 {
 		errs = append(errs, fmt.Errorf("--rate %d: expected between 1 and 100000", o.Rate))
 	}
-	if o.KillEvery < 0 || o.KillEvery > 0 && o.KillEvery < time.Second {
-		errs = append(errs, fmt.Errorf("--kill-every %v: expected 0 or at least 1s", o.KillEvery))
+	for _, f := range []struct {
+		name string
+		is   time.Duration
+	}{{"kill-every", o.KillEvery}, {"rebalance-every", o.RebalanceEvery}} {
+		if f.is < 0 || f.is > 0 && f.is < time.Second {
+			errs = append(errs, fmt.Errorf("--%s %v: expected 0 or at least 1s", f.name, f.is))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -92,9 +101,9 @@ func (p *program) scenario(c *cobra.Command, name string, o demo.Options, asJSON
 	if err != nil {
 		return fmt.Errorf("--scenario: %w", err)
 	}
-	for _, flag := range []string{"keep", "kill-every"} {
-		if c.Flags().Changed(flag) {
-			return fmt.Errorf("--%s does not go with --scenario: a scenario ends by itself and breaks what it has to break", flag)
+	for _, flag := range []string{"keep", "kill-every", "rebalance-every"} {
+		if c.Flags().Changed(flag) && (flag == "keep" || !s.Kills()) {
+			return fmt.Errorf("--%s does not go with --scenario %s: it ends by itself and breaks what it has to break", flag, name)
 		}
 	}
 	if !c.Flags().Changed("rate") {

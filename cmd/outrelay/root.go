@@ -63,7 +63,12 @@ func commands() []func(*program) *cobra.Command {
 	return []func(*program) *cobra.Command{
 		newRunCommand,
 		newDevCommand,
+		newDevMemberCommand,
 		newStatusCommand,
+		newNodesCommand,
+		newEventsCommand,
+		newLookupCommand,
+		newPingCommand,
 		newDoctorCommand,
 		newRolesCommand,
 		newBenchCommand,
@@ -81,11 +86,15 @@ func commands() []func(*program) *cobra.Command {
 		newWaitingCommand,
 		newFailedCommand,
 		newReplayCommand,
+		newSagaCommand,
+		newInboxCommand,
+		newStorageCommand,
 		newMigrateCommand,
 		newValidateCommand,
 		newConfigCommand,
 		newSchemaCommand,
 		newVersionCommand,
+		newDocsCommand,
 	}
 }
 

@@ -24,7 +24,7 @@ type client struct {
 }
 
 // patience is how long an order is tried to be placed, and how long the rest may take to come to rest.
-const patience = 2 * time.Minute
+const patience = 4 * time.Minute
 
 // place tries one instance after the other until one has answered. A client that got no answer does not know whether the
 // order was placed, and asks again with the same id.

@@ -48,7 +48,7 @@ func run(ctx context.Context, orders int, kill, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	defer e.servers.Stop()
+	defer e.stop()
 	began := time.Now()
 	check, err := newCheck(ctx, e.servers.MongoURI(), e.database)
 	if err != nil {
@@ -97,7 +97,8 @@ func start(ctx context.Context, out io.Writer) (*example, error) {
 	}
 	e := &example{servers: s, out: out, database: cmp.Or(os.Getenv("SHOP_DATABASE"), "shop")}
 	topics := cmp.Or(os.Getenv("SHOP_TOPICS"), "outbox.event.")
-	e.env = append(os.Environ(),
+	own := func(v string) bool { return strings.HasPrefix(v, "OUTRELAY_") } // what is set for others
+	e.env = append(slices.DeleteFunc(os.Environ(), own),
 		"MONGODB_URI="+s.MongoURI(), "KAFKA_BROKERS="+strings.Join(s.Brokers(), ","), "SHOP_DATABASE="+e.database, "SHOP_TOPICS="+topics,
 		"OUTRELAY_MONGODB_URI="+s.MongoURI(), "OUTRELAY_MONGODB_STATE="+e.database+"_relay", "OUTRELAY_KAFKA_BROKERS="+strings.Join(s.Brokers(), ","),
 		"OUTRELAY_WATCH="+e.database+".outbox", "OUTRELAY_WATCHER="+e.database, "OUTRELAY_HTTP_LISTEN=off",
@@ -112,7 +113,7 @@ func start(ctx context.Context, out io.Writer) (*example, error) {
 	for i := range 2 {
 		url, err := e.startAll(ctx, i)
 		if err != nil {
-			s.Stop()
+			e.stop()
 			return nil, err
 		}
 		e.urls = append(e.urls, url)
@@ -165,6 +166,23 @@ func (e *example) killOneOfEach() error {
 		e.say("%-12s killed with -9", p.Name())
 	}
 	return nil
+}
+
+// stop lets the programs finish what they are at, and ends them and the servers.
+func (e *example) stop() {
+	for _, p := range e.programs {
+		_ = p.Terminate() // one that does not end is killed below
+	}
+	late, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	for _, p := range e.programs {
+		select {
+		case <-p.Done():
+		case <-late.Done():
+			_ = p.Kill()
+		}
+	}
+	e.servers.Stop()
 }
 
 // words are the last lines of all programs, to see what went wrong.

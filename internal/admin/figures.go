@@ -3,11 +3,13 @@ package admin
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
@@ -28,6 +30,8 @@ const (
 	manyCollections = 32
 	manyDatabases   = 100 // are asked for inboxes and sagas at most
 	counting        = 4   // collections at once
+
+	pendingCounted = 100_000 // envelopes of a collection that are behind the position are counted up to here
 )
 
 // figures are what has to be counted.
@@ -233,16 +237,18 @@ func databases(names []string) []string {
 func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[string]bool, f *figures) error {
 	var mu sync.Mutex
 	var waiting []store.WaitingTopic
+	position, _ := Replayer{Operator: k.Operator}.position(ctx) // none yet: then nothing is behind it
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(counting)
 	for _, ns := range names {
 		g.Go(func() error {
-			one, list, err := k.countOutbox(ctx, ns, dirty[ns] || len(names) <= manyCollections)
+			one, list, err := k.countOutbox(ctx, ns, dirty[ns] || len(names) <= manyCollections, position)
 			mu.Lock()
 			defer mu.Unlock()
 			waiting = append(waiting, list...)
 			c := &f.counts
-			c.Envelopes, c.Scheduled, c.Dead, c.DeadAll = c.Envelopes+one.Envelopes, c.Scheduled+one.Scheduled, c.Dead+one.Dead, c.DeadAll+one.DeadAll
+			c.Envelopes, c.Pending, c.Scheduled = c.Envelopes+one.Envelopes, c.Pending+one.Pending, c.Scheduled+one.Scheduled
+			c.Dead, c.DeadAll = c.Dead+one.Dead, c.DeadAll+one.DeadAll
 			return err
 		})
 	}
@@ -257,7 +263,7 @@ func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[strin
 	return nil
 }
 
-func (k Desk) countOutbox(ctx context.Context, ns string, look bool) (c Counts, waiting []store.WaitingTopic, err error) {
+func (k Desk) countOutbox(ctx context.Context, ns string, look bool, position bson.Timestamp) (c Counts, waiting []store.WaitingTopic, err error) {
 	coll, err := store.Outboxed(k.State.Client(), ns)
 	if err != nil {
 		return c, nil, err
@@ -269,7 +275,12 @@ func (k Desk) countOutbox(ctx context.Context, ns string, look bool) (c Counts, 
 		if waiting, err = store.CountWaiting(ctx, coll); err != nil {
 			return c, nil, err
 		}
-		if c.Scheduled, err = store.CountScheduled(ctx, coll); err != nil {
+		if c.Scheduled, _, err = store.CountDue(ctx, coll, math.MaxInt64); err != nil {
+			return c, nil, err
+		}
+	}
+	if !position.IsZero() {
+		if c.Pending, _, err = store.CountBehind(ctx, coll, position, pendingCounted); err != nil {
 			return c, nil, err
 		}
 	}

@@ -30,6 +30,11 @@ type Node struct {
 	SeenAt         time.Time  `json:"seen_at"`
 	AgeS           float64    `json:"age_s"` // of its last sign of life
 	Stale          bool       `json:"stale"` // it gave none for longer than ten seconds
+	Roles          []string   `json:"roles"` // producer, relay, cleaner, admin
+	Capabilities   []string   `json:"capabilities"`
+	Schema         int        `json:"schema"`           // number of the last migration that it knows
+	Config         string     `json:"config,omitempty"` // fingerprint of what must be the same on all nodes of a watcher
+	StaleSince     *time.Time `json:"stale_since,omitempty"`
 }
 
 // Nodes are all that were heard of within two weeks, joined with the slots that they own, those that own some first.
@@ -49,11 +54,9 @@ func (k Desk) nodes(ctx context.Context, status Status) ([]Node, error) {
 	out := make([]Node, 0, len(list))
 	for _, n := range list {
 		one := Node{
-			Node: n.Node, Address: n.Address, Version: n.Version, Role: "standby", Watchers: n.Watchers, Slots: []string{},
+			Node: n.Node, Address: n.Address, Version: n.Version, Role: "standby", Watchers: texts(n.Watchers), Slots: []string{},
+			Roles: texts(n.Roles), Capabilities: texts(n.Capabilities), Schema: n.Schema, Config: n.Facts.Config, StaleSince: n.StaleSince,
 			KafkaReachable: n.KafkaReachable, LastAck: n.LastAck, StartedAt: n.StartedAt, SeenAt: n.SeenAt, AgeS: n.Age().Seconds(), Stale: !n.Alive(nodeStale),
-		}
-		if one.Watchers == nil {
-			one.Watchers = []string{}
 		}
 		for _, w := range owned(status, n.Node) {
 			one.Slots = append(one.Slots, w.Name+"/"+w.Slot)
@@ -63,6 +66,14 @@ func (k Desk) nodes(ctx context.Context, status Status) ([]Node, error) {
 	}
 	slices.SortStableFunc(out, func(a, b Node) int { return len(b.Slots) - len(a.Slots) })
 	return out, nil
+}
+
+// texts is a list that is never null in JSON.
+func texts(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
 }
 
 // owned are the slots whose lease node holds now.

@@ -51,7 +51,10 @@ func (f *figures) run(ctx context.Context) error {
 		}
 		return 0
 	})
-	defer m.Age.From(nil)
+	m.Ready.From(func() float64 {
+		ok, _, _ := f.state.Ready()
+		return number(ok)
+	})
 	wait := figuresEvery / 5 // the first soon, for those who watch a start
 	for {
 		select {

@@ -139,6 +139,7 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 		}
 	}
 	t.gaugeBlocked(blocked)
+	t.tellParked(blocked)
 	if t.state.set("stuck", text, false) && text != "" {
 		t.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
 	}

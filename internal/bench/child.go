@@ -33,6 +33,8 @@ type spec struct {
 	Topic      string         `json:"topic,omitempty"`
 	Events     int            `json:"events"`
 	Payload    int            `json:"payload"`
+	Group      string         `json:"group,omitempty"`
+	Handling   handling       `json:"handling,omitzero"`
 }
 
 // outcome is a child's answer.
@@ -42,6 +44,11 @@ type outcome struct {
 	Ended   int64  `json:"ended"` // of the last, read or acknowledged
 	Mallocs uint64 `json:"mallocs"`
 	Error   string `json:"error,omitempty"`
+
+	// Of records that were handled: how many transactions that took, and how long one, in milliseconds.
+	Goes int     `json:"goes,omitempty"`
+	P50  float64 `json:"p50,omitempty"`
+	P99  float64 `json:"p99,omitempty"`
 }
 
 func perSecond(events int, began, ended int64) float64 {
@@ -109,7 +116,17 @@ func prepare(ctx context.Context, s spec) (work, error) {
 	case modeProduce:
 		return newRawProduce(ctx, s)
 	}
-	return nil, fmt.Errorf("a mode %q is not known", s.Mode)
+	if s.Mode != modeReader && s.Mode != modeHandler {
+		return nil, fmt.Errorf("a mode %q is not known", s.Mode)
+	}
+	e, err := newEffects(ctx, s)
+	switch {
+	case err != nil:
+		return nil, err
+	case s.Mode == modeReader:
+		return readerLoop{e}, nil
+	}
+	return handlerLoop{effects: e}, nil
 }
 
 // child is the parent's side.

@@ -13,8 +13,8 @@ import (
 	"github.com/segmentio/kafka-go/protocol/fetch"
 )
 
-// consumer reads a fresh topic from its beginning, with one long poll for all partitions of a broker.
-type consumer struct {
+// tailer reads a fresh topic from its beginning, with one long poll for all partitions of a broker.
+type tailer struct {
 	brokers []*broker
 	wg      sync.WaitGroup
 	stop    context.CancelFunc
@@ -38,13 +38,13 @@ type sender struct {
 type arrival func(number int, at time.Time, from sender)
 
 // consume calls got for each record, from one goroutine for each broker, until stopped.
-func (b *bench) consume(ctx context.Context, topic string, got arrival) (*consumer, error) {
+func (b *bench) consume(ctx context.Context, topic string, got arrival) (*tailer, error) {
 	leaders, err := b.cluster.leaders(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	c := &consumer{stop: cancel}
+	c := &tailer{stop: cancel}
 	for addr, parts := range leaders {
 		conn, err := dialBroker(ctx, addr)
 		if err != nil {
@@ -63,7 +63,7 @@ func (b *bench) consume(ctx context.Context, topic string, got arrival) (*consum
 	return c, nil
 }
 
-func (c *consumer) close() {
+func (c *tailer) close() {
 	c.stop()
 	for _, b := range c.brokers {
 		b.close()
@@ -72,7 +72,7 @@ func (c *consumer) close() {
 }
 
 // failed is why it reads no more.
-func (c *consumer) failed() error {
+func (c *tailer) failed() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err

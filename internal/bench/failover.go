@@ -21,7 +21,7 @@ type pair struct {
 	setting  setting
 	owner    *relay
 	standby  *relay
-	consumer *consumer
+	consumer *tailer
 	ledger   *ledger
 	started  int
 }

@@ -208,7 +208,7 @@ func (s *shots) read(ctx context.Context, cs *mongo.ChangeStream) error {
 // tailing is a relay that tails a collection, and a consumer behind it.
 type tailing struct {
 	relay    *relay
-	consumer *consumer
+	consumer *tailer
 	shots    atomic.Pointer[shots]
 	topic    string
 }

@@ -43,12 +43,15 @@ func (p pattern) covers(q pattern) bool {
 
 func (p pattern) meets(q pattern) bool { return meet(p.db, q.db) && meet(p.coll, q.coll) }
 
-// ownCollections are never watched, whatever a pattern says (N27): dead letters would be published again, and the server's
-// own databases and system collections hold no envelopes.
-var ownCollections = []pattern{{"*", "*_dead"}, {"*", "*_cron"}, {"admin", "*"}, {"local", "*"}, {"config", "*"}, {"*", "system.*"}}
+// ownCollections are never watched, whatever a pattern says (N27): dead letters would be published again, and inboxes,
+// sagas, the server's own databases and system collections hold no envelopes.
+var ownCollections = []pattern{
+	{"*", "*_dead"}, {"*", "*_cron"}, {"*", "inbox"}, {"*", "inbox_*"}, {"*", "*_sagas"}, {"*", "saga_types"},
+	{"admin", "*"}, {"local", "*"}, {"config", "*"}, {"*", "system.*"},
+}
 
 // ParseScope reads patterns like `shop.outbox`, `tenant_*.outbox` and `*.outbox`. exclude names, in the same form,
-// collections that belong to outrelay itself beside the dead letters: the state database ("outrelay.*"), inboxes, sagas.
+// collections that belong to outrelay itself beside those: the state database ("outrelay.*").
 // They are never read, and naming one of them as a collection to watch is an error. All problems are reported at once.
 func ParseScope(patterns []string, exclude ...string) (*Scope, error) {
 	s := &Scope{exclude: slices.Clone(ownCollections)}

@@ -238,11 +238,7 @@ func (c *Config) validateLimits(v validator) {
 func (c *Config) validateHTTP(v validator) {
 	v.check("http.listen", c.HTTP.Listen == "off" || hostPort(c.HTTP.Listen), strconv.Quote(c.HTTP.Listen), "expected host:port, or off")
 	v.between("http.readiness", c.HTTP.Readiness, time.Second, time.Hour)
-	if a := c.HTTP.Admin; a != nil {
-		v.required("http.admin.listen", a.Listen == "", "give host:port")
-		v.check("http.admin.listen", a.Listen == "" || hostPort(a.Listen) && a.Listen != c.HTTP.Listen, strconv.Quote(a.Listen), "expected host:port, other than http.listen")
-		v.required("http.admin.token", a.Token.IsZero(), "give the token, best as ${file:/path}")
-	}
+	c.validateAdmin(v)
 }
 
 func (c *Config) validateOTel(v validator) {
@@ -289,9 +285,7 @@ func (v validator) tls(path string, t *TLS) {
 
 // warnings are what is accepted and has no effect.
 func (c *Config) warnings() (w []string) {
-	if c.HTTP.Admin != nil {
-		w = append(w, "http.admin has no effect in this version")
-	}
+	w = append(w, c.HTTP.Admin.warnings()...)
 	if u := c.OTel.Endpoint; strings.HasPrefix(u.Reveal(), "http://") && (!c.OTel.Token.IsZero() || strings.Contains(u.Reveal(), "@")) {
 		w = append(w, "otel.endpoint is http with a token or a login: they cross the network in the clear")
 	}

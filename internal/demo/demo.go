@@ -33,8 +33,10 @@ type Options struct {
 	Env       []string      // of the relays; what begins with OUTRELAY_ is left out
 	Rate      int           // events a second. Defaults to DefaultRate; lower where two kills would not fall into the run
 	Events    int           // ends after that many; 0 goes on until the user quits
-	KillEvery time.Duration // kills the owner in that rhythm; 0 never does
-	Keep      bool          // leaves relays and servers up at the end, until the context ends
+	KillEvery time.Duration // kills the owner in that rhythm, or in scenario consumer one of the consumers; 0 never does
+	// RebalanceEvery makes one more consumer join the group and leave it in that rhythm. For scenario consumer only.
+	RebalanceEvery time.Duration
+	Keep           bool // leaves relays and servers up at the end, until the context ends
 
 	Out      io.Writer    // where people read
 	Terminal *Terminal    // nil writes plain lines and takes no keys
@@ -183,6 +185,9 @@ func (d *demo) run(ctx context.Context) (Result, error) {
 	wg.Go(func() { devstack.Tail(watch, d.stack.Brokers(), []string{topic}, d.consume) })
 	defer func() { d.v.done(); d.relays.stop(stopWithin) }()
 	if err := d.startRelays(ctx); err != nil {
+		return Result{}, err
+	}
+	if err := d.page(watch, &wg); err != nil {
 		return Result{}, err
 	}
 	err := d.loop(ctx)

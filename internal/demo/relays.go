@@ -240,8 +240,10 @@ func (r *relays) await(ctx context.Context, x *relay, what string, done func() b
 	return nil
 }
 
-func tail(x *relay) string {
-	lines := x.prog.LastLines(lastLines)
+func tail(x *relay) string { return tailOf(x.prog) }
+
+func tailOf(p *devstack.Program) string {
+	lines := p.LastLines(lastLines)
 	if len(lines) == 0 {
 		return "    (it is empty)"
 	}

@@ -17,8 +17,9 @@ type Scenario struct {
 	Name    string
 	Promise string
 
-	events int // how much of it there is, unless Options.Events says otherwise
-	rate   int // of the load, unless Options.Rate says otherwise
+	events int           // how much of it there is, unless Options.Events says otherwise
+	rate   int           // of the load, unless Options.Rate says otherwise
+	kill   time.Duration // the rhythm of its kills, unless Options say otherwise; 0 where they cannot
 	mongo  devstack.MongoOptions
 	set    map[string]any                                 // sections of the relays' configuration
 	types  []string                                       // aggregate types beside that of the demo
@@ -28,10 +29,13 @@ type Scenario struct {
 
 // Scenarios are all that there are, by name.
 func Scenarios() []Scenario {
-	all := []Scenario{poisonScenario, outageScenario, historyScenario, dropScenario, scheduledScenario, retryScenario, purgeScenario}
+	all := []Scenario{poisonScenario, outageScenario, historyScenario, dropScenario, scheduledScenario, retryScenario, purgeScenario, consumerScenario, sagaScenario}
 	slices.SortFunc(all, func(a, b Scenario) int { return cmp.Compare(a.Name, b.Name) })
 	return all
 }
+
+// Kills reports whether the rhythm of its faults can be chosen, by Options.KillEvery and Options.RebalanceEvery.
+func (s *Scenario) Kills() bool { return s.kill > 0 }
 
 // FindScenario is the one of that name; the error of a name that there is not lists those that there are.
 func FindScenario(name string) (Scenario, error) {
@@ -108,9 +112,13 @@ type brokenPromise struct{ why string }
 func (b *brokenPromise) Error() string { return b.why }
 
 // RunScenario runs one and returns what it found. An error is one of the surroundings: servers that cannot be had, a relay
-// that does not start; a broken promise is in the Finding. Of the Options it takes neither keys nor kills nor Keep.
+// that does not start; a broken promise is in the Finding. Of the Options it takes neither keys nor Keep,
+// and a rhythm of kills or rebalances only where [Scenario.Kills] says so.
 func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
 	o.Events, o.Rate = cmp.Or(o.Events, s.events), cmp.Or(o.Rate, s.rate)
+	if o.RebalanceEvery == 0 {
+		o.KillEvery = cmp.Or(o.KillEvery, s.kill)
+	}
 	d := newDemo(o)
 	d.set, d.flagged = s.set, true
 	defer o.Terminal.Restore()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/demo/check"
+	"github.com/outrelay/outrelay/internal/demo/member"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -51,6 +53,7 @@ type service struct {
 	together  int          // events at most in one transaction
 	even      bool         // without bursts
 	done      atomic.Int64 // events committed
+	number    atomic.Int64 // of the newest order: those of one key grow as they are committed
 
 	more chan int // extra events, now
 }
@@ -62,14 +65,14 @@ func newService(client *mongo.Client, c *check.Checker, rate, limit int) (*servi
 		return nil, err
 	}
 	return &service{
-		client: client, orders: db.Collection("orders"), box: box, check: c, rate: rate, limit: limit, more: make(chan int, 1),
+		client: client, orders: db.Collection(member.OrdersColl), box: box, check: c, rate: rate, limit: limit, more: make(chan int, 1),
 		aggregate: aggregate, who: "customer", together: together,
 	}, nil
 }
 
 // prepare makes the collections, which a transaction under load should not have to.
 func (s *service) prepare(ctx context.Context) error {
-	for _, name := range []string{"orders", outbox.DefaultCollection} {
+	for _, name := range []string{member.OrdersColl, outbox.DefaultCollection} {
 		if err := s.orders.Database().CreateCollection(ctx, name); err != nil {
 			return fmt.Errorf("making %s.%s: %w", database, name, err)
 		}
@@ -170,11 +173,15 @@ func (s *service) place(ctx context.Context, worker, n int, instead error) (bool
 	for i := range n {
 		id, order := uuid.Must(uuid.NewV7()), bson.NewObjectID()
 		customer := fmt.Sprintf("%s-%d%02d", s.who, worker+1, rand.IntN(customers))
-		total := 1 + rand.IntN(20_000)
+		total, number := 1+rand.IntN(20_000), s.number.Add(1)
 		payload := fmt.Appendf(nil, `{"order":%q,"customer":%q,"total":%d.%02d}`, order.Hex(), customer, total/100, total%100)
 		ids[i] = id.String()
-		events[i] = event.New(s.aggregate, order.Hex(), "OrderPlaced", payload, event.WithID(id), event.WithKey(customer), event.WithContentType("application/json"))
-		orders[i] = bson.D{{Key: "_id", Value: order}, {Key: "customer", Value: customer}, {Key: "cents", Value: total}}
+		events[i] = event.New(s.aggregate, order.Hex(), "OrderPlaced", payload, event.WithID(id), event.WithKey(customer), event.WithContentType("application/json"),
+			event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
+		orders[i] = bson.D{
+			{Key: "_id", Value: order}, {Key: "customer", Value: customer}, {Key: "cents", Value: total},
+			{Key: "event", Value: ids[i]}, {Key: "number", Value: number},
+		}
 		s.check.Begin(check.Event{ID: ids[i], Key: customer, Topics: []string{topicOf + s.aggregate}, Value: payload})
 	}
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {

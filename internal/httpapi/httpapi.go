@@ -47,6 +47,7 @@ const (
 type Server struct {
 	listener net.Listener
 	http     *http.Server
+	stop     context.CancelFunc // ends answers that would not end by themselves; nil: there are none
 }
 
 // Listen binds address (host:port; port 0 takes a free one), so that an address that is taken is an error at the start.
@@ -73,6 +74,7 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 
 // Run serves until ctx ends, then finishes the answers under way within a second. It returns nil after a stop.
 func (s *Server) Run(ctx context.Context) error {
+	defer s.cut()
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(s.listener) }()
 	select {
@@ -80,6 +82,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("serving %s: %w", s.Addr(), err)
 	case <-ctx.Done():
 	}
+	s.cut()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if s.http.Shutdown(stop) != nil {
@@ -92,7 +95,16 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // Close frees the address of a Server that never ran.
-func (s *Server) Close() error { return s.listener.Close() }
+func (s *Server) Close() error {
+	s.cut()
+	return s.listener.Close()
+}
+
+func (s *Server) cut() {
+	if s.stop != nil {
+		s.stop()
+	}
+}
 
 func handler(probe Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()

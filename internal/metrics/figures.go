@@ -24,6 +24,7 @@ type Figures struct {
 	Limit       prometheus.Gauge     // at which counting stops
 	Watcher     *prometheus.GaugeVec // {watcher, node}: always 1
 	Health      *States              // {state}: ok, degraded or unhealthy
+	Ready       *Live                // 1 while /readyz says ready
 }
 
 // Telemetry counts what is exported by OTLP.
@@ -46,6 +47,7 @@ func (b builder) figures(s *Set) {
 	f.Limit = b.gauge("figures_limit", "Number at which counting a collection stops.")
 	f.Watcher = b.gaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node")
 	f.Health = b.states("health", "1 for the health that the relay sees itself in.")
+	f.Ready = b.live("ready", "1 while /readyz says that the process does its part, as owner or as standby.")
 	t := &s.Telemetry
 	t.Exports = b.counterVec("otlp_exports_total", "Exports to the OTLP collector by what became of them.", "signal", "result")
 	t.Limited = b.counter("spans_limited_total", "Deliveries that got no span because the rate of spans did not allow it.")

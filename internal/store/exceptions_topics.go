@@ -60,12 +60,3 @@ func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]WaitingTopic, 
 	}
 	return out, nil
 }
-
-// CountScheduled counts the scheduled envelopes of coll; it reads an index entry and the envelope for each.
-func CountScheduled(ctx context.Context, coll *mongo.Collection) (int64, error) {
-	n, err := coll.CountDocuments(ctx, bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}, {Key: "state", Value: nil}})
-	if err != nil {
-		return 0, privilege(err, "counting scheduled envelopes of "+Namespace(coll), "find", Namespace(coll), "")
-	}
-	return n, nil
-}

@@ -2,6 +2,7 @@ package tracing
 
 import (
 	"context"
+	"encoding/hex"
 	"log/slog"
 	"sync"
 	"time"
@@ -64,10 +65,34 @@ type quietProducer struct {
 // Produce implements sdkmetric.Producer. What could be gathered is exported, whatever else could not.
 func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, error) {
 	list, err := q.Producer.Produce(ctx)
+	for _, scope := range list {
+		for i := range scope.Metrics {
+			if h, ok := scope.Metrics[i].Data.(metricdata.Histogram[float64]); ok {
+				binaryIDs(h)
+			}
+		}
+	}
 	if err != nil {
 		q.log.Debug("some metrics could not be gathered for the collector", "reason", err)
 	}
 	return list, nil
+}
+
+// binaryIDs turns the ids of exemplars from the hexadecimal text of the labels, which the bridge hands on as it is, into
+// the bytes that OTLP has.
+func binaryIDs(h metricdata.Histogram[float64]) {
+	for i := range h.DataPoints {
+		for j := range h.DataPoints[i].Exemplars {
+			e := &h.DataPoints[i].Exemplars[j]
+			for _, id := range []*[]byte{&e.TraceID, &e.SpanID} {
+				if raw := make([]byte, len(*id)/2); len(*id) == 32 || len(*id) == 16 && id == &e.SpanID {
+					if _, err := hex.Decode(raw, *id); err == nil {
+						*id = raw
+					}
+				}
+			}
+		}
+	}
 }
 
 // window allows so many in each second.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // result is what became of the messages of one attempt.
@@ -64,8 +65,11 @@ func (t *track) attempt(list []task) (res result, err error) {
 		}
 	}
 	if trace := t.p.s.c.s.trace; trace != nil {
-		var end func(error)
-		ctx, end = trace(ctx, t.reg.name, messages(list))
+		within, end, broken := traced(ctx, trace, t.reg.name, messages(list))
+		if broken != nil {
+			return res, &taskError{broken}
+		}
+		ctx = within
 		defer func() { end(err) }()
 	}
 	began := time.Now()
@@ -81,6 +85,16 @@ func (t *track) attempt(list []task) (res result, err error) {
 		err = t.call(ctx, list, nil, &res)
 	}
 	return res, err
+}
+
+// traced calls a tracer, which is a user's.
+func traced(ctx context.Context, trace Tracer, handler string, ms []*Message) (_ context.Context, end func(error), err error) {
+	defer recovered(&err)
+	ctx, end = trace(ctx, handler, ms)
+	if ctx == nil || end == nil {
+		return nil, nil, errors.New("the tracer returned nil")
+	}
+	return ctx, end, nil
 }
 
 // refuse is why nobody handles the message.
@@ -137,7 +151,7 @@ func (t *track) optimistic(ctx context.Context, list []task, res *result) error 
 // eager claims the message, and handles it in a transaction that turns the claim into the mark.
 func (t *track) eager(ctx context.Context, x task, res *result) error {
 	s := t.p.s
-	claim, err := s.inbox.Claim(ctx, t.inboxEntry(x), 0)
+	claim, err := s.claim(ctx, t.inboxEntry(x))
 	if errors.Is(err, inbox.ErrDuplicate) {
 		*res = result{duplicates: 1}
 		return s.pass(ctx, t.inboxEntry(x))
@@ -163,6 +177,14 @@ func (t *track) eager(ctx context.Context, x task, res *result) error {
 			return nil
 		})
 	})
+}
+
+// claim takes a message. It is not cut off by the end of a drain: a claim that was taken without our knowing would keep
+// everybody from the message until its lease is over.
+func (s *session) claim(ctx context.Context, e inbox.Entry) (inbox.Claim, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), commitTimeout)
+	defer cancel()
+	return s.inbox.Claim(ctx, e, 0)
 }
 
 // pass moves a watermark.
@@ -242,15 +264,15 @@ func collect(ctx context.Context, m *Message) error {
 
 // blame tells a failure that the policy decides about from trouble that the message is not to blame for: the database away,
 // transactions that met, somebody else's claim, a partition that has changed. Trouble costs no attempts and is waited out.
-func (t *track) blame(err error) (cause error, blamed bool) {
-	if errors.Is(err, inbox.ErrClaimLost) || errors.Is(err, inbox.ErrClaimed) || errors.Is(err, inbox.ErrStale) {
-		return nil, false
+func (t *track) blame(err error) (blamed bool, cause error) {
+	if errors.Is(err, outbox.ErrStandalone) || errors.Is(err, inbox.ErrClaimLost) || errors.Is(err, inbox.ErrClaimed) || errors.Is(err, inbox.ErrStale) {
+		return false, nil
 	}
 	if failed, ok := errors.AsType[*taskError](err); ok {
-		return failed.error, !t.transactional() || !transient(err)
+		return !t.transactional() || !transient(err), failed.error
 	}
 	if _, ok := errors.AsType[*storeError](err); ok && !errors.Is(err, inbox.ErrInvalid) {
-		return nil, false
+		return false, nil
 	}
-	return err, !transient(err)
+	return !transient(err), err
 }

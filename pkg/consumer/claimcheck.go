@@ -196,7 +196,9 @@ func (g *GridFS) Sweep(ctx context.Context, limit int) (int, error) {
 	total := 0
 	for total < limit {
 		ids, err := g.idsOf(ctx, files, mongo.Pipeline{
-			{{Key: "$match", Value: old}}, {{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}}, {{Key: "$limit", Value: min(sweepBatch, limit-total)}},
+			{{Key: "$match", Value: old}},
+			{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
+			{{Key: "$limit", Value: min(sweepBatch, limit-total)}},
 			{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},
 		})
 		if err != nil {
@@ -223,7 +225,8 @@ func (g *GridFS) sweepOrphans(ctx context.Context) error {
 	chunks := g.bucket.GetChunksCollection()
 	ids, err := g.idsOf(ctx, chunks, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: cut}}}}}},
-		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}}, {{Key: "$limit", Value: sweepBatch}},
+		{{Key: "$sort", Value: bson.D{{Key: "_id", Value: 1}}}},
+		{{Key: "$limit", Value: sweepBatch}},
 		{{Key: "$lookup", Value: bson.D{{Key: "from", Value: g.name + ".files"}, {Key: "localField", Value: "files_id"}, {Key: "foreignField", Value: "_id"}, {Key: "as", Value: "file"}}}},
 		{{Key: "$match", Value: bson.D{{Key: "file", Value: bson.A{}}}}},
 		{{Key: "$project", Value: bson.D{{Key: "_id", Value: 1}}}},

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +23,7 @@ type Consumer struct {
 	running   atomic.Bool
 	transport Transport // made by New, or given
 	now       atomic.Pointer[session]
+	board     *board // of DynamicTopics
 
 	unknown, poison *registration
 }
@@ -39,6 +39,9 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	if db == nil && (c.s.inbox == nil || c.s.transact == nil) {
 		bad = append(bad, errors.New("the database is nil: give one, or both WithInbox and Transactions"))
 	}
+	if db == nil && c.s.dynamic {
+		bad = append(bad, errors.New("DynamicTopics needs a database"))
+	}
 	if c.s.inbox == nil && db != nil {
 		x, err := inbox.New(db)
 		bad = append(bad, err)
@@ -53,6 +56,9 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
 	c.reg.strict = c.s.strict
+	if c.s.dynamic {
+		c.board = newBoard(db, group)
+	}
 	c.gate.notify = func(on bool) { c.s.observer.Suspended("paused", on) }
 	own := handling{mode: inbox.None, timeout: DefaultTimeout, batch: 1}
 	c.unknown = &registration{handling: own, system: true}
@@ -119,8 +125,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if len(c.reg.snapshot().all) == 0 && !c.s.idle {
 		return fmt.Errorf("%w: register one before Run, or say AllowIdle", ErrNoHandler)
 	}
-	retries, err := c.retryTopics()
-	if err != nil {
+	if _, err := c.retryTopics(c.s.topics); err != nil {
 		return fmt.Errorf("consumer: %w", err)
 	}
 	r := &run{c: c, ctx: ctx, inbox: c.s.inbox, transact: c.transactor(), slots: make(chan struct{}, c.s.concurrency)}
@@ -132,13 +137,13 @@ func (c *Consumer) Run(ctx context.Context) error {
 		}
 		r.disposer = d
 	}
-	if err := r.ready(); err != nil {
+	if err := r.ready(); err != nil { //nolint:contextcheck // r has the context
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // it was told to stop
 		}
 		return err
 	}
-	if err := c.transport.Join(ctx, c.group, slices.Concat(c.s.topics, retries), r); err != nil {
+	if err := r.join(ctx); err != nil {
 		return fmt.Errorf("consumer: group %s: %w", c.group, err)
 	}
 	return nil
@@ -188,8 +193,15 @@ func (r *run) report(err error) {
 		return
 	}
 	if f := r.c.s.onError; f != nil {
-		f(r.ctx, err)
-		return
+		var panicked error
+		func() {
+			defer recovered(&panicked)
+			f(r.ctx, err)
+		}()
+		if panicked == nil {
+			return
+		}
+		err = errors.Join(err, fmt.Errorf("OnError: %w", panicked))
 	}
 	r.c.s.log.WarnContext(r.ctx, "consumer", "group", r.c.group, "error", err)
 }

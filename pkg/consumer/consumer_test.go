@@ -13,12 +13,14 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 func TestEachEffectHappensOnceInTheOrderOfItsKey(t *testing.T) {
 	t.Parallel()
-	for mode, n := range map[inbox.Mode]int{inbox.Optimistic: 200, inbox.Eager: 40} {
+	for mode, n := range map[inbox.Mode]int{inbox.Optimistic: 100, inbox.Eager: 20} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			k := newKit(t, 2)
@@ -146,6 +148,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 	all := make(chan struct{})
 	go func() { in.Wait(); close(all) }()
 	var at sync.Map
+	effects := k.effects("effects")
 	c := k.consumer(consumer.Concurrency(4), consumer.Exactly(inbox.None))
 	handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
 		if _, there := at.LoadOrStore(string(m.Key), true); there {
@@ -160,7 +163,7 @@ func TestKeysRunInParallelAndEachInOrder(t *testing.T) {
 				return ctx.Err()
 			}
 		}
-		return k.effects("effects")(ctx, m)
+		return effects(ctx, m)
 	}, consumer.OnFailure(tries(1)))
 	k.start(c)
 	k.untilCount("effects", 8)
@@ -350,4 +353,55 @@ func TestTombstonesAndMissingIDs(t *testing.T) {
 	if m := list[1]; m.Tombstone() || m.ID != k.topic+"/0/1" || m.Attempt != 1 || m.Group != k.group {
 		t.Errorf("%+v", m)
 	}
+}
+
+// What a handler appends goes to the outbox, in its transaction: once for each message, and not at all for a failed attempt.
+func TestEventsOfAHandlerLeaveWithItsEffect(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	box, err := outbox.New(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.collection("outbox")
+	n := 20
+	var failures atomic.Int64
+	c := k.consumer(consumer.OnFailure(tries(3)))
+	effects := k.effects("effects")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if err := errors.Join(effects(ctx, m), box.Append(ctx, event.New("answer", string(m.Key), "Answered", bson.D{{Key: "to", Value: m.ID}}))); err != nil {
+			return err
+		}
+		if string(m.Value) == "2" && failures.Add(1) < 3 {
+			return errWanted
+		}
+		return nil
+	})
+	k.publish(numbered(2, n)...)
+	k.publish(numbered(2, n)...)
+	k.start(c)
+	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == int64(2*n) })
+	k.once("effects", n)
+	if got := k.count("outbox"); got != n {
+		t.Errorf("%d events of %d messages", got, n)
+	}
+}
+
+// The other handler of a message that was marked by one is not marked with it, and a handler may ask the inbox itself.
+func TestAHandlerMayAskTheInboxForItsOwnMessage(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	x, err := inbox.New(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := k.consumer(consumer.WithInbox(x))
+	effects := k.effects("effects")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		return x.Once(ctx, k.group+"/counted", m.ID, func(ctx context.Context) error { return effects(ctx, m) })
+	})
+	k.publish(numbered(1, 3)...)
+	k.start(c)
+	k.untilCount("effects", 3)
+	k.once("effects", 3)
 }

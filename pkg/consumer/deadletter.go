@@ -1,11 +1,9 @@
 package consumer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -18,137 +16,6 @@ import (
 
 // DefaultLetters is the name of the collection of dead letters.
 const DefaultLetters = "inbox_dead"
-
-// LetterID names a dead letter: whose it is, the identity of the message, and the delivery, which each requeue counts on.
-// A message that dies again in the same delivery, after a crash, is the same letter.
-type LetterID struct {
-	Group    string `bson:"group"`
-	Handler  string `bson:"handler"`
-	NS       string `bson:"ns"`
-	ID       string `bson:"id"`
-	Delivery int    `bson:"delivery"`
-}
-
-// String is a text fit for an argument or a log.
-func (id LetterID) String() string {
-	return fmt.Sprintf("%s/%s/%s/%s/%d", id.Group, id.Handler, id.NS, id.ID, id.Delivery)
-}
-
-// LetterHeader is a header of the record, as stored.
-type LetterHeader struct {
-	Key   string `bson:"k"`
-	Value []byte `bson:"v"` // nil: null
-}
-
-// Letter is a message that was given up: the whole record and why.
-type Letter struct {
-	ID            LetterID `bson:"_id"`
-	Class         string   `bson:"class"`
-	Reason        string   `bson:"reason"` // clipped to 8 KiB
-	Type          string   `bson:"type,omitempty"`
-	AggregateType string   `bson:"aggregatetype,omitempty"`
-	AggregateID   string   `bson:"aggregateid,omitempty"`
-	ContentType   string   `bson:"contenttype,omitempty"`
-	SchemaVersion string   `bson:"schemaversion,omitempty"`
-	Origin        `bson:",inline"`
-
-	Time    time.Time      `bson:"time"` // of the record
-	Key     []byte         `bson:"key"`  // nil: null
-	Value   []byte         `bson:"value"`
-	Headers []LetterHeader `bson:"headers"`
-	Size    int            `bson:"size"`             // bytes of the value
-	Chunks  int            `bson:"chunks,omitempty"` // number of documents that hold the value instead
-
-	Source       LetterSource `bson:"source"`
-	Attempts     int          `bson:"attempts"`
-	History      []Failure    `bson:"history"`
-	FirstFailure time.Time    `bson:"firstFailure"`
-	LastFailure  time.Time    `bson:"lastFailure"`
-	MovedAt      time.Time    `bson:"movedAt"`            // of the server
-	Replayed     *Replayed    `bson:"replayed,omitempty"` // nil: nobody requeued it
-}
-
-// LetterSource is who gave the message up.
-type LetterSource struct {
-	Kind string `bson:"kind"` // "handler"
-	Node string `bson:"node,omitempty"`
-}
-
-// Replayed says that a letter was requeued.
-type Replayed struct {
-	At       time.Time `bson:"at"` // of the server
-	Actor    string    `bson:"actor"`
-	Note     string    `bson:"note,omitempty"`
-	Topic    string    `bson:"topic"`
-	Delivery int       `bson:"delivery"` // the one that it was requeued as
-}
-
-// maxLetterReason bounds the reason of a letter, in bytes.
-const maxLetterReason = 8 << 10
-
-// newLetter is the letter of a message that v gives up because of cause.
-func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time) *Letter {
-	l := &Letter{
-		ID:    LetterID{Group: m.Group, Handler: handler, NS: m.Namespace, ID: m.ID, Delivery: m.Delivery},
-		Class: cmp.Or(v.Reason, Class(cause)), Type: m.Type, AggregateType: m.AggregateType, AggregateID: m.AggregateID,
-		ContentType: m.ContentType, SchemaVersion: m.SchemaVersion, Origin: originOf(m), Time: m.Time,
-		Key: m.Key, Value: m.Value, Size: len(m.Value), Source: LetterSource{Kind: "handler"},
-		Attempts: attemptsOf(m, v), History: historyOf(m, v), FirstFailure: at, LastFailure: at,
-	}
-	if cause != nil {
-		l.Reason = clip(cause.Error(), maxLetterReason)
-	}
-	if len(l.History) > 0 {
-		l.FirstFailure, l.LastFailure = l.History[0].At, l.History[len(l.History)-1].At
-	}
-	for _, h := range m.Headers {
-		switch h.Key {
-		case HeaderRetryDue, HeaderRetryHistory, HeaderRetryOrigin, HeaderAttempt, HeaderOnly:
-		default:
-			l.Headers = append(l.Headers, LetterHeader(h))
-		}
-	}
-	return l
-}
-
-// Message is the message as it came, at the place of its first record.
-func (l *Letter) Message() *Message {
-	m := &Message{
-		Topic: l.Topic, Partition: l.Partition, Offset: l.Offset, LeaderEpoch: -1, Time: l.Time, Key: l.Key, Value: l.Value,
-		ID: l.ID.ID, Namespace: l.ID.NS, Type: l.Type, AggregateType: l.AggregateType, AggregateID: l.AggregateID,
-		ContentType: l.ContentType, SchemaVersion: l.SchemaVersion, Delivery: l.ID.Delivery, Attempt: 1, Group: l.ID.Group,
-	}
-	for _, h := range l.Headers {
-		m.Headers = append(m.Headers, Header(h))
-	}
-	return m
-}
-
-// The headers of a record in a topic of dead letters, beside those of the record as it was.
-const (
-	HeaderDeadClass    = "dead-class"
-	HeaderDeadReason   = "dead-reason" // clipped to 512 bytes
-	HeaderDeadGroup    = "dead-group"
-	HeaderDeadHandler  = "dead-handler"
-	HeaderDeadAttempts = "dead-attempts"
-	HeaderDeadAt       = "dead-at" // Unix milliseconds
-)
-
-// DeadTopicName is the topic of dead letters of a topic for a group: "<topic>.<group>.dead".
-func DeadTopicName(topic, group string) string { return topic + "." + group + ".dead" }
-
-// record is the letter as a record of a topic of dead letters.
-func (l *Letter) record() *Message {
-	m := l.Message()
-	for _, h := range []Header{
-		{HeaderDeadClass, []byte(l.Class)}, {HeaderDeadReason, []byte(clip(l.Reason, maxReason))}, {HeaderDeadGroup, []byte(l.ID.Group)},
-		{HeaderDeadHandler, []byte(l.ID.Handler)}, {HeaderDeadAttempts, strconv.AppendInt(nil, int64(l.Attempts), 10)},
-		{HeaderDeadAt, millis(l.LastFailure)}, {HeaderRetryOrigin, []byte(l.Origin.String())},
-	} {
-		m.SetHeader(h.Key, h.Value)
-	}
-	return m
-}
 
 // LetterStore keeps dead letters. *DeadLetters is one.
 type LetterStore interface {

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"context"
 	"errors"
 	"slices"
 )
@@ -28,6 +29,12 @@ func DeadTopics(name func(topic, group string) string) Option {
 	return option(func(s *settings) { s.defaults.disposer.DeadTopic = name })
 }
 
+// CreateTopics makes retry topics, and topics of dead letters, that are missing when a message is to go there, with as many
+// partitions as the message's own topic. Without it they have to exist: a message waits for its topic.
+func CreateTopics() Option {
+	return option(func(s *settings) { s.defaults.disposer.CreateTopics = true })
+}
+
 // RedactLetters adds functions that may change dead letters before they are written anywhere.
 func RedactLetters(rs ...Redactor) Option {
 	return option(func(s *settings) { s.defaults.disposer.Redact = append(s.defaults.disposer.Redact, rs...) })
@@ -43,7 +50,7 @@ func PublishFaults(f Faults) Option {
 	return option(func(s *settings) { s.defaults.disposer.Faults = &f })
 }
 
-// BlockingKeys is the gate of Rule.BlockKey. Its Middleware is to be given to the handlers, by Use.
+// BlockingKeys is the gate of Rule.BlockKey. Handlers whose policy has such a rule are inside of its Middleware.
 func BlockingKeys(g *KeyGate) Option {
 	return option(func(s *settings) { s.defaults.disposer.Gate = g })
 }
@@ -66,14 +73,38 @@ func (c *Consumer) defaultDisposer() (Disposer, error) {
 	return NewDisposer(cfg)
 }
 
+// Unpark gives messages that were parked because no handler took their type back to their topic, if one does now. It
+// returns how many. Without dead letters that can give back, an in-memory store for example, it is an *UnsupportedError.
+func (c *Consumer) Unpark(ctx context.Context, actor string) (int64, error) {
+	type unparker interface {
+		Unpark(ctx context.Context, group string, r Replay, takes func(m *Message) bool) (int64, error)
+	}
+	store := c.s.defaults.disposer.Letters
+	if !c.s.defaults.letters && c.db != nil {
+		letters, err := NewDeadLetters(c.db)
+		if err != nil {
+			return 0, err
+		}
+		store = letters
+	}
+	x, ok := store.(unparker)
+	if !ok {
+		return 0, &UnsupportedError{Operation: "giving back parked messages", Needs: "dead letters that can, as NewDeadLetters makes"}
+	}
+	return x.Unpark(ctx, c.group, Replay{Publisher: c.transport, Actor: actor, Note: "there is a handler"}, func(m *Message) bool {
+		return len(c.reg.snapshot().of(m.Type)) > 0
+	})
+}
+
 // topical is a Decider that moves messages to topics of its own.
 type topical interface {
 	Topics(group, topic string) []string
 	Validate() error
+	needs() (outbox, gate bool)
 }
 
 // retryTopics are the topics beside those of the consumer that the policies of its handlers move messages to.
-func (c *Consumer) retryTopics() ([]string, error) {
+func (c *Consumer) retryTopics(topics []string) ([]string, error) {
 	deciders := []Decider{c.s.decider}
 	for _, r := range c.reg.snapshot().all {
 		deciders = append(deciders, r.decider)
@@ -85,14 +116,44 @@ func (c *Consumer) retryTopics() ([]string, error) {
 		if !ok {
 			continue
 		}
-		errs = append(errs, t.Validate())
-		for _, topic := range c.s.topics {
+		errs = append(errs, t.Validate(), c.equipped(t))
+		for _, topic := range topics {
 			for _, name := range t.Topics(c.group, topic) {
-				if !slices.Contains(names, name) && !slices.Contains(c.s.topics, name) {
+				if !slices.Contains(names, name) && !slices.Contains(topics, name) {
 					names = append(names, name)
 				}
 			}
 		}
 	}
 	return names, errors.Join(errs...)
+}
+
+// gated puts a handler whose policy blocks keys behind the gate, outside of all other middleware: it goes by the key and
+// the id of the record.
+func (c *Consumer) gated(d Decider, h Handler) Handler {
+	t, ok := d.(topical)
+	g := c.s.defaults.disposer.Gate
+	if !ok || g == nil {
+		return h
+	}
+	if _, blocks := t.needs(); !blocks {
+		return h
+	}
+	return g.Middleware()(h)
+}
+
+// equipped says what a policy needs that the consumer does not have. A Disposer that was given knows by itself.
+func (c *Consumer) equipped(t topical) error {
+	if c.s.disposer != nil {
+		return nil
+	}
+	var errs []error
+	box, gate := t.needs()
+	if box && c.s.defaults.disposer.Outbox == nil {
+		errs = append(errs, &UnsupportedError{Operation: "Schedule of a policy", Needs: "an outbox, by Via"})
+	}
+	if gate && c.s.defaults.disposer.Gate == nil {
+		errs = append(errs, &UnsupportedError{Operation: "BlockKey of a policy", Needs: "a KeyGate, by BlockingKeys"})
+	}
+	return errors.Join(errs...)
 }

@@ -1,2 +1,49 @@
-// Package consumer takes the events of Kafka topics to handlers, each event's effect exactly once per handler.
+// Package consumer takes the records of Kafka topics to handlers, so that each message has its effect once for each handler,
+// in the order of its key, through rebalances, crashes, and a database that goes away.
+//
+//	c, err := consumer.New("billing", db, consumer.Brokers("kafka:9092"), consumer.Topics("outbox.event.order"))
+//	…
+//	err = c.Handle("OrderPlaced", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error {
+//		if _, err := invoices.InsertOne(ctx, invoice(m)); err != nil {
+//			return err
+//		}
+//		return box.Append(ctx, event.New("invoice", id, "InvoiceSent", payload))
+//	}))
+//	…
+//	err = c.Run(ctx)
+//
+// # Effect
+//
+// By default a handler runs in a transaction together with the mark in the inbox that the message was handled: what it
+// writes with its context and appends to the outbox is committed once, however often Kafka delivers the record, and also
+// if the producer sent it twice. The other modes are those of package inbox. With inbox.None the handler runs for every
+// delivery, at least once; Kafka alone then decides, as when offsets are committed after the work.
+//
+// # Order and parallelism
+//
+// A partition has inbox.Lanes lanes, by the key. A handler gets the messages of a lane one after another in their order,
+// different lanes at the same time, up to Concurrency over all partitions. What waits in a lane shares a transaction, up to
+// Batch messages and what is expected to take five seconds; if one of them fails, they are tried again one by one, so that
+// only that one meets its policy. While one is retried, its lane waits, for this handler alone. Several handlers of a
+// message know nothing of each other.
+//
+// # Offsets
+//
+// An offset is committed when it and all that were fetched before it are finished for all their handlers: handled, known,
+// dropped, or safely with the dead letters, a retry topic or the outbox. Commit modes only say how soon. Records of
+// aborted transactions are never seen; markers and what compaction removed leave holes that offsets pass.
+//
+// # Trouble
+//
+// A database that is away costs no attempts: lanes wait with backoff, nothing more is fetched, nothing is committed, and
+// what is held stays within Buffer and one fetch for each partition. Pause drops what is held. A stop and a rebalance let
+// what runs finish for the time of Drain and then abandon it; what it commits after all is refused to the next owner of
+// the partition by the inbox's watermark. Every error comes to OnError once. Panics of handlers and of what else a user
+// gives are errors of the message. A handler that does not heed its context can be abandoned but not ended.
+//
+// # Cost
+//
+// Beside the handler's own writes a batch costs one read, one insert and one update in its transaction, and the commit. One
+// goroutine and one connection read each partition; a lane has a goroutine while it has messages. Nothing is started before
+// Run, and what Run started has ended when it returns, but for handlers that were abandoned.
 package consumer

@@ -171,8 +171,12 @@ func directMessage(ev event.Event) (*Message, error) {
 		ContentType: ev.ContentType(), SchemaVersion: ev.SchemaVersion(), Key: []byte(ev.Key()), Value: body,
 	}
 	for _, h := range []Header{
-		{HeaderID, []byte(m.ID)}, {"type", []byte(m.Type)}, {"aggregatetype", []byte(m.AggregateType)}, {"aggregateid", []byte(m.AggregateID)},
-		{"contenttype", []byte(m.ContentType)}, {"schemaversion", []byte(m.SchemaVersion)},
+		{HeaderID, []byte(m.ID)},
+		{"type", []byte(m.Type)},
+		{"aggregatetype", []byte(m.AggregateType)},
+		{"aggregateid", []byte(m.AggregateID)},
+		{"contenttype", []byte(m.ContentType)},
+		{"schemaversion", []byte(m.SchemaVersion)},
 	} {
 		if len(h.Value) > 0 {
 			m.Headers = append(m.Headers, h)

@@ -39,7 +39,7 @@ func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
 	} {
 		wrapped := fmt.Errorf("deep: %w", fmt.Errorf("deeper: %w", c.err))
 		for _, category := range []error{consumer.ErrConfiguration, consumer.ErrValidation, consumer.ErrOperational, consumer.ErrHandler} {
-			if got := errors.Is(wrapped, category); got != (category == c.category) {
+			if got := errors.Is(wrapped, category); got != errors.Is(c.category, category) {
 				t.Errorf("%T: is %v: %v", c.err, category, got)
 			}
 		}

@@ -60,8 +60,8 @@ type gateDoc struct {
 }
 
 // Middleware lets a message through whose key has nothing waiting before it, and takes it out of the list in the
-// transaction in which it is handled. Others get a *BlockedError, by which a policy moves them behind. It goes with the
-// handler, inside of Decrypt and the like, whose errors need not know of the key. A message without a key passes.
+// transaction in which it is handled. Others get a *BlockedError, by which a policy moves them behind. It is to be the
+// outermost, for it goes by the record's own key; BlockingKeys gives it to the handlers. A message without a key passes.
 func (g *KeyGate) Middleware() Middleware {
 	return func(next Handler) Handler {
 		return HandlerFunc(func(ctx context.Context, m *Message) error {
@@ -99,7 +99,8 @@ func (g *KeyGate) hold(ctx context.Context, m *Message, handler string) error {
 	list := bson.D{{Key: "$ifNull", Value: bson.A{"$waiting", bson.A{}}}}
 	grown := bson.D{{Key: "$cond", Value: bson.A{
 		bson.D{{Key: "$or", Value: bson.A{bson.D{{Key: "$in", Value: bson.A{me, list}}}, bson.D{{Key: "$gte", Value: bson.A{bson.D{{Key: "$size", Value: list}}, MaxBehind}}}}}},
-		list, bson.D{{Key: "$concatArrays", Value: bson.A{list, bson.A{me}}}},
+		list,
+		bson.D{{Key: "$concatArrays", Value: bson.A{list, bson.A{me}}}},
 	}}}
 	var doc gateDoc
 	err := g.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: gateOf(m, handler)}},

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -74,7 +75,7 @@ type answer struct {
 type abortedTx struct{ producer, first int64 }
 
 // ApiKey makes it a message of kafka-go.
-func (*answer) ApiKey() protocol.ApiKey { return protocol.Fetch }
+func (*answer) ApiKey() protocol.ApiKey { return protocol.Fetch } //nolint:revive,staticcheck // the name is kafka-go's
 
 func parseAnswer(body []byte, v int16) (*answer, error) {
 	d := wire{b: body}
@@ -189,10 +190,12 @@ func (g *generation) edge(ctx context.Context, tp TopicPartition, at int64) (int
 	return p.Offset, p.LeaderEpoch, nil
 }
 
-// refresh makes kafka-go read the cluster's layout anew: until then it dials leaders that are gone. A request for a name
-// that no topic can have always ends in a refresh and never creates anything.
-func (g *generation) refresh(ctx context.Context) {
-	_, _ = g.fetches.RoundTrip(ctx, g.addr, &metadata.Request{TopicNames: []string{"/"}, AllowAutoTopicCreation: true})
+func (g *generation) refresh(ctx context.Context) { refreshLayout(ctx, g.fetches, g.addr) }
+
+// refreshLayout makes kafka-go read the cluster's layout anew: until then it dials leaders that are gone. A request for a
+// name that no topic can have always ends in a refresh and never creates anything.
+func refreshLayout(ctx context.Context, t *kafka.Transport, addr net.Addr) {
+	_, _ = t.RoundTrip(ctx, addr, &metadata.Request{TopicNames: []string{"/"}, AllowAutoTopicCreation: true})
 }
 
 const batchHeader = 61
@@ -231,7 +234,7 @@ func (w *walker) walk(set []byte) error {
 func (w *walker) batch(b []byte) error {
 	be := binary.BigEndian
 	base := int64(be.Uint64(b))
-	if b[16] != 2 {
+	if len(b) > 16 && b[16] != 2 {
 		return fmt.Errorf("partition %s has a message of format %d at offset %d, from before Kafka 0.11: such topics cannot be read", w.tp, b[16], base)
 	}
 	if len(b) < batchHeader || crc32.Checksum(b[21:], castagnoli) != be.Uint32(b[17:]) {

@@ -74,9 +74,7 @@ func (k *Kafka) partitions(ctx context.Context, cl *kafka.Client, topic string) 
 	}
 }
 
-func (k *Kafka) refresh(ctx context.Context) {
-	(&generation{member: &member{Kafka: k, fetches: k.produce}}).refresh(ctx)
-}
+func (k *Kafka) refresh(ctx context.Context) { refreshLayout(ctx, k.produce, k.addr) }
 
 func (k *Kafka) write(ctx context.Context, cl *kafka.Client, topic string, p int, list []*Message) error {
 	b := retry.Reopen.Start()

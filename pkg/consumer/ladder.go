@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -22,6 +23,8 @@ const (
 	headerKept = "retry-keep-"
 	// headerNoKey says that the message had no key before it went through the outbox, where every event has one.
 	headerNoKey = "retry-no-key"
+	// headerAsItWas says that headers which the relay makes of the event's fields are to be as the message had them.
+	headerAsItWas = "retry-as-it-was"
 )
 
 // HeaderDeliverBy says until when a message is worth anything: RFC 3339, or Unix milliseconds. The attribute expirytime of
@@ -100,15 +103,15 @@ func millis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMilli(), 1
 // restored are the headers of a record as they were before it went through the outbox to be delivered later. The core
 // calls it before the decoder, so that a decoder sees the message as it was.
 func restored(headers []Header, key []byte) ([]Header, []byte) {
-	kept := 0
+	kept, asItWas := false, false
 	for _, h := range headers {
-		if strings.HasPrefix(h.Key, headerKept) {
-			kept++
-		}
+		kept = kept || strings.HasPrefix(h.Key, headerKept)
+		asItWas = asItWas || h.Key == headerAsItWas
 	}
-	if kept == 0 {
+	if !kept {
 		return headers, key
 	}
+	asItWas = asItWas && !isStructured(headers) // then the body says it
 	out := make([]Header, 0, len(headers))
 	for _, h := range headers { // the kept ones first, as the identity is
 		if name, ok := strings.CutPrefix(h.Key, headerKept); ok {
@@ -117,7 +120,7 @@ func restored(headers []Header, key []byte) ([]Header, []byte) {
 	}
 	for _, h := range headers {
 		switch {
-		case strings.HasPrefix(h.Key, headerKept), reserved(h.Key):
+		case strings.HasPrefix(h.Key, headerKept), reserved(h.Key), h.Key == headerAsItWas, asItWas && byPreset[h.Key]:
 		case h.Key == headerNoKey:
 			key = nil
 		default:
@@ -125,6 +128,13 @@ func restored(headers []Header, key []byte) ([]Header, []byte) {
 		}
 	}
 	return out, key
+}
+
+// isStructured reports whether the value is a CloudEvent with its payload inside.
+func isStructured(headers []Header) bool {
+	return slices.ContainsFunc(headers, func(h Header) bool {
+		return (h.Key == "content-type" || h.Key == "contenttype") && strings.HasPrefix(string(h.Value), "application/cloudevents+json")
+	})
 }
 
 // reserved reports whether the outbox keeps headers of that name for itself.
@@ -145,11 +155,17 @@ func moved(m *Message, handler string, v Verdict, due time.Time) *Message {
 	if !due.IsZero() {
 		c.SetHeader(HeaderRetryDue, millis(due))
 	}
+	for i := range history { // a header is not the place for more
+		history[i].Reason = clip(history[i].Reason, maxHeaderReason)
+	}
 	if text, err := json.Marshal(history); err == nil && len(history) > 0 {
 		c.SetHeader(HeaderRetryHistory, text)
 	}
 	return c
 }
+
+// maxHeaderReason bounds the text of each failure that travels with a message, in bytes.
+const maxHeaderReason = 128
 
 // nextAttempt is the number of the attempt that follows the verdict.
 func nextAttempt(m *Message, v Verdict) int {
@@ -172,6 +188,6 @@ func historyOf(m *Message, v Verdict) []Failure {
 			all = nil // a header of that name that is not ours
 		}
 	}
-	all = append(all, v.Attempts.History...)
+	all = append(all, v.Attempts.History...) // a slice of our own
 	return all[max(0, len(all)-MaxHistory):]
 }

@@ -100,7 +100,7 @@ func (m *Message) Clone() *Message {
 	return c
 }
 
-// ErrDrop, returned by a handler or a middleware, wrapped or not, says that the message is done with: nothing more runs for
+// ErrDrop says, returned by a handler or a middleware, wrapped or not, that the message is done with: nothing more runs for
 // this handler, what was written in the message's transaction is committed, it is counted as dropped, and its offset
 // passes.
 var ErrDrop = errors.New("consumer: the message is dropped")

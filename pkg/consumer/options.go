@@ -93,6 +93,7 @@ type settings struct {
 	idle        bool
 	ackUnknown  bool
 	haltOnGap   bool
+	dynamic     bool
 	defaults    defaults
 }
 
@@ -143,8 +144,8 @@ func WithLogger(log *slog.Logger) Option { return option(func(s *settings) { s.l
 // Concurrency is how many lanes run at once, over all partitions and handlers.
 func Concurrency(n int) Option { return option(func(s *settings) { s.concurrency = n }) }
 
-// Drain is how long a stop or a rebalance waits for what is in flight before it is abandoned. It must be below the
-// group's rebalance timeout.
+// Drain is how long a stop or a rebalance waits for what is in flight before it is abandoned. It is cut to three quarters of
+// what the group waits for a member, the shorter of Kafka's session and rebalance time-outs.
 func Drain(d time.Duration) Option { return option(func(s *settings) { s.drain = d }) }
 
 // Commits says when offsets are committed; default CommitInterval(DefaultCommitInterval).
@@ -198,6 +199,9 @@ func OnFailure(d Decider) Setting {
 	return setting(func(h *handling) {
 		if d == nil {
 			h.problems = append(h.problems, errors.New("OnFailure: the policy is nil"))
+		}
+		if p, ok := d.(interface{ Validate() error }); ok {
+			h.problems = append(h.problems, p.Validate())
 		}
 		h.decider = d
 	})
@@ -261,7 +265,7 @@ func (s *settings) check() error {
 			bad = append(bad, fmt.Errorf(format, args...))
 		}
 	}
-	add(len(s.topics) == 0, "no topics: name them with Topics")
+	add(len(s.topics) == 0 && !s.dynamic, "no topics: name them with Topics")
 	for _, t := range s.topics {
 		add(t == "", "a topic's name is empty")
 	}

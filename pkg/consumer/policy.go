@@ -51,6 +51,9 @@ func (p *Policy) Or(base *Policy) *Policy {
 
 // Validate lists everything that is wrong with the rules. Errors are ErrConfiguration.
 func (p *Policy) Validate() error {
+	if p == nil {
+		return fmt.Errorf("%w: the policy is nil", ErrConfiguration)
+	}
 	var errs []error
 	delays := map[string]time.Duration{}
 	for i := range p.rules {
@@ -92,6 +95,15 @@ func (p *Policy) Topics(group, topic string) []string {
 	return names
 }
 
+// needs is what the rules want of a disposer beside topics.
+func (p *Policy) needs() (outbox, gate bool) {
+	for i := range p.rules {
+		gate = gate || p.rules[i].block
+		outbox = outbox || slices.ContainsFunc(p.rules[i].steps, func(s step) bool { return s.action == Schedule })
+	}
+	return outbox, gate
+}
+
 func (s *step) topicOf(group, topic string) string {
 	if s.action != RetryTopic || s.topic != "" {
 		return s.topic
@@ -99,7 +111,8 @@ func (s *step) topicOf(group, topic string) string {
 	return RetryTopicName(topic, group, s.rung)
 }
 
-// Decide says what becomes of m after err. It does no I/O, and is a function of its arguments but for the jitter of waits.
+// Decide says what becomes of m after err. It does no I/O, and is a function of its arguments but for the jitter of waits and
+// the time that is left for a message that is not due.
 //
 // Some errors mean the same whatever the rules say: ErrDrop and inbox.ErrDuplicate let the message pass; a message that is not due, is kept behind
 // another of its key, or meets an open circuit breaker waits, and spends no attempt.

@@ -1,13 +1,12 @@
 package consumer
 
 import (
-	"context"
 	"errors"
+	"reflect"
 	"slices"
+	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/x/mongo/driver"
-	"go.mongodb.org/mongo-driver/v2/x/mongo/driver/topology"
 
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
@@ -94,11 +93,28 @@ func transient(err error) bool {
 	if se, ok := errors.AsType[mongo.ServerError](err); ok && slices.ContainsFunc(transientCodes, se.HasErrorCode) {
 		return true
 	}
-	// Not mongo.IsTimeout: for it every time-out is the database's, also that of a handler's call to somebody else.
-	if ce, ok := errors.AsType[mongo.CommandError](err); ok && errors.Is(ce, context.DeadlineExceeded) {
+	// For mongo.IsTimeout every time-out is the database's, also that of a handler's call to somebody else.
+	return mongo.IsTimeout(err) && ofDriver(err)
+}
+
+// ofDriver reports whether err is or wraps an error of the driver. Some of its types, as that of a server selection that
+// found none, are in packages that promise nothing, so their names are not used.
+func ofDriver(err error) bool {
+	if err == nil {
+		return false
+	}
+	t := reflect.TypeOf(err)
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") {
 		return true
 	}
-	_, pool := errors.AsType[topology.WaitQueueTimeoutError](err)
-	_, selection := errors.AsType[topology.ServerSelectionError](err)
-	return pool || selection || errors.Is(err, driver.ErrDeadlineWouldBeExceeded)
+	switch x := err.(type) { //nolint:errorlint // this walks the tree itself
+	case interface{ Unwrap() error }:
+		return ofDriver(x.Unwrap())
+	case interface{ Unwrap() []error }:
+		return slices.ContainsFunc(x.Unwrap(), ofDriver)
+	}
+	return false
 }

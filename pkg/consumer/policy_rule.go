@@ -160,8 +160,8 @@ func (r Rule) Jitter(f float64) Rule {
 }
 
 // BlockKey keeps later messages of the key, for this handler, behind one that this rule moved away, until it was handled
-// or given up. It needs a KeyGate, as middleware of the handler and in the DisposerConfig, and a RetryTopic in the rule,
-// in whose first topic those wait that are kept behind; without one their lane waits.
+// or given up. It needs a KeyGate, by BlockingKeys, and a RetryTopic in the rule, in whose first topic those wait that are
+// kept behind; without one their lane waits.
 func (r Rule) BlockKey() Rule {
 	r.block = true
 	return r

@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"pgregory.net/rapid"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -36,6 +38,7 @@ func failures(p *consumer.Policy, err error, n int) []consumer.Verdict {
 		case consumer.RetryTopic, consumer.Requeue, consumer.Schedule: // delivered anew
 			m.Attempt = a.Total - a.Spared + 1
 			a = consumer.Attempts{}
+		default:
 		}
 	}
 	return out
@@ -306,3 +309,38 @@ func TestTheConsumersOwnErrorsWait(t *testing.T) {
 		t.Errorf("blocked without a retry topic: %+v", v)
 	}
 }
+
+func TestADatabaseThatIsAwayIsTransient(t *testing.T) {
+	t.Parallel()
+	c, err := mongo.Connect(options.Client().ApplyURI("mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=50"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) }()
+	_, err = c.Database("db").Collection("c").InsertOne(t.Context(), bson.D{})
+	if !consumer.Transient()(errors.Join(errFlaky, fmt.Errorf("writing: %w", err))) {
+		t.Errorf("%T: %v", err, err)
+	}
+}
+
+func TestAPolicyThatTheConsumerCannotCarryOutIsRefused(t *testing.T) {
+	t.Parallel()
+	refused := func(name string, p *consumer.Policy) {
+		t.Helper()
+		c, err := consumer.New("g", nil, consumer.Topics("t"), consumer.Brokers("127.0.0.1:1"), consumer.OnFailure(p), consumer.AllowIdle(),
+			consumer.Letters(nil), consumer.DeadTopics(nil), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
+			consumer.WithInbox(noInbox{}))
+		if err == nil {
+			err = c.Run(t.Context())
+		}
+		if !errors.Is(err, consumer.ErrConfiguration) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	refused("no outbox", consumer.NewPolicy(consumer.On().Schedule(time.Hour)))
+	refused("no gate", consumer.NewPolicy(consumer.On().RetryTopic(time.Hour).BlockKey()))
+	refused("none", nil)
+	refused("a broken rule", consumer.NewPolicy(consumer.On().Retry(-1)))
+}
+
+type noInbox struct{ consumer.Inbox }

@@ -227,7 +227,7 @@ func (c *Consumer) prepare(r *registration) {
 	if inner == nil {
 		inner = HandlerFunc(collect)
 	}
-	r.chained = chain(inner, r.mws)
+	r.chained = c.gated(r.decider, chain(inner, r.mws))
 }
 
 // Handlers lists the registered handlers in their order.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -14,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Redactor may change a letter before it is written anywhere: blank its body, its key, its reason, its headers. ErrDrop
-// keeps the letter from being written at all.
+// Redactor may change a letter before it is written anywhere: blank its body, its key, its reason and those of its history,
+// its headers. ErrDrop keeps the letter from being written at all.
 type Redactor func(ctx context.Context, l *Letter) error
 
 // DisposerConfig is what a disposer works with. What is nil is not supported: a verdict that needs it gives up the message
@@ -28,6 +29,9 @@ type DisposerConfig struct {
 	// DeadTopic names the topic of dead letters of a topic for a group, as DeadTopicName does; nil writes them to Letters
 	// alone. With both, the topic is written first.
 	DeadTopic func(topic, group string) string
+	// CreateTopics makes topics that are missing, with the partitions of the message's own topic. The Publisher has to be
+	// one that can, as Kafka is. Without it a message waits in its lane until somebody creates the topic.
+	CreateTopics bool
 	// Outbox takes messages that are scheduled, and fault events.
 	Outbox Outbox
 	// Transact runs what is appended to Outbox; outbox.Transaction on the client of its database.
@@ -146,9 +150,24 @@ func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, 
 	if v.Delay > 0 {
 		due = d.cfg.Now().Add(v.Delay)
 	}
-	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{moved(m, handler, v, due)})
+	err := d.publish(ctx, topic, originOf(m).Topic, moved(m, handler, v, due))
 	if tooLarge(err) {
 		return &immovableError{"with its retry headers it is larger than topic " + topic + " allows"}
+	}
+	return err
+}
+
+// publish writes to a topic, and creates it if it is missing and may be created.
+func (d *MessageDisposer) publish(ctx context.Context, topic, like string, m *Message) error {
+	type creator interface {
+		CreateTopic(ctx context.Context, name, like string) error
+	}
+	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{m})
+	if c, ok := d.cfg.Publisher.(creator); ok && d.cfg.CreateTopics && errors.Is(err, kafka.UnknownTopicOrPartition) {
+		if err := c.CreateTopic(ctx, topic, like); err != nil {
+			return err
+		}
+		err = d.cfg.Publisher.Publish(ctx, topic, []*Message{m})
 	}
 	if err != nil {
 		return fmt.Errorf("publishing to %s (it has to exist, and the user must be allowed to write to it): %w", topic, err)
@@ -205,15 +224,24 @@ func comeback(m *Message, handler string, due time.Time) event.Event {
 	if m.SchemaVersion != "" {
 		opts = append(opts, event.WithSchemaVersion(m.SchemaVersion))
 	}
+	structured := isStructured(m.Headers)
+	if structured { // the relay wraps what is inside
+		if inner, err := Decode(&Record{Topic: m.Topic, Key: m.Key, Value: m.Value, Headers: m.Headers}); err == nil {
+			m.Value = inner.Value
+		}
+	}
 	for _, h := range m.Headers {
 		name := h.Key
 		switch {
-		case reserved(name):
+		case reserved(name) || byPreset[name] && !structured:
 			name = headerKept + name
 		case byPreset[name]:
 			continue // the relay writes it anew
 		}
 		opts = append(opts, event.WithHeader(name, h.Value))
+	}
+	if !structured {
+		opts = append(opts, event.WithHeader(headerAsItWas, []byte("true")))
 	}
 	var payload any
 	if m.Value != nil {
@@ -233,6 +261,11 @@ var byPreset = map[string]bool{
 func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
 	if v.Action == Park {
 		v.Reason = cmp.Or(v.Reason, ClassNoHandler)
+	}
+	if only, ok := m.Header(HeaderOnly); ok && handler == "" { // it was for one that is no more
+		if name, ok := strings.CutPrefix(string(only), m.Group+"/"); ok {
+			handler = name
+		}
 	}
 	l := newLetter(m, handler, v, cause, d.cfg.Now())
 	for _, r := range d.cfg.Redact {
@@ -269,14 +302,11 @@ func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict)
 	default:
 		return nil
 	}
-	err := d.cfg.Publisher.Publish(ctx, topic, []*Message{l.record()})
-	switch {
-	case tooLarge(err) && d.cfg.Letters != nil:
+	err := d.publish(ctx, topic, l.Topic, l.record())
+	if tooLarge(err) && d.cfg.Letters != nil {
 		return nil // with its reason it does not fit; the document does
-	case err != nil:
-		return fmt.Errorf("publishing to %s (it has to exist, and the user must be allowed to write to it): %w", topic, err)
 	}
-	return nil
+	return err
 }
 
 // release lets those pass that were kept behind the message.

@@ -9,14 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Two members; one comes and goes while messages are written.
@@ -75,103 +74,6 @@ func (b *blocked) Handle(ctx context.Context, m *consumer.Message) error {
 	return b.next.Handle(ctx, m)
 }
 
-// Whatever the mode is, nothing is committed past a message that is not finished, though later ones are.
-func TestCommitModesNeverCommitPastAGap(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		mode   consumer.CommitMode
-		itself bool
-	}{
-		"each":     {consumer.CommitEach(), true},
-		"count":    {consumer.CommitCount(5), true},
-		"interval": {consumer.CommitInterval(30 * time.Millisecond), true},
-		"drain":    {consumer.CommitOnDrain(), false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			k := newKit(t, 1)
-			b := newBlocked("stop", k.effects("effects"))
-			stats := &counts{}
-			cons := k.consumer(consumer.Commits(c.mode), consumer.Batch(1), consumer.WithObserver(stats))
-			if err := cons.Handle("*", b); err != nil {
-				t.Fatal(err)
-			}
-			ms := numbered(20, 40)
-			ms[10] = msg("alone", "counted", "stop")
-			k.publish(ms...)
-			stop := k.start(cons)
-			k.await("the gap", b.reached)
-			alone := inbox.Lane([]byte("alone"), 0)
-			others := 0
-			for i, m := range ms {
-				if i < 10 || inbox.Lane(m.Key, 0) != alone {
-					others++
-				}
-			}
-			k.untilCount("effects", others)
-			if c.itself {
-				k.until("what is before the gap", func(context.Context) bool { return k.committed(1)[0] > 10-5 })
-			}
-			if err := cons.Commit(k.context()); err != nil {
-				t.Error(err)
-			}
-			if got := k.committed(1)[0]; got != 10 {
-				t.Errorf("offset %d is committed while message 10 is not finished", got)
-			}
-			close(b.release)
-			k.untilCount("effects", 40)
-			if c.itself {
-				k.until("the next offsets", func(context.Context) bool { return k.committed(1)[0] > 40-5 })
-			}
-			stop()
-			if got := k.committed(1)[0]; got != 40 {
-				t.Errorf("offset %d is committed after the stop", got)
-			}
-		})
-	}
-}
-
-// Transactions leave markers in the log, and aborted ones records that nobody may see.
-func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...), kgo.TransactionalID(stacktest.Name(t)), kgo.DefaultProduceTopic(k.topic),
-		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.TransactionTimeout(30*time.Second))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer cl.Close()
-	ctx := k.context()
-	n := 0
-	for round := range 6 {
-		if err := cl.BeginTransaction(); err != nil {
-			t.Fatal(err)
-		}
-		commit := kgo.TransactionEndTry(round%2 == 0)
-		for range 5 {
-			value := "aborted"
-			if commit {
-				value = fmt.Sprint(n)
-				n++
-			}
-			cl.Produce(ctx, &kgo.Record{Key: []byte("a"), Value: []byte(value), Headers: []kgo.RecordHeader{{Key: "type", Value: []byte("counted")}}}, nil)
-		}
-		if err := cl.Flush(ctx); err != nil {
-			t.Fatal(err)
-		}
-		if err := cl.EndTransaction(ctx, commit); err != nil {
-			t.Fatal(err)
-		}
-	}
-	c := k.consumer()
-	handle(t, c, "counted", k.effects("effects"))
-	k.start(c)
-	k.untilCount("effects", n)
-	// 30 records and 6 markers: the last offset passes the last marker, although nothing is ever fetched there.
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 36 })
-	k.once("effects", n)
-}
-
 func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	app := stacktest.Name(t)
@@ -204,6 +106,49 @@ func TestDatabaseAwayPausesAndLosesNothing(t *testing.T) {
 	if held := stats.maxHeld.Load(); held > int64(2*(20+n)) {
 		t.Errorf("%d messages were held", held)
 	}
+}
+
+// What cannot get better ends the Run: a server without transactions, and a topic that was created anew where that is to halt.
+func TestWhatCannotBeWaitedOutEndsTheRun(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.publish(numbered(1, 3)...)
+	standalone := func(ctx context.Context, fn func(ctx context.Context) error) error {
+		return fmt.Errorf("%w: %w", outbox.ErrStandalone, fn(ctx))
+	}
+	for _, opts := range [][]consumer.Option{{}, {consumer.Exactly(inbox.None), consumer.InTransaction()}} {
+		c := k.consumer(append(opts, consumer.Transactions(standalone))...)
+		handle(t, c, "*", func(context.Context, *consumer.Message) error { return errWanted })
+		if err := c.Run(k.context()); !errors.Is(err, outbox.ErrStandalone) {
+			t.Errorf("Run: %v", err)
+		}
+	}
+	halt := recreated{k.inbox()}
+	c := k.consumer(consumer.WithInbox(halt))
+	handle(t, c, "*", nop)
+	var re *inbox.RecreatedError
+	if err := c.Run(k.context()); !errors.As(err, &re) {
+		t.Errorf("Run: %v", err)
+	}
+	if got := k.committed(1)[0]; got > 0 {
+		t.Errorf("offset %d is committed", got)
+	}
+}
+
+func (k *kit) inbox() *inbox.Inbox {
+	k.Helper()
+	x, err := inbox.New(k.db)
+	if err != nil {
+		k.Fatal(err)
+	}
+	return x
+}
+
+// recreated says of every topic that it was created anew, and halts.
+type recreated struct{ *inbox.Inbox }
+
+func (recreated) Attach(_ context.Context, consumer, topic string, part int32, end int64, _ int32) (inbox.Generation, error) {
+	return inbox.Generation{}, &inbox.RecreatedError{Consumer: consumer, Topic: topic, Partition: part, Watermark: 100, End: end}
 }
 
 func TestPauseHoldsNothingInMemory(t *testing.T) {
@@ -337,6 +282,46 @@ func TestACoolingLaneDoesNotBlockOthers(t *testing.T) {
 	}
 }
 
+// What waits in a lane behind a message that is interrupted must not go first: the watermark would pass that one.
+func TestNothingOfALanePassesAnInterruptedMessage(t *testing.T) {
+	t.Parallel()
+	for name, interrupt := range map[string]func(c *consumer.Consumer, stop func()){
+		"stop":  func(_ *consumer.Consumer, stop func()) { stop() },
+		"pause": func(c *consumer.Consumer, _ func()) { c.Pause() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			stats := &counts{}
+			failed := make(chan struct{}, 10)
+			var healed atomic.Bool
+			c := k.consumer(consumer.Batch(1), consumer.WithObserver(stats), consumer.OnFailure(cooling{time.Hour, consumer.RetryAfter}))
+			effects := k.effects("effects")
+			handle(t, c, "*", func(ctx context.Context, m *consumer.Message) error {
+				if string(m.Value) == "3" && !healed.Load() {
+					failed <- struct{}{}
+					return errWanted
+				}
+				return effects(ctx, m)
+			})
+			k.publish(numbered(1, 30)...)
+			stop := k.start(c)
+			k.await("the failure", failed)
+			k.until("the rest to wait", func(context.Context) bool { return stats.held.Load() == 27 })
+			interrupt(c, stop)
+			k.until("an empty memory", func(context.Context) bool { return stats.held.Load() == 0 })
+			healed.Store(true)
+			if name == "pause" {
+				c.Resume()
+			} else {
+				k.start(c)
+			}
+			k.untilCount("effects", 30)
+			k.once("effects", 30)
+		})
+	}
+}
+
 func TestAPolicyMayPauseTheConsumer(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 1)
@@ -366,10 +351,11 @@ func TestHandlersHaveLimitedTimeAndNumber(t *testing.T) {
 		return ctx.Err()
 	}, consumer.Timeout(50*time.Millisecond))
 	var at, most atomic.Int64
+	effects := k.effects("effects")
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		most.Store(max(most.Load(), at.Add(1)))
 		defer at.Add(-1)
-		return k.effects("effects")(ctx, m)
+		return effects(ctx, m)
 	}, consumer.Limit(1), consumer.Exactly(inbox.None))
 	k.publish(msg("a", "slow", "0"))
 	k.publish(numbered(8, 40)...)
@@ -430,129 +416,5 @@ func TestBatchHandlersGetALaneTogether(t *testing.T) {
 				t.Errorf("%d dead letters", len(got))
 			}
 		})
-	}
-}
-
-// N29: a topic that was created anew begins a new generation of the watermarks, or it would be refused for ever.
-func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	c := k.consumer()
-	handle(t, c, "counted", k.effects("effects"))
-	k.publish(numbered(3, 30)...)
-	stop := k.start(c)
-	k.untilCount("effects", 30)
-	stop()
-	adm, done := k.admin()
-	defer done()
-	if res, err := adm.DeleteTopics(k.context(), k.topic); err != nil || res.Error() != nil {
-		t.Fatal(err, res.Error())
-	}
-	k.until("the topic's end", func(ctx context.Context) bool {
-		_, err := adm.CreateTopic(ctx, 1, 1, nil, k.topic)
-		return err == nil
-	})
-	k.until("the new topic", func(ctx context.Context) bool {
-		return k.kafka.Publish(ctx, k.topic, []*consumer.Message{msg("new", "counted", "0")}) == nil
-	})
-	k.start(c)
-	k.untilCount("effects", 31)
-}
-
-func (k *kit) admin() (*kadm.Client, func()) {
-	k.Helper()
-	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...))
-	if err != nil {
-		k.Fatal(err)
-	}
-	return kadm.NewClient(cl), cl.Close
-}
-
-// N29: contiguous is what was fetched: what retention removed is passed, loudly, or stops the consumer.
-func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	k.publish(numbered(1, 10)...)
-	gaps := make(chan struct{}, 10)
-	c := k.consumer(consumer.Commits(consumer.CommitEach()), consumer.Batch(1), consumer.OnError(func(_ context.Context, err error) {
-		var gap *consumer.RangeError
-		if errors.As(err, &gap) && gap.Offset == 10 && gap.Start == 20 {
-			gaps <- struct{}{}
-		}
-	}))
-	handle(t, c, "counted", k.effects("effects"))
-	stop := k.start(c)
-	k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 10 })
-	stop()
-	k.publish(numbered(1, 15)...)
-	adm, done := k.admin()
-	defer done()
-	offsets := kadm.Offsets{}
-	offsets.AddOffset(k.topic, 0, 20, -1)
-	if _, err := adm.DeleteRecords(k.context(), offsets); err != nil {
-		t.Fatal(err)
-	}
-	halting := k.consumer(consumer.HaltOnGap())
-	handle(t, halting, "counted", k.effects("effects"))
-	var gap *consumer.RangeError
-	if err := halting.Run(k.context()); !errors.As(err, &gap) || gap.Start != 20 {
-		t.Errorf("Run: %v", err)
-	}
-	k.start(c)
-	k.await("the report", gaps)
-	k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 25 })
-}
-
-// A letter that was requeued for one handler is no business of the others.
-func TestN18_LettersOfOneHandlerAreForItAlone(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	c := k.consumer()
-	handle(t, c, "*", k.effects("one"), consumer.Named("one"))
-	handle(t, c, "*", k.effects("two"), consumer.Named("two"))
-	only := func(to string) *consumer.Message {
-		m := msg("a", "counted", "0")
-		m.SetHeader("id", []byte(to))
-		m.Headers = append(m.Headers, consumer.Header{Key: "outrelay-only", Value: []byte(to)})
-		return m
-	}
-	k.publish(only(k.group+"/one"), only("another/two"), msg("a", "counted", "1"))
-	k.start(c)
-	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
-	if one, two := k.count("one"), k.count("two"); one != 2 || two != 1 {
-		t.Errorf("%d and %d", one, two)
-	}
-}
-
-func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
-	t.Parallel()
-	k := newKit(t, 1)
-	stats := &counts{}
-	release := make(chan struct{})
-	reached := make(chan struct{}, 1000)
-	c := k.consumer(consumer.Buffer(50, 4<<10), consumer.MaxAhead(100), consumer.Batch(1), consumer.WithObserver(stats))
-	effects := k.effects("effects")
-	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
-		reached <- struct{}{}
-		select {
-		case <-release:
-			return effects(ctx, m)
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	})
-	n := 600
-	all := numbered(20, n)
-	for i := 0; i < n; i += 20 { // a batch is never taken in by parts
-		k.publish(all[i : i+20]...)
-	}
-	k.start(c)
-	k.await("a message", reached)
-	k.until("a full buffer", func(context.Context) bool { return stats.heldBytes.Load() >= 4<<10 || stats.held.Load() >= 50 })
-	close(release)
-	k.untilCount("effects", n)
-	k.once("effects", n)
-	if got := stats.maxHeld.Load(); got > 150 {
-		t.Errorf("%d messages were held at once", got)
 	}
 }

@@ -55,7 +55,7 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 	readers.Go(s.commits)
 	<-soft.Done()
 	readers.Wait()
-	s.drain(abandon)
+	s.drain(abandon) //nolint:contextcheck // what ends is that context; the drain outlives it
 	return s.fatal()
 }
 
@@ -84,12 +84,13 @@ func (s *session) drain(abandon context.CancelCauseFunc) {
 		tracks.Go(p.tracking.Wait)
 	}
 	go func() { tracks.Wait(); close(done) }()
-	late := time.NewTimer(s.c.s.drain)
+	limit := s.c.drainLimit()
+	late := time.NewTimer(limit)
 	defer late.Stop()
 	select {
 	case <-done:
 	case <-late.C:
-		s.report(fmt.Errorf("%w (%v)", ErrAbandoned, s.c.s.drain))
+		s.report(fmt.Errorf("%w (%v)", ErrAbandoned, limit))
 		abandon(ErrAbandoned)
 		left := time.NewTimer(grace)
 		defer left.Stop()
@@ -107,6 +108,14 @@ func (s *session) drain(abandon context.CancelCauseFunc) {
 	for _, p := range s.parts {
 		p.forget()
 	}
+}
+
+// drainLimit is the time to drain: a member that takes longer than the group waits is not one any more.
+func (c *Consumer) drainLimit() time.Duration {
+	if t, ok := c.transport.(interface{ MemberTimeout() time.Duration }); ok {
+		return min(c.s.drain, t.MemberTimeout()*3/4)
+	}
+	return c.s.drain
 }
 
 // hardValues is a context for what has to be done after everything ended.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // track is one handler's messages of one lane: one after another, in order, whatever the other tracks do.
@@ -52,16 +53,18 @@ func (c *pace) batch(limit int) int {
 // run handles what is queued until there is nothing more.
 func (t *track) run() {
 	for {
-		if !t.acquire() {
-			t.revertQueue()
+		if t.p.s.c.gate.paused() || !t.acquire() {
+			t.revert(nil)
 			return
 		}
 		list := t.take()
-		if len(list) > 0 {
-			t.process(list)
-		}
+		left := t.process(list)
 		t.release()
-		if len(list) == 0 {
+		switch {
+		case len(left) > 0:
+			t.revert(left)
+			return
+		case len(list) == 0:
 			return
 		}
 	}
@@ -95,14 +98,21 @@ func (t *track) yield(f func()) {
 	t.acquireUntil(t.p.s.hard)
 }
 
-// revertQueue ends the track with what is queued not begun.
-func (t *track) revertQueue() {
-	t.p.mu.Lock()
-	list := t.queue
+// revert ends the track: what it began and did not finish, and with it all that is queued behind, is fetched again. Nothing
+// behind may go first: it would move the watermark past what is not handled.
+func (t *track) revert(left []task) {
+	p := t.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	left = append(left[:len(left):len(left)], t.queue...)
 	t.queue, t.running = nil, false
-	t.p.mu.Unlock()
-	if len(list) > 0 {
-		t.p.revert(list)
+	for _, x := range left {
+		x.part.state = waiting
+		p.shed(x.entry)
+	}
+	if len(left) > 0 {
+		p.rewind = true
+		p.signal()
 	}
 }
 
@@ -111,7 +121,7 @@ func (t *track) take() []task {
 	p := t.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(t.queue) == 0 || p.closed {
+	if len(t.queue) == 0 || p.closed || p.s.soft.Err() != nil {
 		t.queue, t.running = nil, false
 		return nil
 	}
@@ -163,37 +173,33 @@ func (t *track) wait(d time.Duration) {
 	})
 }
 
-// process handles a batch: together where that may be, else and after a failure one by one.
-func (t *track) process(list []task) {
-	if t.reg.removed.Load() && !t.reg.once {
+// process handles a batch: together where that may be, else and after a failure one by one. It returns what was not
+// finished because of an interruption.
+func (t *track) process(list []task) (left []task) {
+	if t.reg.removed.Load() && !t.reg.once && len(list) > 0 {
 		t.p.s.c.s.observer.Dropped(t.reg.name, len(list))
 		t.p.finish(list)
-		return
+		return nil
 	}
 	if n := t.due(list); n > 1 {
-		handled, reverted := t.together(list[:n])
+		handled, interrupted := t.together(list[:n])
 		switch {
-		case reverted: // what is behind must not go before it
-			t.p.revert(list[n:])
-			return
+		case interrupted:
+			return list
 		case handled:
 			list = list[n:]
 		}
 	}
 	for i := range list {
-		if i > 0 && t.interrupted() {
-			t.p.revert(list[i:])
-			return
-		}
-		if !t.alone(list[i]) {
-			t.p.revert(list[i:])
-			return
+		if i > 0 && t.interrupted() || !t.alone(list[i]) {
+			return list[i:]
 		}
 	}
+	return nil
 }
 
-// together handles them in one go, or gives them back; neither if they have to be tried one by one.
-func (t *track) together(list []task) (handled, reverted bool) {
+// together handles them in one go, unless it is interrupted; neither means that they have to be tried one by one.
+func (t *track) together(list []task) (handled, interrupted bool) {
 	var trouble trouble
 	defer trouble.over(t)
 	for {
@@ -203,14 +209,12 @@ func (t *track) together(list []task) (handled, reverted bool) {
 			return true, false
 		}
 		if t.p.s.hard.Err() != nil {
-			t.p.revert(list)
 			return false, true
 		}
-		if _, blamed := t.blame(err); blamed {
+		if blamed, _ := t.blame(err); blamed {
 			return false, false
 		}
 		if !trouble.wait(t, err) {
-			t.p.revert(list)
 			return false, true
 		}
 	}
@@ -242,7 +246,7 @@ func (t *track) alone(x task) bool {
 		if t.p.s.hard.Err() != nil {
 			return false
 		}
-		if cause, blamed := t.blame(err); blamed {
+		if blamed, cause := t.blame(err); blamed {
 			trouble.over(t)
 			if done, again := t.decide(x, cause); !again {
 				return done
@@ -298,8 +302,9 @@ func (t *track) decide(x task, cause error) (done, again bool) {
 		t.p.s.remember(t, x)
 		t.p.s.c.pauseFor(v.Delay)
 		return false, false
+	default:
+		return t.dispose(x, v, cause), false
 	}
-	return t.dispose(x, v, cause), false
 }
 
 // verdict is the policy's, or to the dead letters if it has none for the failure.
@@ -391,9 +396,10 @@ func (o *trouble) wait(t *track, err error) bool {
 	d := o.b.Next()
 	var recreated *inbox.RecreatedError
 	switch {
-	case errors.As(err, &recreated):
+	case errors.As(err, &recreated), errors.Is(err, outbox.ErrStandalone):
 		t.p.s.fail(err)
 		return false
+	case errors.Is(err, inbox.ErrUnconfirmed): // asked again
 	case errors.Is(err, inbox.ErrClaimed):
 		d = claimPoll
 	case errors.Is(err, inbox.ErrStale):

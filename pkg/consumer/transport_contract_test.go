@@ -17,6 +17,7 @@ func TestKafkaTransportContract(t *testing.T) {
 				k, err := consumer.NewKafka(consumer.KafkaConfig{
 					Brokers: stacktest.Brokers(t), SessionTimeout: 10 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 					RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
+					WatchPartitions: 200 * time.Millisecond,
 				})
 				if err != nil {
 					t.Fatal(err)
@@ -25,6 +26,10 @@ func TestKafkaTransportContract(t *testing.T) {
 				return k
 			},
 			Topic: func(t *testing.T, partitions int) string { return stacktest.Topic(t, partitions) },
+			Later: func(t *testing.T) (string, func()) {
+				name := stacktest.Name(t)
+				return name, func() { stacktest.CreateTopic(t, name, 2) }
+			},
 		}
 	})
 }

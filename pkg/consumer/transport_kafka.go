@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -34,6 +36,10 @@ type KafkaConfig struct {
 	MaxWait time.Duration
 	// FromEnd lets a group that has no offset yet begin with what is written from then on, not with all that is there.
 	FromEnd bool
+	// Exclusive gives all partitions of a topic to one member of the group, that with the highest Priority, whatever their
+	// number; the others stand by. All members of the group must say so.
+	Exclusive bool
+	Priority  int32
 	// WatchPartitions is how often the topics are looked at for new partitions; default 10 s.
 	WatchPartitions time.Duration
 }
@@ -134,13 +140,41 @@ func (k *Kafka) newTransport(topics []string) *kafka.Transport {
 // Close closes the connections of Publish that are idle. It may be used again.
 func (k *Kafka) Close() { k.produce.CloseIdleConnections() }
 
-// Join is one member of the group until ctx ends.
+// MemberTimeout is how long the group waits for a member that gives no sign or does not rejoin.
+func (k *Kafka) MemberTimeout() time.Duration {
+	return min(k.cfg.SessionTimeout, k.cfg.RebalanceTimeout)
+}
+
+// Join is one member of the group until ctx ends. Topics that do not exist yet are reported and looked for every
+// WatchPartitions; the others are read meanwhile.
 func (k *Kafka) Join(ctx context.Context, group string, topics []string, s Session) error {
+	defer k.produce.CloseIdleConnections()
+	topics = slices.Compact(slices.Sorted(slices.Values(topics)))
+	look := &scout{Kafka: k, topics: topics, fetches: k.newTransport(topics), session: s}
+	defer look.fetches.CloseIdleConnections()
+	for {
+		there := look.existing(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err := k.join(ctx, group, there, look); err != nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// join is a member for those topics until ctx ends or others exist.
+func (k *Kafka) join(ctx context.Context, group string, topics []string, look *scout) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	defer cancel()
+	looking.Go(func() { look.watch(ctx, topics); cancel() })
 	calls := &lines{}
 	cg, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
 		ID: group, Brokers: k.cfg.Brokers, Topics: topics,
 		Dialer:         &kafka.Dialer{ClientID: k.cfg.ClientID, Timeout: dialTimeout, TLS: k.cfg.TLS, SASLMechanism: k.cfg.SASL, DialFunc: calls.dial},
-		GroupBalancers: []kafka.GroupBalancer{kafka.RangeGroupBalancer{}},
+		GroupBalancers: k.cfg.balancers(),
 		SessionTimeout: k.cfg.SessionTimeout, HeartbeatInterval: k.cfg.HeartbeatInterval, RebalanceTimeout: k.cfg.RebalanceTimeout,
 		JoinGroupBackoff: k.cfg.JoinBackoff, Timeout: requestTimeout, StartOffset: k.start(),
 		WatchPartitionChanges: true, PartitionWatchInterval: k.cfg.WatchPartitions,
@@ -148,9 +182,7 @@ func (k *Kafka) Join(ctx context.Context, group string, topics []string, s Sessi
 	if err != nil {
 		return fmt.Errorf("joining: %w", err)
 	}
-	m := &member{Kafka: k, cg: cg, session: s, fetches: k.newTransport(topics)}
-	defer m.fetches.CloseIdleConnections()
-	defer k.produce.CloseIdleConnections()
+	m := &member{Kafka: k, cg: cg, session: look.session, fetches: look.fetches}
 	err = m.run(ctx)
 	m.leave(calls)
 	return err
@@ -202,6 +234,7 @@ func (m *member) serve(ctx, over context.Context, gen *kafka.Generation) error {
 	unhook := context.AfterFunc(over, func() { cancel(kafka.ErrGenerationEnded) })
 	defer unhook()
 	g := &generation{member: m, gen: gen}
+	defer g.over.Store(true)
 	if !g.locate(ctx) {
 		return nil
 	}
@@ -287,6 +320,7 @@ type generation struct {
 	*member
 	gen    *kafka.Generation
 	assign []Assignment
+	over   atomic.Bool // Serve has returned
 }
 
 // locate finds where the partitions without a committed offset start; false if the generation ends before.
@@ -326,6 +360,9 @@ func (g *generation) End(ctx context.Context, tp TopicPartition) (int64, int32, 
 
 // Commit stores offsets.
 func (g *generation) Commit(_ context.Context, offsets map[TopicPartition]int64) error {
+	if g.over.Load() {
+		return ErrGenerationOver
+	}
 	byTopic := map[string]map[int]int64{}
 	for tp, at := range offsets {
 		if byTopic[tp.Topic] == nil {

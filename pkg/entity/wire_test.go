@@ -117,8 +117,15 @@ func TestProjectorBehindAConsumer(t *testing.T) {
 		t.Error(err)
 	}
 	stop()
-	if err := <-done; err != nil {
-		t.Error(err)
+	ending, cancelEnding := context.WithTimeout(t.Context(), time.Minute)
+	defer cancelEnding()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-ending.Done():
+		t.Fatal("the consumer does not end")
 	}
 	w.want("view", w.stored("orders")...)
 	n, err := w.db.Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})

@@ -34,6 +34,7 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 	if len(rest) == 0 {
 		return fresh, nil
 	}
+	x.note(ctx)
 	ask := make([]Entry, len(rest))
 	for i, at := range rest {
 		ask[i] = list[at]

@@ -221,6 +221,7 @@ func (c *claim) Entry() Entry { return c.entry }
 func (c *claim) Attempt() int { return c.attempt }
 
 func (c *claim) Handled(ctx context.Context) error {
+	c.inbox.note(ctx)
 	err := c.inbox.join(ctx, func(ctx context.Context) error {
 		// The state is not asked for: to mark what this claim has marked changes nothing.
 		filter := bson.D{{Key: "_id", Value: c.id}, {Key: "o", Value: c.owner}, {Key: "e", Value: c.epoch}}
@@ -236,7 +237,7 @@ func (c *claim) Handled(ctx context.Context) error {
 			return nil
 		}
 		p := c.entry.Place
-		return c.inbox.advance(ctx, []move{{laneOf(c.entry), mark{c.generation, p.Offset + 1, p.LeaderEpoch}}})
+		return c.inbox.advance(ctx, []move{{laneOf(c.entry), mark{Generation: c.generation, Next: p.Offset + 1, Epoch: p.LeaderEpoch}}})
 	})
 	if err != nil {
 		return err

@@ -125,6 +125,22 @@ func TestRunEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// TestRunEndsQuietlyOnceHandled: a lease that is gone because its message is done is not lost.
+func TestRunEndsQuietlyOnceHandled(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c, err := b.inbox.Claim(t.Context(), entry("1"), 3*time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.Handled(t.Context()), c.Release(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Run(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack: the marker's epoch is far above the clock's.
 func TestEpochsRiseAlsoWhenLeasesAreRemovedAndClocksGoBack(t *testing.T) {
 	t.Parallel()

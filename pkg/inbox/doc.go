@@ -33,5 +33,6 @@
 // Admit is one read of watermarks and one of markers, one insert of markers and one update of watermarks for the whole
 // batch, all in the caller's transaction. Different lanes write different documents and never conflict. Nothing blocks but the single-flight guard
 // of Once, which lets the second of two calls with the same identity in one process wait for the first. There are no
-// background goroutines; Claim.Run belongs to the caller.
+// background goroutines; Claim.Run belongs to the caller. After an Attach, the first Admit in each server session costs one
+// write more, beside the transaction, so that the transactions of a killed process can be ended by who comes after it.
 package inbox

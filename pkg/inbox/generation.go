@@ -38,11 +38,14 @@ func (s suspicion) contradicts(end int64, epoch int32) bool {
 // As somebody else may have moved the watermark after the end was read, the first such answer is ErrUnconfirmed: read end
 // and epoch again, and call again.
 //
+// If another process had the partition and did not Release it, the server is asked to end that one's transactions: what a
+// killed process has written and not committed would be locked until their lifetime is over, 60 s by default.
+//
 // It is needed once for each assignment. Without it Admit works in whatever generation there is. It costs one read and one
 // write, and takes no part in a transaction of ctx.
 func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, end int64, epoch int32) (Generation, error) {
 	p := partition{consumer, topic, part}
-	g, err := x.turn(ctx, p, epoch, func(seen suspicion) (begin bool, err error) {
+	g, err := x.turn(ctx, p, x.hold(p), epoch, func(seen suspicion) (begin bool, err error) {
 		if !seen.contradicts(end, epoch) {
 			x.suspect(p, nil)
 			return false, nil
@@ -91,7 +94,7 @@ func (x *Inbox) suspect(p partition, s *suspicion) {
 // Renew begins a new generation whatever the policy: an operator's answer to a *RecreatedError. Attach has to follow.
 func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (Generation, error) {
 	begin := func(suspicion) (bool, error) { return true, nil }
-	g, err := x.turn(ctx, partition{consumer, topic, part}, -1, begin)
+	g, err := x.turn(ctx, partition{consumer, topic, part}, "", -1, begin)
 	if err != nil {
 		return Generation{}, fmt.Errorf("beginning a generation: %w", err)
 	}
@@ -99,8 +102,8 @@ func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (
 }
 
 // turn reads a partition's watermarks, lets judge say whether a generation begins, and writes the partition's own document
-// if nobody else has done so since.
-func (x *Inbox) turn(ctx context.Context, p partition, epoch int32, judge func(seen suspicion) (begin bool, err error)) (Generation, error) {
+// if nobody else has done so since. by is the tenure that gets the partition, "" if none does.
+func (x *Inbox) turn(ctx context.Context, p partition, by string, epoch int32, judge func(seen suspicion) (begin bool, err error)) (Generation, error) {
 	if err := (Entry{Key{Consumer: p.consumer, ID: "-"}, Place{Topic: p.topic, Partition: p.partition}}).validate(); err != nil || p.topic == "" {
 		return Generation{}, errors.Join(err, noTopic(p))
 	}
@@ -124,7 +127,15 @@ func (x *Inbox) turn(ctx context.Context, p partition, epoch int32, judge func(s
 		if begin {
 			next, e = Generation{Number: seen.generation + 1, Recreated: true}, epoch
 		}
-		ok, err := x.writeGeneration(ctx, p, m, next.Number, e)
+		had := m[lane{p, partitionLane}].By
+		if by == "" {
+			by = had
+		} else if had != "" && had != by {
+			if err := x.evict(ctx, had); err != nil {
+				return Generation{}, err
+			}
+		}
+		ok, err := x.writeGeneration(ctx, p, m, next.Number, e, by)
 		if err != nil || ok {
 			return next, err
 		}
@@ -159,15 +170,23 @@ func (m marks) summary() suspicion {
 	return s
 }
 
+// by is the field's value: null, which also a field that is not there equals, for nobody.
+func (w mark) by() any {
+	if w.By == "" {
+		return nil
+	}
+	return w.By
+}
+
 // writeGeneration stores the partition's own document if it is still as it was read; ok is false if it is not.
-func (x *Inbox) writeGeneration(ctx context.Context, p partition, m marks, number int64, epoch int32) (ok bool, err error) {
+func (x *Inbox) writeGeneration(ctx context.Context, p partition, m marks, number int64, epoch int32, by string) (ok bool, err error) {
 	own := lane{p, partitionLane}
 	id := bson.E{Key: "_id", Value: own.id()}
-	filter := bson.D{id, {Key: "g", Value: m[own].Generation}}
+	filter := bson.D{id, {Key: "g", Value: m[own].Generation}, {Key: "by", Value: m[own].by()}}
 	if _, there := m[own]; !there {
 		filter = bson.D{id, {Key: "g", Value: bson.D{{Key: "$exists", Value: false}}}}
 	}
-	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "g", Value: number}, {Key: "e", Value: epoch}, {Key: "at", Value: "$$NOW"}}}}}
+	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "g", Value: number}, {Key: "e", Value: epoch}, {Key: "by", Value: mark{By: by}.by()}, {Key: "at", Value: "$$NOW"}}}}}
 	res, err := x.offsets.UpdateOne(ctx, filter, set, options.UpdateOne().SetUpsert(true))
 	if mongo.IsDuplicateKeyError(err) {
 		return false, nil

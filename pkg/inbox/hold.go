@@ -128,7 +128,8 @@ func (c *claim) forget() {
 	delete(c.inbox.held, c)
 }
 
-// Release gives up what this Inbox holds as claims of a partition: for when the partition goes to another process.
+// Release gives up what this Inbox holds as claims of a partition, and the partition: for when it goes to another process
+// and no transaction about it is open any more.
 func (x *Inbox) Release(ctx context.Context, topic string, part int32) error {
 	var mine []*claim
 	x.mu.Lock()
@@ -142,5 +143,5 @@ func (x *Inbox) Release(ctx context.Context, topic string, part int32) error {
 	for _, c := range mine {
 		errs = append(errs, c.Release(ctx))
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, x.letGo(ctx, topic, part))...)
 }

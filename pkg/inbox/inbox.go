@@ -69,6 +69,7 @@ type Inbox struct {
 	markers *mongo.Collection
 	offsets *mongo.Collection
 	claims  *mongo.Collection
+	tenures *mongo.Collection
 
 	guard guard
 
@@ -76,6 +77,7 @@ type Inbox struct {
 	attached map[partition]int64 // the generation that this process attached to
 	suspects map[partition]suspicion
 	held     map[*claim]struct{}
+	tenure   *tenure // nil without a partition
 }
 
 // New makes an Inbox over db, which has to be a handle of the client that the handlers' transactions run on. It does no
@@ -102,6 +104,7 @@ func New(db *mongo.Database, opts ...Option) (*Inbox, error) {
 		markers:  db.Collection(s.collection, concerns),
 		offsets:  db.Collection(s.collection+"_offsets", concerns),
 		claims:   db.Collection(s.collection+"_claims", concerns),
+		tenures:  db.Collection(s.collection+"_tenures", concerns),
 		attached: make(map[partition]int64),
 		suspects: make(map[partition]suspicion),
 		held:     make(map[*claim]struct{}),

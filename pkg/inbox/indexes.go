@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -28,6 +29,7 @@ func (x *Inbox) Indexes() []string {
 		fmt.Sprintf("%s.createCollection(%q)", db, x.offsets.Name()),
 		fmt.Sprintf("%s.getCollection(%q).createIndex({k: 1}, {name: %q%s})", db, x.markers.Name(), "k_1", ttl),
 		fmt.Sprintf("%s.getCollection(%q).createIndex({until: 1}, {name: %q, expireAfterSeconds: 0})", db, x.claims.Name(), "until_1"),
+		fmt.Sprintf("%s.getCollection(%q).createIndex({at: 1}, {name: %q, expireAfterSeconds: %d})", db, x.tenures.Name(), "at_1", int(tenureKept.Seconds())),
 	}
 }
 
@@ -53,6 +55,7 @@ func (x *Inbox) EnsureIndexes(ctx context.Context) error {
 	return errors.Join(
 		index(ctx, x.markers, "k", kept),
 		index(ctx, x.claims, "until", options.Index().SetName("until_1").SetExpireAfterSeconds(0)),
+		index(ctx, x.tenures, "at", options.Index().SetName("at_1").SetExpireAfterSeconds(int32(tenureKept/time.Second))),
 	)
 }
 

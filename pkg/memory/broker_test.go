@@ -21,6 +21,9 @@ func TestTransportContract(t *testing.T) {
 				b.CreateTopic(name, partitions)
 				return name
 			},
+			Later: func(*testing.T) (string, func()) {
+				return "later", func() { b.CreateTopic("later", DefaultPartitions+1) }
+			},
 		}
 	})
 }

@@ -71,7 +71,8 @@ func ExampleBroker() {
 		log.Fatal(err)
 	}
 	c, err := consumer.New("shipping", nil, consumer.Topics("orders"),
-		consumer.WithTransport(broker), consumer.WithInbox(inbox), consumer.Transactions(db.Transaction), consumer.Letters(memory.NewLetters(db)))
+		consumer.WithTransport(broker), consumer.WithInbox(inbox), consumer.Transactions(db.Transaction),
+		consumer.Letters(memory.NewLetters(db)), consumer.Commits(consumer.CommitEach()))
 	if err != nil {
 		log.Fatal(err)
 	}

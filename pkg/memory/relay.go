@@ -191,14 +191,14 @@ func (r *Relay) next(ctx context.Context) (bool, error) {
 	if err := r.deliver(ctx, e, r.box.db.clock.Now()); err != nil {
 		return true, err
 	}
-	return true, r.box.db.do(ctx, func(t *tx) error { return t.put(r.box.rows, mustKey(e.id), nil) })
+	return true, r.box.db.alone(ctx, func(t *tx) error { return t.put(r.box.rows, mustKey(e.id), nil) })
 }
 
 // claim takes the scheduled event that is due first; from then on it can be neither cancelled nor moved. An event that was
 // claimed and not delivered is claimed again.
 func (r *Relay) claim(ctx context.Context) (found *envelope, err error) {
 	now := r.box.db.clock.Now()
-	err = r.box.db.do(ctx, func(t *tx) error {
+	err = r.box.db.alone(ctx, func(t *tx) error {
 		found = nil
 		t.scan(r.box.rows, func(_ string, v any) {
 			e := v.(*envelope)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -210,6 +211,10 @@ func TestErrorsAreOfTheConsumersKinds(t *testing.T) {
 		if v := consumer.DefaultPolicy().Decide(err, &consumer.Message{}, a); v.Action != c.then {
 			t.Errorf("%T: %s by default, want %s", c.err, v.Action, c.then)
 		}
+	}
+	labelled := mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
+	if server := (&saga.ConflictError{Saga: "s", Err: labelled}); !consumer.Transient()(server) {
+		t.Errorf("%v is not transient", server)
 	}
 	conflict := &saga.ConflictError{Saga: "s"}
 	for failed, want := range map[int]time.Duration{1: 50 * time.Millisecond, 2: 100 * time.Millisecond, 3: 250 * time.Millisecond} {

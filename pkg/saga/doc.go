@@ -20,6 +20,9 @@
 // run again on what it left, wherever they run: the document's version guards each change, completion included. A start
 // that another has preceded finds the saga there and goes on as a message for an existing one.
 //
+// That a message which comes twice counts once is the inbox's part, in the same transaction, or InSequence's. A start that
+// comes twice starts once in any case, as long as the saga or its tombstone is there.
+//
 // A step costs one read, one guarded write, and one insert for all events of it together.
 //
 // # Order

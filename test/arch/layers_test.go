@@ -38,6 +38,7 @@ var rooms = []room{
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},
 	{dir: "internal/store", layer: 2, why: "statements on the outbox; gets the fence as an interface"},
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
+	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "who takes part, and whether all of them know a migration"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves what can never be sent"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 

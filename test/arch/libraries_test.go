@@ -31,6 +31,7 @@ var libraries = []library{
 	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "pkg/consumer", "pkg/memory", "internal/tracing", "internal/app", "pkg/relay"}, why: "trace context in and out"},
 	{path: "go.opentelemetry.io/contrib/bridges/prometheus", in: []string{"internal/tracing"}, why: "one set of metrics, two ways out"},
 	{path: "github.com/coreos/go-systemd", in: []string{"internal/systemd"}, why: "the protocol of the service manager"},
+	{path: "github.com/danielgtaylor/huma", in: []string{"internal/httpapi"}, why: "operations, their checks and their description from one declaration"},
 	{path: "github.com/google/uuid", why: "UUID v7 event ids and names of instances"},
 	{path: "github.com/robfig/cron", in: []string{"pkg/outbox"}, why: "cron expressions of recurring events"},
 	{path: "golang.org/x/sync", why: "errgroup"},
@@ -42,7 +43,7 @@ var libraries = []library{
 	{path: "github.com/pierrec/lz4", in: []string{"internal/kafka"}, why: "record batches"},
 	{path: "github.com/HdrHistogram/hdrhistogram-go", in: []string{"internal/bench", "internal/demo"}, why: "latencies of a run"},
 	{path: "github.com/schollz/progressbar", in: []string{"internal/devstack", "internal/demo", "cmd"}, why: "a download of 40 MB shows that it moves"},
-	{path: "golang.org/x/time", in: []string{"internal/retention", "internal/admin", "internal/reconcile"}, why: "rates of the purge, of replays, of drains"},
+	{path: "golang.org/x/time", in: []string{"internal/retention", "internal/admin", "internal/reconcile", "internal/httpapi"}, why: "rates of the purge, of replays, of drains, of clients"},
 	{path: "github.com/gofrs/flock", in: []string{"internal/devstack", "internal/devstack/stacktest"}, why: "one download, and one stack of test servers at a time"},
 
 	{path: "github.com/google/go-cmp", testsOnly: true, why: "differences in tests"},

@@ -30,8 +30,11 @@ func TestOneAttemptIsOne(t *testing.T) {
 	if letters == 0 {
 		t.Fatal("the brokers refused nothing")
 	}
-	one, err := dead.CountDocuments(t.Context(), bson.D{{Key: "class", Value: "attempts_exhausted"}, {Key: "reason", Value: bson.D{{Key: "$regex", Value: "^the only attempt failed"}}},
-		{Key: "attempts", Value: bson.D{{Key: "$size", Value: 1}}}})
+	one, err := dead.CountDocuments(t.Context(), bson.D{
+		{Key: "class", Value: "attempts_exhausted"},
+		{Key: "reason", Value: bson.D{{Key: "$regex", Value: "^the only attempt failed"}}},
+		{Key: "attempts", Value: bson.D{{Key: "$size", Value: 1}}},
+	})
 	if err != nil || one != letters {
 		doc, _ := dead.FindOne(t.Context(), bson.D{}).Raw()
 		t.Log(doc)

@@ -98,6 +98,43 @@ func TestScenarioScheduled(t *testing.T) {
 	}
 }
 
+// One of two consumers is killed again and again, among records that come twice.
+func TestScenarioConsumer(t *testing.T) {
+	r := scenario(t, "consumer", "--events", "900", "--rate", "300", "--kill-every", "2s")
+	above(t, r, 0, "effects", "kills", "rebalances", "injected", "refused")
+	if r["effects"] != r["events"] {
+		t.Errorf("%v effects of %v events", r["effects"], r["events"])
+	}
+	for _, nothing := range []string{"lost_effects", "double_effects", "strange_effects", "dead_effects"} {
+		if r[nothing] != 0.0 {
+			t.Errorf("%s: %v", nothing, r[nothing])
+		}
+	}
+}
+
+// A third consumer joins and leaves again and again.
+func TestScenarioConsumerRebalances(t *testing.T) {
+	r := scenario(t, "consumer", "--events", "900", "--rate", "300", "--rebalance-every", "1s")
+	above(t, r, 1, "effects", "rebalances")
+	if r["effects"] != r["events"] || r["kills"] != 0.0 && !*long {
+		t.Errorf("%v effects of %v events, %v kills", r["effects"], r["events"], r["kills"])
+	}
+}
+
+// One of two nodes is killed in the middle of the sagas' steps.
+func TestScenarioSaga(t *testing.T) {
+	r := scenario(t, "saga", "--events", "1000")
+	above(t, r, 0, "steps", "conflicts_retried", "injected", "refused")
+	if r["sagas"] != 100.0 || r["steps"] != r["events"] || r["told"] != r["events"] || r["kills"] != 1.0 {
+		t.Errorf("%v", r)
+	}
+	for _, nothing := range []string{"lost_steps", "double_steps", "told_twice", "unfinished", "dead_steps"} {
+		if r[nothing] != 0.0 {
+			t.Errorf("%s: %v", nothing, r[nothing])
+		}
+	}
+}
+
 // fullSize are the scenarios whose faults the tests of test/fault inject as well.
 func fullSize() []string {
 	if *long {
@@ -136,13 +173,13 @@ func TestScenariosOfFullSize(t *testing.T) {
 // A name that there is not is an error that lists those that there are, before anything is started.
 func TestScenarioNames(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"--scenario", "nonsense"}, {"--scenario", ""}, {"--scenario", "drop", "--keep"}, {"--scenario", "drop", "--kill-every", "2s"}} {
+	for _, args := range [][]string{{"--scenario", "nonsense"}, {"--scenario", ""}, {"--scenario", "drop", "--keep"}, {"--scenario", "drop", "--kill-every", "2s"}, {"--scenario", "saga", "--rebalance-every", "2s"}, {"--rebalance-every", "2s"}} {
 		code, out, errOut := kit.Run(t, nil, append([]string{"dev"}, args...)...)
 		if code != 1 || out != "" || errOut == "" {
 			t.Errorf("dev %q: exit code %d\n%s%s", args, code, out, errOut)
 		}
-		if len(args) == 2 {
-			for _, n := range []string{"broker-outage", "drop", "lost-history", "poison", "purge", "retry", "scheduled"} {
+		if len(args) == 2 && args[0] == "--scenario" {
+			for _, n := range []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled"} {
 				if !bytes.Contains([]byte(errOut), []byte(n)) {
 					t.Errorf("dev %q does not name %s: %s", args, n, errOut)
 				}

@@ -3,7 +3,7 @@
 //
 //	OrderPlaced ─▶ saga starts ─▶ ChargeCard ─▶ bank ─▶ CardCharged ─▶ PaymentTaken,   the saga is complete
 //	                    │                          └──▶ CardRefused ─▶ PaymentRefused, the saga is complete
-//	                    └─ after a minute without an answer ─────────▶ PaymentRefused, the saga is complete
+//	                    └─ a quarter of an hour without an answer ───▶ PaymentRefused, the saga is complete
 //
 // The saga's state, the events that a step emits and the mark that its message was handled are one transaction. A second
 // instance that is given the same message finds the mark; two messages of one saga at once are serialised by its version.
@@ -71,7 +71,7 @@ func define(reg *saga.Registry) (*saga.Saga[payment, string], error) {
 	}
 	s.Start(shop.OrderPlaced, saga.ByKey[string](), saga.JSON(func(_ context.Context, in *instance, o shop.Order) error {
 		in.State.Cents = o.Cents
-		return errors.Join(emit(in, shop.ChargeCard), in.Timeout("unanswered", time.Minute, nil))
+		return errors.Join(emit(in, shop.ChargeCard), in.Timeout("unanswered", 15*time.Minute, nil))
 	}))
 	s.Handle(shop.CardCharged, saga.ByHeader[string](), end(shop.PaymentTaken))
 	s.Handle(shop.CardRefused, saga.ByHeader[string](), end(shop.PaymentRefused))

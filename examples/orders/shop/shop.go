@@ -19,6 +19,7 @@ import (
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
@@ -110,15 +111,23 @@ func run(ctx context.Context, build func(context.Context, *Shop) ([]func(context
 // Consumer is a member of a group that reads the events of those aggregates. Each message has its effect once for each
 // handler: the inbox is in the shop's database, and marks what was handled in the handler's own transaction.
 func (s *Shop) Consumer(group string, aggregates ...string) (*consumer.Consumer, error) {
+	in, err := inbox.New(s.DB, inbox.WithLease(5*time.Second)) // how long others wait for a message that a killed process had claimed
+	if err != nil {
+		return nil, err
+	}
 	topics := make([]string, len(aggregates))
 	for i, a := range aggregates {
 		topics[i] = s.topics + a
 	}
 	return consumer.New(s.DB.Name()+"."+group, s.DB, consumer.Topics(topics...),
-		consumer.AckUnknown(), // the topics carry events for others too
+		consumer.WithInbox(in),
+		consumer.AckUnknown(),         // the topics carry events for others too
+		consumer.Drain(5*time.Second), // below the group's RebalanceTimeout
 		consumer.WithKafka(consumer.KafkaConfig{
-			Brokers:         s.brokers,
-			SessionTimeout:  6 * time.Second, // how long the group waits for a member that was killed
-			WatchPartitions: time.Second,     // the relay creates the topics with the first event
+			Brokers:           s.brokers,
+			SessionTimeout:    6 * time.Second, // how long the group waits for a member that was killed
+			RebalanceTimeout:  10 * time.Second,
+			HeartbeatInterval: 500 * time.Millisecond, // by which a member learns that another came or went
+			WatchPartitions:   time.Second,            // the relay creates the topics with the first event
 		}))
 }

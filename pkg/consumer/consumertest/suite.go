@@ -30,6 +30,8 @@ type Fixture struct {
 	Transport func(t *testing.T) consumer.Transport
 	// Topic makes a topic of the test's own with that many partitions.
 	Topic func(t *testing.T, partitions int) string
+	// Later is the name of a topic of the test's own that does not exist, and what creates it.
+	Later func(t *testing.T) (name string, create func())
 }
 
 // Factory makes a fixture; it registers what has to be closed by t.Cleanup.
@@ -53,6 +55,7 @@ func Run(t *testing.T, factory Factory) {
 		{"fetch waits and is bounded", fetchWaitsAndIsBounded},
 		{"offsets that are not there", offsetsNotThere},
 		{"several topics", severalTopics},
+		{"a topic comes later", topicComesLater},
 		{"join ends", joinEnds},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -160,6 +163,48 @@ func (m *member) nextWith(n int) served {
 		s.ended(m.t)
 		close(s.over)
 	}
+}
+
+// readUntil lets generations pass until one brings that value, and returns it.
+func (m *member) readUntil(value string) served {
+	m.t.Helper()
+	for {
+		s := m.next()
+		if s.brings(value) {
+			return s
+		}
+		s.ended(m.t)
+		close(s.over)
+	}
+}
+
+// brings reads the partitions until the value comes or the generation ends.
+func (s served) brings(value string) bool {
+	found, stop := context.WithCancelCause(s.ctx)
+	defer stop(nil)
+	var wg sync.WaitGroup
+	for _, a := range s.Partitions() {
+		wg.Go(func() {
+			for offset := a.Offset; found.Err() == nil; {
+				f, err := s.Fetch(found, a.TopicPartition, offset, 1<<20)
+				if err != nil { // the generation has ended, or what is away comes back
+					select {
+					case <-found.Done():
+					case <-time.After(10 * time.Millisecond):
+					}
+					continue
+				}
+				offset = f.Next
+				for _, r := range f.Records {
+					if string(r.Value) == value {
+						stop(errStop)
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Is(context.Cause(found), errStop)
 }
 
 // ended waits until the generation is to end.

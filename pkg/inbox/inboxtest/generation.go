@@ -31,7 +31,9 @@ func generationByEnd(s suite) {
 	s.attach(s.Inbox, 500, 5, inbox.Generation{Watermark: 21}) // markers and compaction leave holes
 	s.attach(s.Inbox, -1, -1, inbox.Generation{Watermark: 21}) // unknown
 	s.fresh([]bool{false, false}, bare(0, 11), placed("2", 1, 20))
+	s.ok(s.handled(s.claim(s.Inbox, bare(0, 12))))
 	s.attach(s.Inbox, 20, 5, inbox.Generation{Number: 1, Recreated: true})
+	s.ok(s.claim(s.Inbox, bare(0, 12)).Release(s.ctx()))
 	// The places are new; an id is what it was.
 	s.fresh([]bool{true, true, false, true}, placed("3", 0, 3), bare(0, 11), placed("1", 0, 12), placed("4", 1, 4))
 	s.fresh([]bool{false, false}, placed("3", 0, 3), bare(0, 11))

@@ -1,0 +1,173 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	kafka "github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+const (
+	modeReader  = "reader"  // a loop around kafka-go's Reader: one transaction for each record
+	modeHandler = "handler" // a handler of pkg/consumer
+
+	groupRebalance  = 5 * time.Second
+	readerCommits   = time.Second // the Reader commits its offsets as often as the consumer does by default
+	longestRecorded = int64(time.Minute / time.Microsecond)
+)
+
+// handling is how a handler is to run.
+type handling struct {
+	Inbox bool `json:"inbox"` // Optimistic; otherwise none, in a transaction all the same
+	Alone bool `json:"alone"` // one message at a time in each transaction, one transaction at a time
+}
+
+// effects is the work of both: one insert for each record. It knows when the first began and when enough were there.
+type effects struct {
+	spec
+	client *mongo.Client
+	coll   *mongo.Collection
+
+	mu    sync.Mutex
+	out   outcome
+	delay *hdrhistogram.Histogram
+	stop  context.CancelFunc
+}
+
+func newEffects(ctx context.Context, s spec) (*effects, error) {
+	client, err := connect(ctx, s.MongoDB)
+	if err != nil {
+		return nil, err
+	}
+	return &effects{spec: s, client: client, coll: client.Database(s.DB).Collection(s.Collection), delay: hdrhistogram.New(1, longestRecorded, 3)}, nil
+}
+
+func (e *effects) close() { _ = e.client.Disconnect(context.Background()) }
+
+// one is the effect of one record.
+func (e *effects) one(ctx context.Context, key, value []byte) error {
+	e.began()
+	_, err := e.coll.InsertOne(ctx, bson.D{{Key: "of", Value: string(key)}, {Key: "bytes", Value: len(value)}})
+	return err
+}
+
+func (e *effects) began() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.out.Began == 0 {
+		e.out.Began = time.Now().UnixNano()
+	}
+}
+
+// done counts records whose transaction is committed.
+func (e *effects) done(n int, took time.Duration) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_ = e.delay.RecordValue(min(took.Microseconds(), longestRecorded))
+	e.out.Goes++
+	if e.out.Events += n; e.out.Events >= e.Events && e.out.Ended == 0 {
+		e.out.Ended = time.Now().UnixNano()
+		e.stop()
+	}
+}
+
+// result is the outcome, once enough is done.
+func (e *effects) result(err error) (outcome, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.out.P50, e.out.P99 = quantile(e.delay, 50), quantile(e.delay, 99)
+	if e.out.Ended == 0 {
+		return e.out, errors.Join(fmt.Errorf("it ended after %d of %d records", e.out.Events, e.Events), err)
+	}
+	return e.out, nil
+}
+
+// readerLoop is what a service does without outrelay: fetch, one transaction with its effect, commit the offset. A record
+// that comes twice has its effect twice.
+type readerLoop struct{ *effects }
+
+func (r readerLoop) run(ctx context.Context) (outcome, error) {
+	ctx, r.stop = context.WithCancel(ctx)
+	defer r.stop()
+	reader := kafka.NewReader(kafka.ReaderConfig{
+		Brokers: r.Kafka, GroupID: r.Group, GroupTopics: []string{r.Topic}, CommitInterval: readerCommits,
+		RebalanceTimeout: groupRebalance, MaxWait: fetchWait, StartOffset: kafka.FirstOffset,
+	})
+	err := r.loop(ctx, reader)
+	return r.result(errors.Join(err, reader.Close()))
+}
+
+func (r readerLoop) loop(ctx context.Context, reader *kafka.Reader) error {
+	for ctx.Err() == nil {
+		m, err := reader.FetchMessage(ctx)
+		if err != nil {
+			return err
+		}
+		began := time.Now()
+		err = outbox.Transaction(ctx, r.client, func(ctx context.Context) error { return r.one(ctx, m.Key, m.Value) })
+		if err != nil {
+			return err
+		}
+		r.done(1, time.Since(began))
+		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// handlerLoop is a handler of pkg/consumer with the same effect.
+type handlerLoop struct {
+	*effects
+	consumer.Unobserved
+}
+
+// Handled is the consumer's word that a transaction with n messages is committed.
+func (h handlerLoop) Handled(_ string, n int, took time.Duration) { h.done(n, took) }
+
+func (h handlerLoop) run(ctx context.Context) (outcome, error) {
+	ctx, h.stop = context.WithCancel(ctx)
+	defer h.stop()
+	opts := []consumer.Option{
+		consumer.Brokers(h.Kafka...), consumer.Topics(h.Topic), consumer.WithObserver(h),
+		consumer.WithLogger(slog.New(slog.NewTextHandler(io.Discard, nil))),
+	}
+	var problems []error
+	opts = append(opts, consumer.OnError(func(_ context.Context, err error) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		problems = append(problems, err)
+	}))
+	if h.Handling.Alone {
+		opts = append(opts, consumer.Concurrency(1), consumer.Batch(1))
+	}
+	mode := consumer.Exactly(inbox.Optimistic)
+	if !h.Handling.Inbox {
+		opts, mode = append(opts, consumer.InTransaction()), consumer.Exactly(inbox.None)
+	}
+	c, err := consumer.New(h.Group, h.client.Database(h.DB), append(opts, mode)...)
+	if err != nil {
+		return outcome{}, err
+	}
+	err = c.Handle("*", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error { return h.one(ctx, m.Key, m.Value) }), consumer.Named("effects"))
+	if err != nil {
+		return outcome{}, err
+	}
+	err = c.Run(ctx)
+	h.mu.Lock()
+	err = errors.Join(append(problems, err)...)
+	h.mu.Unlock()
+	return h.result(err)
+}

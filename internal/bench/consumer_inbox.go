@@ -1,0 +1,200 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/google/uuid"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+const (
+	// readerPart is the part of the records that go through the loop with one transaction for each: all would take long.
+	readerPart = 4
+	// alonePart is that of the records by which single transactions are timed.
+	alonePart = 10
+
+	publishBatch = 1000
+)
+
+// ConsumerResult is what a benchmark of the consumer found: medians of its runs.
+type ConsumerResult struct {
+	ReaderEPS   float64 `json:"naive_eps"`    // records a second of a loop around kafka-go's Reader, one transaction for each
+	ConsumerEPS float64 `json:"consumer_eps"` // of a handler with the same effect and the inbox in mode Optimistic
+	Ratio       float64 `json:"ratio"`        // consumer ÷ naive, of the same run
+	NoneEPS     float64 `json:"none_eps"`     // of the handler without an inbox, in transactions all the same
+	InboxRatio  float64 `json:"inbox_ratio"`  // consumer ÷ none, of the same run
+
+	PerTransaction float64 `json:"messages_per_transaction"` // of the consumer
+
+	// One message in each transaction, one transaction at a time, from its begin to its commit, without and with the inbox.
+	NoneP50     float64 `json:"none_p50_ms"`
+	NoneP99     float64 `json:"none_p99_ms"`
+	InboxP50    float64 `json:"inbox_p50_ms"`
+	InboxP99    float64 `json:"inbox_p99_ms"`
+	OverheadP50 float64 `json:"overhead_p50_ms"` // of the inbox: the difference
+	OverheadP99 float64 `json:"overhead_p99_ms"`
+
+	// CPU time of the process, and of both servers, for a record, in milliseconds.
+	ReaderCPU          float64 `json:"naive_cpu_ms"`
+	ReaderServersCPU   float64 `json:"naive_servers_cpu_ms"`
+	ConsumerCPU        float64 `json:"consumer_cpu_ms"`
+	ConsumerServersCPU float64 `json:"consumer_servers_cpu_ms"`
+
+	ForeignCPUPct float64            `json:"foreign_cpu_pct"` // as in Result
+	ForeignCPU    map[string]float64 `json:"foreign_cpu"`
+
+	Events  int `json:"events"`
+	Payload int `json:"payload_bytes"`
+	Runs    int `json:"runs"`
+}
+
+// RunConsumer measures a handler with an inbox beside a loop without. It takes minutes; ctx ends it.
+func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error) {
+	err = o.with(ctx, func(b *bench) error {
+		topic, err := b.records(ctx)
+		if err != nil {
+			return err
+		}
+		defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+		b.say("warming the servers up")
+		warm, n := figures{}, max(b.Events/alonePart, 1)
+		if _, err := b.drainBy(ctx, "warm", spec{Mode: modeHandler, Topic: topic, Events: n, Handling: handling{Inbox: true}}, 0, warm); err != nil {
+			return err
+		}
+		got, foreign := figures{}, figures{}
+		for run := 1; run <= b.Runs; run++ {
+			for _, step := range []struct {
+				name string
+				spec
+			}{
+				{"naive", spec{Mode: modeReader, Events: max(b.Events/readerPart, 1)}},
+				{"consumer", spec{Mode: modeHandler, Events: b.Events, Handling: handling{Inbox: true}}},
+				{"none", spec{Mode: modeHandler, Events: b.Events}},
+				{"alone_none", spec{Mode: modeHandler, Events: n, Handling: handling{Alone: true}}},
+				{"alone_inbox", spec{Mode: modeHandler, Events: n, Handling: handling{Inbox: true, Alone: true}}},
+			} {
+				step.Topic = topic
+				m, err := b.drainBy(ctx, step.name, step.spec, run, got)
+				if err != nil {
+					return fmt.Errorf("%s: %w", step.name, err)
+				}
+				if m.known {
+					foreign.add(step.name, m.foreign)
+				}
+				b.say("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
+			}
+		}
+		res = consumed(b, got, foreign)
+		return nil
+	})
+	return res, err
+}
+
+// records makes a topic with the records that are drained, again and again.
+func (b *bench) records(ctx context.Context) (string, error) {
+	b.say("writing %d records of %d bytes", b.Events, b.Payload)
+	topic, err := b.topic(ctx, "consumed")
+	if err != nil {
+		return "", err
+	}
+	t, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: b.Kafka, ClientID: clientID})
+	if err != nil {
+		return "", err
+	}
+	defer t.Close()
+	batch := make([]*consumer.Message, 0, publishBatch)
+	for i := range b.Events {
+		batch = append(batch, &consumer.Message{Key: []byte(key(i)), Value: payload(i, b.Payload), Headers: []consumer.Header{
+			{Key: "id", Value: []byte(uuid.Must(uuid.NewV7()).String())}, {Key: "type", Value: []byte(eventType)},
+		}})
+		if len(batch) < publishBatch && i < b.Events-1 {
+			continue
+		}
+		if err := t.Publish(ctx, topic, batch); err != nil {
+			return "", fmt.Errorf("writing records: %w", err)
+		}
+		batch = batch[:0]
+	}
+	return topic, nil
+}
+
+// drainBy lets a child drain the topic with a group, an inbox and a collection of its own, and counts the effects.
+func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got figures) (meterReading, error) {
+	var r meterReading
+	s.MongoDB, s.Kafka, s.Payload = b.MongoDB, b.Kafka, b.Payload
+	s.DB, s.Collection, s.Group = b.state(fmt.Sprintf("%s%d", name, run)), "effects", fmt.Sprintf("%s.%s%d", b.db, name, run)
+	if err := b.client.Database(s.DB).CreateCollection(ctx, s.Collection); err != nil {
+		return r, fmt.Errorf("creating %s.%s: %w", s.DB, s.Collection, err)
+	}
+	c, err := b.startChild(ctx, s)
+	if err != nil {
+		return r, err
+	}
+	defer c.stop()
+	m := startMeter(append(b.pids(), c.pid())...)
+	if err := c.begin(); err != nil {
+		return r, err
+	}
+	o, err := c.answer()
+	if err != nil {
+		return r, err
+	}
+	n, err := b.client.Database(s.DB).Collection(s.Collection).CountDocuments(ctx, bson.D{})
+	if err == nil && int(n) < s.Events {
+		err = errors.New("effects are missing")
+	}
+	if err != nil {
+		return r, fmt.Errorf("%d effects of %d records: %w", n, s.Events, err)
+	}
+	eps := perSecond(o.Events, o.Began, o.Ended)
+	each := func(pids ...int) float64 { return 1000 * m.used(pids...) / float64(o.Events) }
+	for what, v := range map[string]float64{
+		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)), "cpu": each(c.pid()), "servers": each(b.pids()...),
+	} {
+		got.add(name+"_"+what, v)
+	}
+	return reading(m, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
+		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.pids()...)), nil
+}
+
+func consumed(b *bench, got, foreign figures) ConsumerResult {
+	med := func(name string, decimals int) float64 { return round(median(got[name]), decimals) }
+	r := ConsumerResult{
+		ReaderEPS: med("naive_eps", 0), ConsumerEPS: med("consumer_eps", 0), NoneEPS: med("none_eps", 0),
+		Ratio: got.ratio("consumer_eps", "naive_eps"), InboxRatio: got.ratio("consumer_eps", "none_eps"),
+		PerTransaction: med("consumer_per", 1),
+		NoneP50:        med("alone_none_p50", 3), NoneP99: med("alone_none_p99", 3), InboxP50: med("alone_inbox_p50", 3), InboxP99: med("alone_inbox_p99", 3),
+		ReaderCPU: med("naive_cpu", 3), ReaderServersCPU: med("naive_servers", 3), ConsumerCPU: med("consumer_cpu", 3), ConsumerServersCPU: med("consumer_servers", 3),
+		ForeignCPUPct: -1, ForeignCPU: map[string]float64{}, Events: b.Events, Payload: b.Payload, Runs: b.Runs,
+	}
+	r.OverheadP50, r.OverheadP99 = round(r.InboxP50-r.NoneP50, 3), round(r.InboxP99-r.NoneP99, 3)
+	for name, v := range foreign {
+		r.ForeignCPU[name] = round(median(v), 1)
+		r.ForeignCPUPct = max(r.ForeignCPUPct, r.ForeignCPU[name])
+	}
+	return r
+}
+
+// Print writes the result as a table for people.
+func (r ConsumerResult) Print(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	row := func(name, format string, args ...any) { fmt.Fprintf(t, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	fmt.Fprintf(t, "\n%d records of %d bytes, medians of %d runs\t\n", r.Events, r.Payload, r.Runs)
+	row("loop around a Reader", "%.0f records/s, one transaction for each; CPU %.3f ms for each, servers %.3f", r.ReaderEPS, r.ReaderCPU, r.ReaderServersCPU)
+	row("consumer with inbox", "%.0f records/s, %.2f times as many; %.1f in a transaction; CPU %.3f ms for each, servers %.3f", r.ConsumerEPS, r.Ratio, r.PerTransaction, r.ConsumerCPU, r.ConsumerServersCPU)
+	row("without inbox", "%.0f records/s; with it %.2f of that", r.NoneEPS, r.InboxRatio)
+	row("one at a time", "p50 %.2f ms, p99 %.2f ms without inbox; p50 %.2f ms, p99 %.2f ms with it", r.NoneP50, r.NoneP99, r.InboxP50, r.InboxP99)
+	row("overhead of the inbox", "p50 %.2f ms, p99 %.2f ms", r.OverheadP50, r.OverheadP99)
+	if r.ForeignCPUPct >= 0 {
+		row("foreign CPU", "%.1f %% of the machine, in the worst measurement", r.ForeignCPUPct)
+	} else {
+		row("foreign CPU", "not known on this machine")
+	}
+	return t.Flush()
+}

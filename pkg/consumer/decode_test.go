@@ -1,0 +1,130 @@
+package consumer_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// relayed is the record that the relay makes of an event.
+func relayed(t *testing.T, cfg routing.PresetConfig, ev event.Event, meta routing.Meta) *consumer.Record {
+	t.Helper()
+	p, err := routing.NewPreset(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	doc, err := bson.Marshal(ev)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v event.View
+	if err := event.Parse(doc, &v); err != nil {
+		t.Fatal(err)
+	}
+	v.Delivery = 2
+	var rec record.Record
+	meta.DB, meta.Coll = []byte("db"), []byte("outbox")
+	if err := p.Filler().Fill(&v, &meta, routing.Target{Topic: "topic", Partition: 3}, &rec); err != nil {
+		t.Fatal(err)
+	}
+	r := &consumer.Record{Topic: rec.Topic, Partition: rec.Partition, Offset: 9, Time: time.UnixMilli(rec.TimeMS), Key: rec.Key, Value: rec.Value}
+	for _, h := range rec.Headers {
+		r.Headers = append(r.Headers, consumer.Header{Key: string(h.Key), Value: h.Value})
+	}
+	return r
+}
+
+// What the relay writes, in all its presets, is read as the event that it was.
+func TestDecodeReadsEveryPresetOfTheRelay(t *testing.T) {
+	t.Parallel()
+	payload := bson.D{{Key: "total", Value: int32(7)}}
+	ev := event.New("order", "o-1", "OrderPlaced", payload, event.WithSchemaVersion("3"), event.WithContentType("application/json"))
+	meta := routing.Meta{MultiCollection: true, Redelivered: true}
+	for name, c := range map[string]struct {
+		cfg  routing.PresetConfig
+		want consumer.Message
+	}{
+		"debezium": {
+			routing.PresetConfig{Name: routing.Debezium, Headers: map[string]string{"eventType": "{type}"}},
+			consumer.Message{Type: "OrderPlaced"},
+		},
+		"plain": {
+			routing.PresetConfig{Name: routing.Plain},
+			consumer.Message{Type: "OrderPlaced", AggregateType: "order", ContentType: "application/json", SchemaVersion: "3"},
+		},
+		"cloudevents": {
+			routing.PresetConfig{Name: routing.CloudEvents},
+			consumer.Message{Type: "OrderPlaced", ContentType: "application/json", SchemaVersion: "3"},
+		},
+		"structured": {
+			routing.PresetConfig{Name: routing.CloudEvents, Structured: true},
+			consumer.Message{Type: "OrderPlaced", ContentType: "application/json", SchemaVersion: "3"},
+		},
+	} {
+		r := relayed(t, c.cfg, ev, meta)
+		m, err := consumer.Decode(r)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if len(m.Namespace) != 16 || m.ID != ev.ID().String() {
+			t.Errorf("%s: id %q of %q", name, m.ID, m.Namespace)
+		}
+		c.want.ID, c.want.Namespace, c.want.Headers, c.want.Time = m.ID, m.Namespace, r.Headers, r.Time
+		c.want.Topic, c.want.Partition, c.want.Offset, c.want.Key = "topic", 3, 9, []byte("o-1")
+		c.want.AggregateID, c.want.Value, c.want.Delivery, c.want.Redelivered = "o-1", []byte(`{"total":7}`), 2, true
+		if d := cmp.Diff(&c.want, m); d != "" {
+			t.Errorf("%s: %s", name, d)
+		}
+	}
+}
+
+func TestDecodeOfStructuredEventsByTheirData(t *testing.T) {
+	t.Parallel()
+	for body, want := range map[string]string{
+		`{"type":"a","data":{"b": 1} }`:                                   `{"b": 1}`,
+		`{"type":"a","data":"text","datacontenttype":"text/plain"}`:       `text`,
+		`{"type":"a","data":"text","datacontenttype":"application/json"}`: `"text"`,
+		`{"type":"a","data_base64":"AAE="}`:                               "\x00\x01",
+		`{"type":"a"}`:                                                    "",
+		`{"data":1}`:                                                      "error: without a type",
+		`{`:                                                               "error: structured",
+		`{"type":"a","data_base64":"?"}`:                                  "error: data_base64",
+		`{"type":"a","data":"x\u00e9","datacontenttype":"text/plain; q=\"\""}`: "xé",
+	} {
+		m, err := consumer.Decode(&consumer.Record{Value: []byte(body), Headers: []consumer.Header{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}})
+		if reason, bad := strings.CutPrefix(want, "error: "); bad {
+			if err == nil || !strings.Contains(err.Error(), reason) {
+				t.Errorf("%s: %v", body, err)
+			}
+			continue
+		}
+		if err != nil || string(m.Value) != want || m.Tombstone() {
+			t.Errorf("%s: %q, %v", body, m.Value, err)
+		}
+	}
+}
+
+func TestDecodeRefusesHeadersThatAreNone(t *testing.T) {
+	t.Parallel()
+	for _, h := range []consumer.Header{
+		{Key: consumer.HeaderDelivery, Value: []byte("-1")}, {Key: consumer.HeaderDelivery}, {Key: consumer.HeaderAttempt, Value: []byte("0")},
+	} {
+		if m, err := consumer.Decode(&consumer.Record{Headers: []consumer.Header{h}}); err == nil {
+			t.Errorf("%s=%q: %+v", h.Key, h.Value, m)
+		}
+	}
+	err := error(&consumer.DecodeError{Topic: "t", Partition: 1, Offset: 2, Err: errWanted})
+	if !errors.Is(err, errWanted) || !strings.Contains(err.Error(), "t/1/2") {
+		t.Error(err)
+	}
+}

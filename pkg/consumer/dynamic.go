@@ -1,0 +1,211 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/retry"
+)
+
+// TopicsCollection is where dynamic topics are kept.
+const TopicsCollection = "inbox_topics"
+
+// DynamicTopics lets topics be added to the group and taken from it while it runs, by AddTopic and RemoveTopic of any
+// process. They are kept in the collection TopicsCollection of the consumer's database, which every member watches by a
+// change stream, and come on top of those of Topics, of which there may then be none. A change makes the group rebalance.
+func DynamicTopics() Option { return option(func(s *settings) { s.dynamic = true }) }
+
+// errNotDynamic says that the consumer was made without DynamicTopics.
+var errNotDynamic = errors.New("consumer: topics cannot be changed: it was made without DynamicTopics")
+
+// AddTopic adds a topic to those that the group reads, for good. It is no error if it is there.
+func (c *Consumer) AddTopic(ctx context.Context, topic string) error {
+	if topic == "" {
+		return errors.New("consumer: the topic's name is empty")
+	}
+	if c.board == nil {
+		return errNotDynamic
+	}
+	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "at", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$at", "$$NOW"}}}}}}}}
+	if _, err := c.board.coll.UpdateOne(ctx, c.board.key(topic), set, options.UpdateOne().SetUpsert(true)); err != nil {
+		return fmt.Errorf("consumer: adding topic %s to group %s: %w", topic, c.group, err)
+	}
+	return nil
+}
+
+// RemoveTopic takes a topic that was added from those that the group reads, and says whether it was there. Its offsets and
+// watermarks stay: added again, it is read from where the group was.
+func (c *Consumer) RemoveTopic(ctx context.Context, topic string) (bool, error) {
+	if c.board == nil {
+		return false, errNotDynamic
+	}
+	res, err := c.board.coll.DeleteOne(ctx, c.board.key(topic))
+	if err != nil {
+		return false, fmt.Errorf("consumer: taking topic %s from group %s: %w", topic, c.group, err)
+	}
+	return res.DeletedCount > 0, nil
+}
+
+// AddedTopics lists the topics that were added to the group, sorted.
+func (c *Consumer) AddedTopics(ctx context.Context) ([]string, error) {
+	if c.board == nil {
+		return nil, errNotDynamic
+	}
+	return c.board.list(ctx)
+}
+
+// board is the topics of one group as the database has them.
+type board struct {
+	coll  *mongo.Collection
+	group string
+}
+
+func newBoard(db *mongo.Database, group string) *board {
+	opts := options.Collection().SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary()).SetWriteConcern(writeconcern.Majority())
+	return &board{coll: db.Collection(TopicsCollection, opts), group: group}
+}
+
+func (b *board) key(topic string) bson.D {
+	return bson.D{{Key: "_id", Value: bson.D{{Key: "g", Value: b.group}, {Key: "t", Value: topic}}}}
+}
+
+func (b *board) list(ctx context.Context) ([]string, error) {
+	cur, err := b.coll.Find(ctx, bson.D{{Key: "_id.g", Value: b.group}})
+	if err != nil {
+		return nil, fmt.Errorf("reading the topics of group %s: %w", b.group, err)
+	}
+	var docs []struct {
+		ID struct {
+			T string `bson:"t"`
+		} `bson:"_id"`
+	}
+	if err := cur.All(ctx, &docs); err != nil {
+		return nil, fmt.Errorf("reading the topics of group %s: %w", b.group, err)
+	}
+	out := make([]string, len(docs))
+	for i, d := range docs {
+		out[i] = d.ID.T
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// watch tells the list, and again after each change, until ctx ends.
+func (b *board) watch(ctx context.Context, tell func(topics []string), report func(err error)) {
+	pause := retry.Reopen.Start()
+	for ctx.Err() == nil {
+		err := b.follow(ctx, func(topics []string) { pause.Reset(); tell(topics) })
+		if err != nil && ctx.Err() == nil {
+			report(fmt.Errorf("watching the topics of group %s: %w", b.group, err))
+		}
+		_ = pause.Wait(ctx)
+	}
+}
+
+// follow opens the stream first, and reads the list behind its beginning: no change falls between.
+func (b *board) follow(ctx context.Context, tell func(topics []string)) error {
+	match := mongo.Pipeline{{{Key: "$match", Value: bson.D{{Key: "documentKey._id.g", Value: b.group}}}}}
+	cs, err := b.coll.Watch(ctx, match)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = cs.Close(context.WithoutCancel(ctx)) }()
+	for {
+		topics, err := b.list(ctx)
+		if err != nil {
+			return err
+		}
+		tell(topics)
+		if !cs.Next(ctx) {
+			return cs.Err()
+		}
+	}
+}
+
+// news is the latest list of topics.
+type news struct {
+	mu      sync.Mutex
+	topics  []string
+	known   bool
+	changed chan struct{}
+}
+
+func (n *news) tell(topics []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.known && slices.Equal(topics, n.topics) {
+		return
+	}
+	n.topics, n.known = topics, true
+	close(n.changed)
+	n.changed = make(chan struct{})
+}
+
+func (n *news) get() (topics []string, known bool, changed <-chan struct{}) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.topics, n.known, n.changed
+}
+
+// join is in the group with its topics as they are, until ctx ends.
+func (r *run) join(ctx context.Context) error {
+	c := r.c
+	if c.board == nil {
+		return r.joinTopics(ctx, c.s.topics)
+	}
+	n := &news{changed: make(chan struct{})}
+	ctx, cancel := context.WithCancel(ctx)
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel()
+	watching.Go(func() { c.board.watch(ctx, n.tell, r.report) })
+	for ctx.Err() == nil {
+		added, known, changed := n.get()
+		topics := slices.Compact(slices.Sorted(slices.Values(slices.Concat(c.s.topics, added))))
+		if !known || len(topics) == 0 {
+			select {
+			case <-changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		if err := r.joinUntil(ctx, topics, changed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// joinUntil is in the group until the topics change or ctx ends.
+func (r *run) joinUntil(ctx context.Context, topics []string, changed <-chan struct{}) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	waiting.Go(func() {
+		select {
+		case <-changed:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
+	return r.joinTopics(ctx, topics)
+}
+
+func (r *run) joinTopics(ctx context.Context, topics []string) error {
+	retries, err := r.c.retryTopics(topics)
+	if err != nil {
+		return err
+	}
+	return r.c.transport.Join(ctx, r.c.group, slices.Concat(topics, retries), r)
+}

@@ -1,0 +1,137 @@
+package consumer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+// entry decodes a record and finds its handlers.
+func (p *partition) entry(r *Record) *entry {
+	r.Headers, r.Key = restored(r.Headers, r.Key)
+	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: sizeOf(r)}
+	m, err := p.s.decode(r)
+	if errors.Is(err, ErrDrop) {
+		p.s.c.s.observer.Dropped("", 1)
+		e.m = m
+		return e
+	}
+	if err != nil {
+		e.cause = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
+		e.m = complete(newMessage(r), r, p.s.c.group)
+		e.parts = []part{{reg: p.s.c.poison}}
+	} else {
+		e.m = m
+		e.parts = p.s.c.route(m)
+	}
+	e.open = len(e.parts)
+	return e
+}
+
+func sizeOf(r *Record) int {
+	n := len(r.Key) + len(r.Value) + 128
+	for i := range r.Headers {
+		n += len(r.Headers[i].Key) + len(r.Headers[i].Value) + 32
+	}
+	return n
+}
+
+// decode makes the message of a record. A panic of what a user gave is an error.
+func (s *session) decode(r *Record) (m *Message, err error) {
+	defer recovered(&err)
+	m, err = s.c.s.decoder(r)
+	if err != nil {
+		return nil, err
+	}
+	if m == nil {
+		return nil, errors.New("the decoder returned no message")
+	}
+	m = complete(m, r, s.c.group)
+	for _, f := range s.c.s.receive {
+		got, err := f(s.soft, m)
+		if err != nil {
+			return m, err
+		}
+		if got == nil {
+			return nil, errors.New("a function of Receive returned no message")
+		}
+		m = complete(got, r, s.c.group)
+	}
+	return m, nil
+}
+
+// route finds who handles the message. N18: what was retried or requeued for one handler is for that one alone. If that
+// handler is no more, the message is kept as one that nobody takes; what is for another group passes.
+func (c *Consumer) route(m *Message) []part {
+	all := c.reg.snapshot().of(m.Type)
+	only, narrowed := m.Header(HeaderOnly)
+	narrowed = narrowed && string(only) != c.group+"/" // for whoever takes it: it was parked
+	ours := !narrowed || bytes.HasPrefix(only, []byte(c.group+"/"))
+	var out []part
+	taken := false
+	for _, r := range all {
+		if narrowed && string(only) != c.group+"/"+r.name {
+			continue
+		}
+		if r.once && !r.fired.CompareAndSwap(false, true) {
+			taken = true
+			continue
+		}
+		out = append(out, part{reg: r})
+	}
+	if len(out) == 0 && !taken && ours {
+		out = append(out, part{reg: c.unknown})
+	}
+	return out
+}
+
+// attachment is what the inbox said of a handler's partition.
+type attachment struct {
+	mu   sync.Mutex
+	done bool
+}
+
+// attach tells the inbox, once for each handler, that this process begins with the partition. N29
+func (p *partition) attach(ctx context.Context, r *registration) error {
+	p.mu.Lock()
+	a := p.attached[r.name]
+	if a == nil {
+		a = &attachment{}
+		p.attached[r.name] = a
+	}
+	p.mu.Unlock()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.done {
+		return nil
+	}
+	end, epoch, err := p.s.g.End(ctx, p.tp)
+	if err != nil {
+		return &storeError{fmt.Errorf("asking for the end of partition %s: %w", p.tp, err)}
+	}
+	if _, err := p.s.inbox.Attach(ctx, p.s.c.consumer(r), p.tp.Topic, p.tp.Partition, end, epoch); err != nil {
+		return &storeError{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
+	}
+	a.done = true
+	return nil
+}
+
+// detach makes the next attach ask again.
+func (p *partition) detach(r *registration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.attached, r.name)
+}
+
+func (p *partition) attachedAny() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.attached) > 0
+}
+
+// consumer is the identity of a handler in the inbox.
+func (c *Consumer) consumer(r *registration) string { return c.group + "/" + r.name }

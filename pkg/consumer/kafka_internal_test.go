@@ -1,0 +1,232 @@
+package consumer
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/compress"
+	"pgregory.net/rapid"
+)
+
+// batchOf writes a batch as a broker keeps it.
+type batchOf struct {
+	base       int64
+	last       int32 // offset delta of the last record, which compaction may have removed
+	attributes uint16
+	producer   int64
+	offsets    []int32 // deltas of the records that are there
+	codec      compress.Compression
+}
+
+func (b batchOf) bytes(tb testing.TB) []byte {
+	tb.Helper()
+	var body []byte
+	for _, d := range b.offsets {
+		var r []byte
+		r = append(r, 0)
+		r = binary.AppendVarint(r, int64(d)) // time
+		r = binary.AppendVarint(r, int64(d))
+		r = append(binary.AppendVarint(r, 1), 'k')
+		r = append(r, 1) // null
+		r = binary.AppendVarint(r, 1)
+		r = append(binary.AppendVarint(r, 1), 'h')
+		r = binary.AppendVarint(r, 0)
+		body = append(binary.AppendVarint(body, int64(len(r))), r...)
+	}
+	if b.codec != compress.None {
+		var out sink
+		w := b.codec.Codec().NewWriter(&out)
+		if _, err := w.Write(body); err != nil {
+			tb.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			tb.Fatal(err)
+		}
+		body = out
+	}
+	h := make([]byte, batchHeader)
+	be := binary.BigEndian
+	be.PutUint64(h, uint64(b.base))
+	be.PutUint32(h[8:], uint32(batchHeader-12+len(body)))
+	be.PutUint32(h[12:], 7)
+	h[16] = 2
+	be.PutUint16(h[21:], b.attributes|uint16(b.codec))
+	be.PutUint32(h[23:], uint32(b.last))
+	be.PutUint64(h[27:], 1000)
+	be.PutUint64(h[35:], 5000)
+	be.PutUint64(h[43:], uint64(b.producer))
+	be.PutUint32(h[57:], uint32(len(b.offsets)))
+	h = append(h, body...)
+	be.PutUint32(h[17:], crc32.Checksum(h[21:], castagnoli))
+	return h
+}
+
+type sink []byte
+
+func (s *sink) Write(p []byte) (int, error) {
+	*s = append(*s, p...)
+	return len(p), nil
+}
+
+func offsetsOf(list []Record) []int64 {
+	var out []int64
+	for _, r := range list {
+		out = append(out, r.Offset)
+	}
+	return out
+}
+
+// N29: holes of compaction and markers are passed, at the end of a batch, between batches and as whole batches.
+func TestN29_HolesArePassed(t *testing.T) {
+	t.Parallel()
+	for _, codec := range []compress.Compression{compress.None, compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd} {
+		var set []byte
+		for _, b := range []batchOf{
+			{base: 10, last: 9, offsets: []int32{1, 3}, codec: codec}, // compacted: ends at 20
+			{base: 40, last: 4}, // all of it is gone; ends at 45
+			{base: 45, last: 0, attributes: 0x30, producer: 3},                                       // a marker
+			{base: 50, last: 1, offsets: []int32{0, 1}, attributes: 0x10, producer: 8, codec: codec}, // aborted
+			{base: 52, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 9, codec: codec},    // committed
+			{base: 53, last: 0, attributes: 0x30, producer: 8},
+			{base: 54, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 8, codec: codec}, // its next transaction
+			{base: 60, last: 5},
+		} {
+			set = append(set, b.bytes(t)...)
+		}
+		set = append(set, batchOf{base: 70, offsets: []int32{0}}.bytes(t)[:50]...) // cut off
+		w := walker{from: 12, next: 12, aborted: []abortedTx{{8, 50}}}
+		if err := w.walk(set); err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff([]int64{13, 52, 54}, offsetsOf(w.out)); d != "" {
+			t.Error(codec, d)
+		}
+		if w.next != 66 {
+			t.Errorf("%v: next is %d", codec, w.next)
+		}
+		want := Record{Offset: 13, LeaderEpoch: 7, Time: time.UnixMilli(1003).UTC(), Key: []byte("k"), Headers: []Header{{Key: "h", Value: []byte{}}}}
+		if d := cmp.Diff(want, w.out[0]); d != "" {
+			t.Error(d)
+		}
+	}
+}
+
+func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
+	t.Parallel()
+	good := batchOf{base: 0, last: 0, offsets: []int32{0}}.bytes(t)
+	broken := batchOf{base: 1, last: 0, offsets: []int32{0}}.bytes(t)
+	broken[len(broken)-1] ^= 1
+	old := batchOf{base: 1, last: 0, offsets: []int32{0}}.bytes(t)
+	old[16] = 1
+	for _, bad := range [][]byte{broken, old} {
+		w := walker{}
+		if err := w.walk(append(append([]byte(nil), good...), bad...)); err != nil || len(w.out) != 1 || w.next != 1 {
+			t.Errorf("%v, %d records, next %d", err, len(w.out), w.next)
+		}
+		w = walker{from: 1, next: 1}
+		if err := w.walk(bad); err == nil || w.next != 1 {
+			t.Errorf("no error; next %d", w.next)
+		}
+	}
+}
+
+func TestNoBytesMakeTheWalkerPanic(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(rt *rapid.T) {
+		b := batchOf{base: 3, last: 4, offsets: []int32{0, 4}}.bytes(t)
+		for range rapid.IntRange(1, 6).Draw(rt, "changes") {
+			b[rapid.IntRange(0, len(b)-1).Draw(rt, "at")] = rapid.Byte().Draw(rt, "to")
+		}
+		if rapid.Bool().Draw(rt, "sealed") && len(b) > 21 {
+			binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], castagnoli))
+		}
+		_ = (&walker{}).walk(b)
+		_, _ = parseAnswer(b, int16(rapid.IntRange(4, 11).Draw(rt, "version")))
+	})
+}
+
+func TestExclusiveGivesAllToOne(t *testing.T) {
+	t.Parallel()
+	data := func(p int32) []byte {
+		b, err := exclusive{p}.UserData()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	members := []kafka.GroupMember{
+		{ID: "a", Topics: []string{"x"}, UserData: data(1)},
+		{ID: "c", Topics: []string{"x", "y"}, UserData: data(5)},
+		{ID: "b", Topics: []string{"x"}, UserData: data(5)},
+		{ID: "d", Topics: []string{"z"}, UserData: data(-1)},
+	}
+	var parts []kafka.Partition
+	for _, topic := range []string{"x", "y", "z"} {
+		for i := range 2 {
+			parts = append(parts, kafka.Partition{Topic: topic, ID: i})
+		}
+	}
+	want := kafka.GroupMemberAssignments{
+		"a": {}, "b": {"x": {0, 1}}, "c": {"y": {0, 1}}, "d": {"z": {0, 1}},
+	}
+	if d := cmp.Diff(want, exclusive{}.AssignGroups(members, parts)); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestPartitionsOfAllTopicsAreSpreadEvenly(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		names := []string{"a", "b", "c", "d"}
+		var members []kafka.GroupMember
+		for i := range rapid.IntRange(1, 5).Draw(t, "members") {
+			members = append(members, kafka.GroupMember{ID: fmt.Sprint("m", i), Topics: names})
+		}
+		var parts []kafka.Partition
+		for _, topic := range names {
+			for i := range rapid.IntRange(0, 6).Draw(t, topic) {
+				parts = append(parts, kafka.Partition{Topic: topic, ID: i})
+			}
+		}
+		got := spread{}.AssignGroups(members, parts)
+		if d := cmp.Diff(got, spread{}.AssignGroups(members, rapid.Permutation(parts).Draw(t, "order"))); d != "" {
+			t.Fatal("it depends on the order: ", d)
+		}
+		seen := map[string]bool{}
+		least, most := len(parts), 0
+		for _, m := range members {
+			n := 0
+			for topic, ids := range got[m.ID] {
+				for _, id := range ids {
+					seen[fmt.Sprint(topic, id)] = true
+					n++
+				}
+			}
+			least, most = min(least, n), max(most, n)
+		}
+		if len(seen) != len(parts) || most-least > 1 {
+			t.Fatalf("%d of %d partitions, from %d to %d for a member", len(seen), len(parts), least, most)
+		}
+	})
+	got := spread{}.AssignGroups([]kafka.GroupMember{{ID: "a", Topics: []string{"x"}}, {ID: "b", Topics: []string{"y"}}},
+		[]kafka.Partition{{Topic: "x"}, {Topic: "x", ID: 1}, {Topic: "z"}})
+	if d := cmp.Diff(kafka.GroupMemberAssignments{"a": {"x": {0, 1}}, "b": {}}, got); d != "" {
+		t.Error(d)
+	}
+}
+
+func TestMessagesWithoutAKeyAreSpread(t *testing.T) {
+	t.Parallel()
+	seen := map[int]bool{}
+	for i := range 8 {
+		seen[choose(&Message{Offset: int64(i)}, 4)] = true
+	}
+	if len(seen) != 4 {
+		t.Error(fmt.Sprint(seen))
+	}
+}

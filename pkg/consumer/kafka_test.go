@@ -1,0 +1,173 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+// A topic that is born later keeps nobody from reading the others, is reported, and is joined when it is there.
+func TestTopicThatDoesNotExistYet(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.cfg.WatchPartitions = 50 * time.Millisecond
+	later := stacktest.Name(t)
+	told := make(chan struct{}, 10)
+	c := k.consumer(consumer.Topics(later), consumer.OnError(func(_ context.Context, err error) {
+		if strings.Contains(err.Error(), later) && strings.Contains(err.Error(), "do not exist yet") {
+			told <- struct{}{}
+		}
+	}))
+	handle(t, c, "counted", k.effects("effects"))
+	k.publish(numbered(3, 10)...)
+	k.start(c)
+	k.untilCount("effects", 10)
+	k.await("the report", told)
+	stacktest.CreateTopic(t, later, 2)
+	k.until("a message", func(ctx context.Context) bool {
+		return k.kafka.Publish(ctx, later, []*consumer.Message{msg("new", "counted", "0")}) == nil
+	})
+	k.untilCount("effects", 11)
+}
+
+func TestExclusiveMemberHasAllPartitionsAndAnotherTakesOver(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 3)
+	k.cfg.Exclusive = true
+	var stats [2]counts
+	var stops [2]func()
+	var parts [2]chan int
+	for i := range stops {
+		k.cfg.Priority = int32(i)
+		parts[i] = make(chan int, 100)
+		c := k.consumer(consumer.WithObserver(&assigned{Observer: &stats[i], n: parts[i]}))
+		handle(t, c, "counted", k.effects("effects"))
+		stops[i] = k.start(c)
+	}
+	awaitParts := func(i, n int) {
+		for {
+			select {
+			case got := <-parts[i]:
+				if got == n {
+					return
+				}
+				if got != 0 && got != 3 {
+					t.Fatalf("member %d has %d partitions", i, got)
+				}
+			case <-k.context().Done():
+				t.Fatalf("member %d never had %d partitions", i, n)
+			}
+		}
+	}
+	awaitParts(1, 3) // the higher priority
+	k.publish(numbered(6, 30)...)
+	k.untilCount("effects", 30)
+	stops[1]()
+	awaitParts(0, 3)
+	k.publish(msg("more", "counted", "0"))
+	k.untilCount("effects", 31)
+	k.once("effects", 31)
+}
+
+type assigned struct {
+	consumer.Observer
+	n chan int
+}
+
+func (a *assigned) Assigned(n int) { a.n <- n }
+
+// What is published stands where Java's client, and so the relay, would have put it, with all that belongs to it.
+func TestPublishWritesRecordsAsTheyAre(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 7)
+	var want []string
+	for i := range 40 {
+		m := msg(fmt.Sprint("key", i), "type", fmt.Sprint(i))
+		m.Headers = append(m.Headers, consumer.Header{Key: "type", Value: []byte("twice")})
+		if i%5 == 0 {
+			m.Value = nil
+		}
+		k.publish(m)
+		want = append(want, string(m.Key))
+	}
+	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...), kgo.ConsumeTopics(k.topic))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	java := kgo.StickyKeyPartitioner(nil).ForTopic(k.topic)
+	n := 0
+	for n < len(want) {
+		fs := cl.PollFetches(k.context())
+		if fs.Err() != nil {
+			t.Fatal(fs.Err())
+		}
+		fs.EachRecord(func(r *kgo.Record) {
+			n++
+			if p := java.Partition(&kgo.Record{Key: r.Key}, 7); int32(p) != r.Partition {
+				t.Errorf("%s is in partition %d, not %d", r.Key, r.Partition, p)
+			}
+			var i int
+			if _, err := fmt.Sscanf(string(r.Key), "key%d", &i); err != nil {
+				t.Fatal(err)
+			}
+			if (r.Value == nil) != (i%5 == 0) || len(r.Headers) != 3 || string(r.Headers[2].Value) != "twice" {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+	err = k.kafka.Publish(k.context(), stacktest.Name(t), []*consumer.Message{msg("a", "b", "c")})
+	if err == nil || !strings.Contains(err.Error(), "create it") {
+		t.Errorf("a topic that does not exist: %v", err)
+	}
+}
+
+func TestRoutesChooseThePublisher(t *testing.T) {
+	t.Parallel()
+	var got []string
+	to := func(name string) consumer.Publisher {
+		return publisherFunc(func(topic string) { got = append(got, name+":"+topic) })
+	}
+	r := consumer.Routes{{Pattern: "commands.*", Publisher: to("memory")}, {Pattern: "events.*", Publisher: to("kafka")}}
+	for _, topic := range []string{"commands.pay", "events.paid"} {
+		if err := r.Publish(t.Context(), topic, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var unrouted *consumer.UnroutedError
+	if err := r.Publish(t.Context(), "other", nil); !errors.As(err, &unrouted) || unrouted.Topic != "other" {
+		t.Errorf("%v", err)
+	}
+	if strings.Join(got, " ") != "memory:commands.pay kafka:events.paid" {
+		t.Error(got)
+	}
+}
+
+type publisherFunc func(topic string)
+
+func (f publisherFunc) Publish(_ context.Context, topic string, _ []*consumer.Message) error {
+	f(topic)
+	return nil
+}
+
+// Brokers that cannot be reached are waited for and reported; a stop does not wait with them.
+func TestBrokersThatAreAwayAreReportedAndWaitedFor(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.cfg.Brokers = []string{"127.0.0.1:1"}
+	told := make(chan struct{}, 1000)
+	c := k.consumer(consumer.OnError(func(context.Context, error) { told <- struct{}{} }))
+	handle(t, c, "*", nop)
+	stop := k.start(c)
+	k.await("a report", told)
+	k.await("another", told)
+	stop()
+}

@@ -1,0 +1,573 @@
+package consumer_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// attempts is a handler's view of what came, by message.
+type attempts struct {
+	mu   sync.Mutex
+	list map[string][]attempt
+	more chan struct{}
+}
+
+type attempt struct {
+	n     int
+	at    time.Time
+	topic string
+}
+
+func newAttempts() *attempts {
+	return &attempts{list: map[string][]attempt{}, more: make(chan struct{}, 10_000)}
+}
+
+func (a *attempts) add(m *consumer.Message) []attempt {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.list[m.ID] = append(a.list[m.ID], attempt{m.Attempt, time.Now(), m.Topic})
+	a.more <- struct{}{}
+	return a.list[m.ID]
+}
+
+func (a *attempts) of(id string) []attempt {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.list[id]
+}
+
+// numbered are the attempts by number. A first attempt together with others is repeated alone, as the same one.
+func (a *attempts) numbered(id string) []attempt {
+	var out []attempt
+	for _, x := range a.of(id) {
+		if n := len(out); n > 0 && out[n-1].n == x.n {
+			out[n-1] = x
+			continue
+		}
+		out = append(out, x)
+	}
+	return out
+}
+
+// ladder creates the retry topics of the kit's topic and group.
+func (k *kit) ladder(rungs int) {
+	for n := range rungs {
+		stacktest.CreateTopic(k, consumer.RetryTopicName(k.topic, k.group, n+1), 2)
+	}
+}
+
+func TestARetriedMessageWaitsInTopicsAndHasItsEffectOnce(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	k.ladder(2)
+	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).RetryTopic(300*time.Millisecond, 600*time.Millisecond))))
+	seen, effect := newAttempts(), k.effects("effects")
+	other := k.effects("others")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if seen.add(m); string(m.Key) == "key01" && m.Attempt < 3 {
+			return fmt.Errorf("not yet: %w", errFlaky)
+		}
+		return effect(ctx, m)
+	}, consumer.Named("h"))
+	handle(t, c, "*", other, consumer.Named("other"))
+	k.publish(numbered(4, 12)...)
+	k.start(c)
+	k.untilCount("effects", 12)
+	k.untilCount("others", 12)
+	k.once("others", 12) // the ladder of one handler is nothing to another
+	ids := map[string]bool{}
+	for v := range 3 {
+		id := "key01/counted/" + strconv.Itoa(v)
+		ids[id] = true
+		got := seen.numbered(id)
+		if len(got) != 3 {
+			t.Fatalf("%s: attempts %+v", id, seen.of(id))
+		}
+		for i, a := range got {
+			topic := k.topic
+			if i > 0 {
+				topic = consumer.RetryTopicName(k.topic, k.group, i)
+			}
+			if a.n != i+1 || a.topic != topic {
+				t.Errorf("%s: attempt %d is number %d in %s", id, i+1, a.n, a.topic)
+			}
+		}
+		if d := got[1].at.Sub(got[0].at); d < 290*time.Millisecond {
+			t.Errorf("%s: the first retry after %v", id, d)
+		}
+		if d := got[2].at.Sub(got[1].at); d < 590*time.Millisecond {
+			t.Errorf("%s: the second retry after %v", id, d)
+		}
+	}
+	k.effectsOnce("effects", 12)
+}
+
+// effectsOnce checks that each message had its effect once, in whatever order.
+func (k *kit) effectsOnce(name string, n int) {
+	k.Helper()
+	cur, err := k.db.Collection(name).Find(k.context(), bson.D{})
+	if err != nil {
+		k.Fatal(err)
+	}
+	var docs []struct{ ID string }
+	if err := cur.All(k.context(), &docs); err != nil {
+		k.Fatal(err)
+	}
+	seen := map[string]int{}
+	for _, d := range docs {
+		if seen[d.ID]++; seen[d.ID] > 1 {
+			k.Errorf("%s had its effect twice", d.ID)
+		}
+	}
+	if len(seen) != n {
+		k.Errorf("%d of %d messages had their effect", len(seen), n)
+	}
+}
+
+func TestAKeyThatIsRetriedKeepsItsOrder(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	k.ladder(1)
+	gate, err := consumer.NewKeyGate(k.db, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.collection(consumer.DefaultGates)
+	c := k.consumer(consumer.BlockingKeys(gate),
+		consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).RetryTopic(200*time.Millisecond).Requeue(5).BlockKey())))
+	seen, effect := newAttempts(), k.effects("effects")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if tries := seen.add(m); strings.HasSuffix(m.ID, "key00/counted/1") && len(tries) < 3 {
+			return errFlaky
+		}
+		return effect(ctx, m)
+	}, consumer.Named("h"))
+	k.publish(numbered(3, 18)...)
+	k.start(c)
+	k.untilCount("effects", 18)
+	k.once("effects", 18)
+	k.until("no gate is left", func(context.Context) bool { return k.count(consumer.DefaultGates) == 0 })
+}
+
+func TestWhatNobodyCanHandleIsKeptAndComesBack(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	letters, err := consumer.NewDeadLetters(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.collection(consumer.DefaultLetters)
+	decode := func(r *consumer.Record) (*consumer.Message, error) {
+		if bytes.HasPrefix(r.Value, []byte("poison")) {
+			return nil, errors.New("not a message")
+		}
+		return consumer.Decode(r)
+	}
+	c := k.consumer(consumer.WithDecoder(decode))
+	var broken sync.Map
+	broken.Store("h", true)
+	effect := k.effects("effects")
+	handle(t, c, "A", func(ctx context.Context, m *consumer.Message) error {
+		if _, ok := broken.Load("h"); ok && string(m.Value) == "bad" {
+			return errFlaky
+		}
+		return effect(ctx, m)
+	}, consumer.Named("h"))
+	handle(t, c, "A", k.effects("others"), consumer.Named("other"))
+	k.publish(msg("k", "A", "bad"), msg("k", "Z", "parked"), msg("k", "A", "poison"), msg("k", "A", "good"))
+	k.start(c)
+	k.untilCount("effects", 1)
+	k.untilCount("others", 2)
+	k.untilCount(consumer.DefaultLetters, 3)
+	var sum []consumer.LetterSummary
+	k.until("three letters are committed by a majority", func(ctx context.Context) bool {
+		sum, err = letters.Summarize(ctx, consumer.LetterQuery{Group: k.group})
+		return err == nil && len(sum) == 3
+	})
+	classes := map[string]string{}
+	for _, s := range sum {
+		classes[s.Class] = s.Handler
+	}
+	if len(classes) != 3 || classes[consumer.ClassHandler] != "h" || classes[consumer.ClassPoison] != "" || classes[consumer.ClassNoHandler] != "" {
+		t.Fatalf("letters %+v", sum)
+	}
+	k.until("the offset passes behind the letters", func(context.Context) bool { return k.committed(1)[0] == 4 })
+
+	// The handler is mended, another one is added: what waited comes back, for those that it is for.
+	broken.Delete("h")
+	handle(t, c, "Z", effect, consumer.Named("z"))
+	r := consumer.Replay{Publisher: k.kafka, Actor: "test"}
+	if n, err := letters.Requeue(k.context(), consumer.LetterQuery{Handler: "h"}, r); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	if n, err := c.Unpark(k.context(), "test"); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	k.untilCount("effects", 3)
+	k.until("both are committed", func(context.Context) bool { return k.committed(1)[0] == 6 })
+	k.effectsOnce("effects", 3)
+	k.effectsOnce("others", 2)
+}
+
+func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	box, err := outbox.New(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.collection(outbox.DefaultCollection)
+	c := k.consumer(consumer.Via(box), consumer.OnFailure(consumer.NewPolicy(consumer.On().Schedule(time.Hour))))
+	seen, effect := newAttempts(), k.effects("effects")
+	handle(t, c, "A", func(ctx context.Context, m *consumer.Message) error {
+		if len(seen.add(m)) == 1 {
+			return errFlaky
+		}
+		if m.Key != nil {
+			t.Errorf("key %q; the message had none", m.Key)
+		}
+		return effect(ctx, m)
+	}, consumer.Named("h"))
+	m := msg("", "A", "1")
+	m.Key = nil
+	m.Headers = append(m.Headers, consumer.Header{Key: consumer.HeaderNamespace, Value: []byte{1, 2, 3, 4, 5, 6, 7, 8}}, consumer.Header{Key: "bin", Value: []byte{0, 255}})
+	k.publish(m)
+	k.start(c)
+	k.untilCount(outbox.DefaultCollection, 1)
+
+	// The relay delivers it when it is due: a record with the event's own id, type and headers.
+	raw, err := k.db.Collection(outbox.DefaultCollection).FindOne(k.context(), bson.D{}).Raw()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v event.View
+	if err := event.Parse(raw, &v); err != nil {
+		t.Fatal(err)
+	}
+	rec := &consumer.Message{Key: v.OrderingKey(), Value: v.Payload, Headers: []consumer.Header{
+		{Key: "id", Value: v.AppendID(nil)}, {Key: consumer.HeaderNamespace, Value: []byte("another.")}, {Key: "type", Value: v.Type},
+	}}
+	for it := v.Headers.Iter(); it.Next(); {
+		rec.Headers = append(rec.Headers, consumer.Header{Key: string(it.Key), Value: it.Value})
+	}
+	if string(v.Topic) != k.topic {
+		t.Errorf("topic %s", v.Topic)
+	}
+	k.publish(rec, rec) // and once more, as a relay may
+	k.untilCount("effects", 1)
+	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 3 })
+	k.effectsOnce("effects", 1)
+	if got := seen.of("/A/1"); len(got) != 2 || got[1].n != 2 {
+		t.Errorf("attempts %+v", got)
+	}
+}
+
+func TestALargeSecretReachesItsHandler(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	store, err := consumer.NewGridFS(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secrets := keys(t, "k1", map[string][]byte{"k1": key(1)})
+	e := emitter(t, &fakeBox{}, consumer.EmitDirect(k.kafka, func(event.Event) string { return k.topic }),
+		consumer.EmitVia(consumer.Encrypt(secrets), consumer.ClaimCheckOut(store, 1000)))
+	body := strings.Repeat("secret ", 300_000) // 2 MB: more than a record may have
+	if err := e.PublishDirect(k.context(), event.New("order", "1", "A", body)); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan string, 100)
+	c := k.consumer(consumer.Use(consumer.ClaimCheckIn(store), consumer.Decrypt(secrets)), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
+	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error {
+		got <- string(m.Value)
+		return errFlaky // a dead letter does not have the body in plain
+	})
+	k.collection(consumer.DefaultLetters)
+	k.start(c)
+	k.untilCount(consumer.DefaultLetters, 1)
+	if b := <-got; b != body {
+		t.Errorf("the handler got %d bytes", len(b))
+	}
+	raw, err := k.db.Collection(consumer.DefaultLetters).FindOne(k.context(), bson.D{}).Raw()
+	if err != nil || bytes.Contains(raw, []byte("secret")) {
+		t.Errorf("the letter holds the body in plain, %v", err)
+	}
+}
+
+func TestAPauseOfAPolicyEndsAndIsCounted(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	letters, err := consumer.NewDeadLetters(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.collection(consumer.DefaultLetters)
+	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On().Retry(1).Pause(100*time.Millisecond, 100*time.Millisecond).DeadLetter())))
+	seen := newAttempts()
+	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky }, consumer.Named("h"))
+	k.publish(msg("k", "A", "1"))
+	k.start(c)
+	var l *consumer.Letter
+	k.until("a letter", func(ctx context.Context) bool {
+		l, err = letters.Get(ctx, consumer.LetterID{Group: k.group, Handler: "h", ID: "k/A/1"})
+		return err == nil
+	})
+	got := seen.of("k/A/1")
+	for i, a := range got {
+		if a.n != i+1 {
+			t.Errorf("attempt %d is number %d", i+1, a.n)
+		}
+	}
+	if l.Attempts != 4 || len(got) != 4 || len(l.History) != 4 {
+		t.Errorf("%d attempts, the letter has %+v", len(got), l)
+	}
+}
+
+func TestAnOpenBreakerHoldsMessagesBackAndLosesNone(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	opened := make(chan struct{}, 100)
+	b := newBreaker(t, consumer.BreakerConfig{MinThroughput: 2, Open: 200 * time.Millisecond, OnChange: func(_, to consumer.BreakerState) {
+		if to == consumer.BreakerOpen {
+			opened <- struct{}{}
+		}
+	}})
+	var mended sync.Map
+	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.Is(errFlaky)).Retry(1000, 10*time.Millisecond))))
+	effect := k.effects("effects")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if _, ok := mended.Load("x"); !ok {
+			return errFlaky
+		}
+		return effect(ctx, m)
+	}, consumer.Use(b.Middleware()))
+	k.publish(numbered(3, 9)...)
+	k.start(c)
+	k.await("the breaker opens", opened)
+	k.await("a probe fails", opened)
+	mended.Store("x", true)
+	k.untilCount("effects", 9)
+	k.once("effects", 9)
+}
+
+func TestAnExpiredMessageMeetsThePolicy(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.collection(consumer.DefaultLetters)
+	c := k.consumer()
+	handle(t, c, "A", k.effects("dead"), consumer.Named("keeps"))
+	handle(t, c, "A", k.effects("dropped"), consumer.Named("drops"),
+		consumer.OnFailure(consumer.NewPolicy(consumer.On(consumer.As[*consumer.ExpiredError]()).Discard())))
+	late := msg("k", "A", "late")
+	late.Headers = append(late.Headers, consumer.Header{Key: consumer.HeaderDeliverBy, Value: []byte("2020-01-01T00:00:00Z")})
+	k.publish(late, msg("k", "A", "fresh"))
+	k.start(c)
+	k.untilCount("dead", 1)
+	k.untilCount("dropped", 1)
+	k.untilCount(consumer.DefaultLetters, 1)
+	k.effectsOnce("dead", 1)
+	k.effectsOnce("dropped", 1)
+	if n := k.count(consumer.DefaultLetters); n != 1 {
+		t.Errorf("%d letters", n)
+	}
+}
+
+func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	letters, err := consumer.NewDeadLetters(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := k.consumer()
+	handle(t, c, "A", k.effects("effects"), consumer.Named("new"))
+	old, foreign := msg("k", "A", "1"), msg("k", "A", "2")
+	old.SetHeader(consumer.HeaderOnly, []byte(k.group+"/old"))
+	foreign.SetHeader(consumer.HeaderOnly, []byte("another/new"))
+	k.publish(old, foreign, msg("k", "A", "3"))
+	k.start(c)
+	k.untilCount("effects", 1)
+	k.effectsOnce("effects", 1)
+	k.until("a letter for the old name", func(ctx context.Context) bool {
+		l, err := letters.Get(ctx, consumer.LetterID{Group: k.group, Handler: "old", ID: "k/A/1"})
+		return err == nil && l.Class == consumer.ClassNoHandler
+	})
+	if n := k.count(consumer.DefaultLetters); n != 1 {
+		t.Errorf("%d letters", n)
+	}
+}
+
+func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 3)
+	retries := consumer.RetryTopicName(k.topic, k.group, 1)
+	graves := consumer.DeadTopicName(k.topic, k.group)
+	cl, done := k.client()
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(k.Context()), 10*time.Second)
+		defer cancel()
+		_, _ = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{retries, graves}})
+		done()
+	})
+	k.cfg.WatchPartitions = 100 * time.Millisecond // how soon a new topic is seen
+	c := k.consumer(consumer.CreateTopics(), consumer.DeadTopics(nil),
+		consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(100*time.Millisecond))))
+	seen := newAttempts()
+	handle(t, c, "A", func(_ context.Context, m *consumer.Message) error { seen.add(m); return errFlaky }, consumer.Named("h"))
+	k.publish(msg("k", "A", "1"))
+	k.start(c)
+	k.until("it died behind the ladder", func(ctx context.Context) bool {
+		n, err := k.db.Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
+		return err == nil && n == 1
+	})
+	if got := seen.numbered("k/A/1"); len(got) != 2 || got[1].topic != retries {
+		t.Errorf("attempts %+v", got)
+	}
+	md, err := cl.Metadata(k.context(), &kafka.MetadataRequest{Topics: []string{retries, graves}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, topic := range md.Topics {
+		if topic.Error != nil || len(topic.Partitions) != 3 {
+			t.Errorf("topic %s: %d partitions, %v", topic.Name, len(topic.Partitions), topic.Error)
+		}
+	}
+}
+
+// forgetful disposes of each message, and says once that it did not: as a crash between the two looks to what comes after.
+type forgetful struct {
+	consumer.Disposer
+	mu     sync.Mutex
+	failed map[string]bool
+}
+
+func (f *forgetful) Dispose(ctx context.Context, m *consumer.Message, handler string, v consumer.Verdict, cause error) error {
+	if err := f.Disposer.Dispose(ctx, m, handler, v, cause); err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if id := fmt.Sprint(m.ID, m.Attempt); !f.failed[id] {
+		f.failed[id] = true
+		return errors.New("forgotten")
+	}
+	return nil
+}
+
+func TestWhatIsMovedTwiceHasItsEffectOnce(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 2)
+	k.ladder(1)
+	letters, err := consumer.NewDeadLetters(k.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := consumer.NewDisposer(consumer.DisposerConfig{Publisher: k.kafka, Letters: letters})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := k.consumer(consumer.WithDisposer(&forgetful{Disposer: d, failed: map[string]bool{}}),
+		consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(100*time.Millisecond))))
+	effect := k.effects("effects")
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if string(m.Key) == "key00" && m.Attempt == 1 || string(m.Key) == "key01" {
+			return errFlaky
+		}
+		return effect(ctx, m)
+	}, consumer.Named("h"))
+	k.publish(numbered(3, 9)...)
+	k.start(c)
+	k.untilCount("effects", 6)
+	k.until("three letters", func(ctx context.Context) bool {
+		n, err := letters.Count(ctx, consumer.LetterQuery{Handler: "h"})
+		return err == nil && n == 3
+	})
+	cl, done := k.client()
+	defer done()
+	retries := consumer.RetryTopicName(k.topic, k.group, 1)
+	k.until("all copies are committed", func(ctx context.Context) bool { // three messages of two keys, each twice
+		res, err := cl.OffsetFetch(ctx, &kafka.OffsetFetchRequest{GroupID: k.group, Topics: map[string][]int{retries: {0, 1}}})
+		if err != nil || res.Error != nil {
+			return false
+		}
+		var sum int64
+		for _, p := range res.Topics[retries] {
+			sum += max(p.CommittedOffset, 0)
+		}
+		return sum == 12
+	})
+	k.effectsOnce("effects", 6)
+	if n, err := letters.Count(k.context(), consumer.LetterQuery{}); n != 3 || err != nil {
+		t.Errorf("%d letters, %v", n, err)
+	}
+}
+
+func TestTheDedupKeyIsTheIdentity(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer()
+	handle(t, c, "A", k.effects("effects"), consumer.Named("h"))
+	keyed := func(value, dedup string) *consumer.Message {
+		m := msg("k", "A", value)
+		m.Headers = append(m.Headers, consumer.Header{Key: consumer.HeaderDedupKey, Value: []byte(dedup)})
+		return m
+	}
+	k.publish(keyed("1", "same"), keyed("2", "same"), keyed("3", "other"), msg("k", "A", "4"))
+	k.start(c)
+	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })
+	k.effectsOnce("effects", 3)
+	n, err := k.db.Collection("effects").CountDocuments(k.context(), bson.D{{Key: "value", Value: "2"}})
+	if err != nil || n != 0 {
+		t.Errorf("the second of one key had an effect: %d, %v", n, err)
+	}
+}
+
+func TestUnparkNeedsLettersThatCan(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer(consumer.Letters(nil), consumer.DeadTopics(nil))
+	if _, err := c.Unpark(t.Context(), "test"); !errors.Is(err, errors.ErrUnsupported) {
+		t.Error(err)
+	}
+}
+
+func TestAChangedTypeLeadsToOtherHandlers(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	var j journal
+	c := k.consumer(consumer.Receive(func(_ context.Context, m *consumer.Message) (*consumer.Message, error) {
+		j.add("saw " + m.Type)
+		switch m.Type {
+		case "old":
+			m.Type = "new"
+		case "noise":
+			return nil, consumer.ErrDrop
+		}
+		return m, nil
+	}))
+	handle(t, c, "new", k.effects("effects"), consumer.Named("a"))
+	handle(t, c, "*w", k.effects("others"), consumer.Named("b"))
+	k.publish(msg("k", "noise", "0"), msg("k", "old", "1"), msg("k", "unknown", "2"), msg("k", "new", "3"))
+	k.start(c)
+	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 4 })
+	k.effectsOnce("effects", 2)
+	k.effectsOnce("others", 2)
+	if got, want := j.String(), "saw noise saw old saw unknown saw new"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -1,0 +1,238 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+// Whatever the mode is, nothing is committed past a message that is not finished, though later ones are.
+func TestCommitModesNeverCommitPastAGap(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		mode   consumer.CommitMode
+		itself bool
+	}{
+		"each":     {consumer.CommitEach(), true},
+		"count":    {consumer.CommitCount(5), true},
+		"interval": {consumer.CommitInterval(30 * time.Millisecond), true},
+		"drain":    {consumer.CommitOnDrain(), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			b := newBlocked("stop", k.effects("effects"))
+			stats := &counts{}
+			cons := k.consumer(consumer.Commits(c.mode), consumer.Batch(1), consumer.WithObserver(stats))
+			if err := cons.Handle("*", b); err != nil {
+				t.Fatal(err)
+			}
+			ms := numbered(20, 40)
+			ms[10] = msg("alone", "counted", "stop")
+			k.publish(ms...)
+			stop := k.start(cons)
+			k.await("the gap", b.reached)
+			alone := inbox.Lane([]byte("alone"), 0)
+			others := 0
+			for i, m := range ms {
+				if i < 10 || inbox.Lane(m.Key, 0) != alone {
+					others++
+				}
+			}
+			k.untilCount("effects", others)
+			if c.itself {
+				k.until("what is before the gap", func(context.Context) bool { return k.committed(1)[0] > 10-5 })
+			}
+			if err := cons.Commit(k.context()); err != nil {
+				t.Error(err)
+			}
+			if got := k.committed(1)[0]; got != 10 {
+				t.Errorf("offset %d is committed while message 10 is not finished", got)
+			}
+			close(b.release)
+			k.untilCount("effects", 40)
+			if c.itself {
+				k.until("the next offsets", func(context.Context) bool { return k.committed(1)[0] > 40-5 })
+			}
+			stop()
+			if got := k.committed(1)[0]; got != 40 {
+				t.Errorf("offset %d is committed after the stop", got)
+			}
+		})
+	}
+}
+
+// Transactions leave markers in the log, and aborted ones records that nobody may see.
+func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...), kgo.TransactionalID(stacktest.Name(t)), kgo.DefaultProduceTopic(k.topic),
+		kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.TransactionTimeout(30*time.Second))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	ctx := k.context()
+	n := 0
+	for round := range 6 {
+		if err := cl.BeginTransaction(); err != nil {
+			t.Fatal(err)
+		}
+		commit := kgo.TransactionEndTry(round%2 == 0)
+		for range 5 {
+			value := "aborted"
+			if commit {
+				value = fmt.Sprint(n)
+				n++
+			}
+			cl.Produce(ctx, &kgo.Record{Key: []byte("a"), Value: []byte(value), Headers: []kgo.RecordHeader{{Key: "type", Value: []byte("counted")}}}, nil)
+		}
+		if err := cl.Flush(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := cl.EndTransaction(ctx, commit); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := k.consumer()
+	handle(t, c, "counted", k.effects("effects"))
+	k.start(c)
+	k.untilCount("effects", n)
+	// 30 records and 6 markers: the last offset passes the last marker, although nothing is ever fetched there.
+	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 36 })
+	k.once("effects", n)
+}
+
+// N29: a topic that was created anew begins a new generation of the watermarks, or it would be refused for ever.
+func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer()
+	handle(t, c, "counted", k.effects("effects"))
+	k.publish(numbered(3, 30)...)
+	stop := k.start(c)
+	k.untilCount("effects", 30)
+	stop()
+	adm, done := k.admin()
+	defer done()
+	if res, err := adm.DeleteTopics(k.context(), k.topic); err != nil || res.Error() != nil {
+		t.Fatal(err, res.Error())
+	}
+	k.until("the topic's end", func(ctx context.Context) bool {
+		_, err := adm.CreateTopic(ctx, 1, 1, nil, k.topic)
+		return err == nil
+	})
+	k.until("the new topic", func(ctx context.Context) bool {
+		return k.kafka.Publish(ctx, k.topic, []*consumer.Message{msg("new", "counted", "0")}) == nil
+	})
+	k.start(c)
+	k.untilCount("effects", 31)
+}
+
+func (k *kit) admin() (*kadm.Client, func()) {
+	k.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...))
+	if err != nil {
+		k.Fatal(err)
+	}
+	return kadm.NewClient(cl), cl.Close
+}
+
+// N29: contiguous is what was fetched: what retention removed is passed, loudly, or stops the consumer.
+func TestN29_OffsetsThatRetentionRemovedArePassed(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	k.publish(numbered(1, 10)...)
+	gaps := make(chan struct{}, 10)
+	c := k.consumer(consumer.Commits(consumer.CommitEach()), consumer.Batch(1), consumer.OnError(func(_ context.Context, err error) {
+		var gap *consumer.RangeError
+		if errors.As(err, &gap) && gap.Offset == 10 && gap.Start == 20 {
+			gaps <- struct{}{}
+		}
+	}))
+	handle(t, c, "counted", k.effects("effects"))
+	stop := k.start(c)
+	k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 10 })
+	stop()
+	k.publish(numbered(1, 15)...)
+	adm, done := k.admin()
+	defer done()
+	offsets := kadm.Offsets{}
+	offsets.AddOffset(k.topic, 0, 20, -1)
+	if _, err := adm.DeleteRecords(k.context(), offsets); err != nil {
+		t.Fatal(err)
+	}
+	halting := k.consumer(consumer.HaltOnGap())
+	handle(t, halting, "counted", k.effects("effects"))
+	var gap *consumer.RangeError
+	if err := halting.Run(k.context()); !errors.As(err, &gap) || gap.Start != 20 {
+		t.Errorf("Run: %v", err)
+	}
+	k.start(c)
+	k.await("the report", gaps)
+	k.until("the offset", func(context.Context) bool { return k.committed(1)[0] == 25 })
+}
+
+// A letter that was requeued for one handler is no business of the others.
+func TestN18_LettersOfOneHandlerAreForItAlone(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer()
+	handle(t, c, "*", k.effects("one"), consumer.Named("one"))
+	handle(t, c, "*", k.effects("two"), consumer.Named("two"))
+	only := func(to string) *consumer.Message {
+		m := msg("a", "counted", "0")
+		m.SetHeader("id", []byte(to))
+		m.Headers = append(m.Headers, consumer.Header{Key: "outrelay-only", Value: []byte(to)})
+		return m
+	}
+	k.publish(only(k.group+"/one"), only("another/two"), msg("a", "counted", "1"))
+	k.start(c)
+	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
+	if one, two := k.count("one"), k.count("two"); one != 2 || two != 1 {
+		t.Errorf("%d and %d", one, two)
+	}
+}
+
+func TestMemoryIsBoundedWhileAHandlerHangs(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	stats := &counts{}
+	release := make(chan struct{})
+	reached := make(chan struct{}, 1000)
+	c := k.consumer(consumer.Buffer(50, 4<<10), consumer.MaxAhead(100), consumer.Batch(1), consumer.WithObserver(stats))
+	handle(t, c, "counted", func(ctx context.Context, _ *consumer.Message) error {
+		reached <- struct{}{}
+		select {
+		case <-release:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}, consumer.Exactly(inbox.None))
+	n := 600
+	all := numbered(20, n)
+	for i := 0; i < n; i += 20 { // a batch is never taken in by parts
+		k.publish(all[i : i+20]...)
+	}
+	k.start(c)
+	k.await("a message", reached)
+	k.until("a full buffer", func(context.Context) bool { return stats.heldBytes.Load() >= 4<<10 || stats.held.Load() >= 50 })
+	close(release)
+	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == int64(n) })
+	if got := stats.handled.Load(); got != int64(n) {
+		t.Errorf("%d of %d were handled", got, n)
+	}
+	if got := stats.maxHeld.Load(); got > 150 {
+		t.Errorf("%d messages were held at once", got)
+	}
+}

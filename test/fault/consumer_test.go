@@ -1,0 +1,248 @@
+//go:build unix
+
+package fault
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/demo/member"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// shop appends orders until it is stopped: each with its event in one transaction, those of a key by one worker.
+type shop struct {
+	t    *testing.T
+	s    *kit.Scene
+	box  *outbox.Box
+	stop context.CancelFunc
+	wg   sync.WaitGroup
+	n    atomic.Int64
+}
+
+const shopWorkers = 3
+
+func openShop(t *testing.T, s *kit.Scene, rate int) *shop {
+	t.Helper()
+	box, err := outbox.New(s.DB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	x := &shop{t: t, s: s, box: box, stop: stop}
+	for w := range shopWorkers {
+		x.wg.Go(func() { x.work(ctx, w, rate) })
+	}
+	t.Cleanup(func() { x.close() })
+	return x
+}
+
+// close returns how many orders there are.
+func (x *shop) close() int {
+	x.stop()
+	x.wg.Wait()
+	return int(x.n.Load())
+}
+
+func (x *shop) work(ctx context.Context, worker, rate int) {
+	const together = 5
+	tick := time.NewTicker(time.Duration(together*shopWorkers) * time.Second / time.Duration(rate))
+	defer tick.Stop()
+	for number := int64(0); ; {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		var orders []any
+		var events []event.Event
+		for i := range together {
+			number++
+			key := fmt.Sprintf("c%d-%d", worker, (int(number)/together+i)%7)
+			e := event.New("order", key, "OrderPlaced", fmt.Appendf(nil, `{"n":%d}`, number), event.WithHeader(member.NumberHeader, strconv.AppendInt(nil, number, 10)))
+			events = append(events, e)
+			orders = append(orders, member.Order{Event: e.ID().String(), Key: key, Number: number})
+		}
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), kit.Patience)
+		err := outbox.Transaction(within, x.s.Client, func(ctx context.Context) error {
+			if _, err := x.s.DB.Collection(member.OrdersColl).InsertMany(ctx, orders); err != nil {
+				return err
+			}
+			return x.box.AppendMany(ctx, events)
+		})
+		cancel()
+		if err != nil {
+			x.t.Errorf("appending: %v", err)
+			return
+		}
+		x.n.Add(together)
+	}
+}
+
+// inShop is a scene with a relay that works, and two consumers that share the partitions.
+func inShop(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
+	t.Helper()
+	s := kit.New(t, kit.Options{})
+	c := s.Crew(member.Effects, "order")
+	s.Start().TookOver()
+	hands := []*kit.Process{c.Join(), c.Join()}
+	c.Serving(hands...)
+	return s, c, hands
+}
+
+// judge waits for the effects of all orders, lets the consumers leave, and looks at what they left.
+func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Process) {
+	t.Helper()
+	c.Effects(orders)
+	c.Leave(hands...)
+	r, err := member.JudgeEffects(t.Context(), s.DB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts, err := member.ReadCounts(t.Context(), s.DB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	generations, err := member.Generations(t.Context(), s.DB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d effects, %d generations of the group, %d messages refused by the inbox", r.Effects, generations, counts.Refused)
+	if err := r.Err(); err != nil {
+		t.Error(err)
+	}
+	if r.Orders != orders || orders == 0 {
+		t.Errorf("%d orders are there of %d", r.Orders, orders)
+	}
+	c.CheckNothingDead()
+}
+
+// Of two consumers one after the other dies by SIGKILL under load and is followed by another. Every order has its effect
+// once, in the order of its key.
+func TestConsumersDie(t *testing.T) {
+	t.Parallel()
+	s, c, hands := inShop(t)
+	load := openShop(t, s, 300)
+	for i := range rounds(3, 30) {
+		// What the killed one had is handled by others before the next one dies, so that each kill is in the middle of work.
+		before, err := member.CountEffects(t.Context(), s.DB)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Effects(before + 100)
+		hands[i%2].Kill()
+		hands[i%2] = c.Join()
+		c.Serving(hands...)
+	}
+	judge(t, s, c, load.close(), hands)
+}
+
+// A third consumer joins and leaves, every second, under load.
+func TestRebalanceEverySecond(t *testing.T) {
+	t.Parallel()
+	s, c, hands := inShop(t)
+	load := openShop(t, s, 300)
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for range rounds(3, 15) {
+		third := c.Join()
+		<-tick.C
+		c.Serving(third)
+		c.Leave(third)
+		<-tick.C
+	}
+	judge(t, s, c, load.close(), hands)
+}
+
+// Two nodes take the steps of sagas whose messages come by many keys, each twice; one of them dies in the middle.
+func TestSagaNodesDie(t *testing.T) {
+	t.Parallel()
+	sagas, steps := 20, rounds(15, 100)
+	s := kit.New(t, kit.Options{Types: []string{member.Asked, member.Taken}, Set: map[string]any{"record.preset": "plain"}})
+	c := s.Crew(member.Saga, member.Asked)
+	c.Spec.Steps = steps
+	s.Start().TookOver()
+	hands := []*kit.Process{c.Join(), c.Join()}
+	c.Serving(hands...)
+	box, err := outbox.New(s.DB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	repeat(t, s, box, sagas, steps)
+	for i := range rounds(1, 4) {
+		c.Steps(sagas * steps * (i + 1) / rounds(2, 5))
+		hands[i%2].Kill()
+		hands[i%2] = c.Join()
+	}
+	c.Serving(hands...)
+	c.Steps(sagas * steps)
+	c.Leave(hands...)
+	r, err := member.JudgeSteps(t.Context(), s.DB, "outbox", sagas, steps)
+	if err != nil {
+		t.Fatal(err)
+	}
+	counts, err := member.ReadCounts(t.Context(), s.DB)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d steps of %d sagas, %d run again after a conflict, %d messages refused by the inbox", r.Steps, r.Sagas, counts.Conflicts, counts.Refused)
+	if err := r.Err(); err != nil {
+		t.Error(err)
+	}
+	c.CheckNothingDead()
+}
+
+// repeat asks for all steps by the outbox, and writes some of the messages to the topic once more as a producer would that
+// does not know whether it has.
+func repeat(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
+	t.Helper()
+	publisher, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: s.Brokers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer publisher.Close()
+	for n := 1; n <= steps; n++ {
+		var events []event.Event
+		var again []*consumer.Message
+		for id := range sagas {
+			e := member.Ask(int32(id), n, fmt.Sprintf("k%d", (id+n*7)%13))
+			events = append(events, e)
+			if (id+n)%5 == 0 {
+				again = append(again, &consumer.Message{Key: []byte(e.Key()), Value: payloadOf(t, e), Headers: []consumer.Header{
+					{Key: "id", Value: []byte(e.ID().String())}, {Key: "type", Value: []byte(e.Type())},
+				}})
+			}
+		}
+		if err := outbox.Transaction(t.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, events) }); err != nil {
+			t.Fatal(err)
+		}
+		if err := publisher.Publish(t.Context(), s.Topic(member.Asked), again); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func payloadOf(t *testing.T, e event.Event) []byte {
+	t.Helper()
+	raw, err := bson.Marshal(e)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var doc struct {
+		Payload bson.Binary `bson:"payload"`
+	}
+	if err := bson.Unmarshal(raw, &doc); err != nil {
+		t.Fatal(err)
+	}
+	return doc.Payload.Data
+}
