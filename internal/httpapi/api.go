@@ -3,9 +3,11 @@ package httpapi
 import (
 	"context"
 	"net/http"
+	"net/url"
 	"path"
 	"reflect"
 	"time"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -46,7 +48,22 @@ func newAPI(o AdminOptions) http.Handler {
 	mux := http.NewServeMux()
 	describe(mux, o.Deployment)
 	mux.HandleFunc("/api/", func(w http.ResponseWriter, r *http.Request) { nothing(w, r, mux) })
-	return mux
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !readable(r.URL) {
+			writeProblem(w, r, http.StatusBadRequest, "the address is not UTF-8, or its query cannot be read", "encode it as UTF-8 and escape what is not a letter or a digit")
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// readable reports whether an address is text: the database takes nothing else.
+func readable(u *url.URL) bool {
+	query, err := url.QueryUnescape(u.RawQuery)
+	if err == nil {
+		_, err = url.ParseQuery(u.RawQuery)
+	}
+	return err == nil && utf8.ValidString(query) && utf8.ValidString(u.Path)
 }
 
 // describe registers all operations.

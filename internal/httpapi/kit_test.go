@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -106,6 +107,9 @@ func (s *site) run(f func(context.Context) error) {
 // die makes a dead letter.
 func (s *site) die(id string, fields ...bson.E) {
 	s.t.Helper()
+	if !slices.ContainsFunc(fields, func(e bson.E) bool { return e.Key == "payload" }) {
+		fields = append(fields, bson.E{Key: "payload", Value: "x"})
+	}
 	raw, err := bson.Marshal(append(bson.D{
 		{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"},
 	}, fields...))
@@ -189,3 +193,5 @@ func (s *site) ok(v any, method, path, body string, header ...string) {
 		r.decode(s.t, v)
 	}
 }
+
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
