@@ -108,7 +108,8 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 	for try := 0; ; try++ {
 		err := n.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: s.Node}}, mongo.Pipeline{{{Key: "$set", Value: set}}},
 			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before).SetProjection(bson.D{
-				{Key: "instance", Value: 1}, {Key: "staleSince", Value: 1},
+				{Key: "instance", Value: 1},
+				{Key: "staleSince", Value: 1},
 				{Key: "ageMs", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}},
 			})).Decode(&before)
 		switch {
