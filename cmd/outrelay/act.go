@@ -64,7 +64,35 @@ func (a *acting) run(ctx context.Context, f func(ctx context.Context, o admin.Op
 		return err
 	}
 	defer closeClient()
-	return outcome(f(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: a.who()}))
+	return outcome(f(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: a.who(), Source: source}))
+}
+
+// source is the way by which an actor came, in the events log.
+const source = "cli"
+
+// desk is run for what needs more than the state database.
+func (a *acting) desk(ctx context.Context, f func(ctx context.Context, k admin.Desk) error) error {
+	cfg, _, err := a.p.load()
+	if err != nil {
+		return err
+	}
+	return a.run(ctx, func(ctx context.Context, o admin.Operator) error {
+		client := o.State.Client()
+		d := &admin.Deployment{
+			State: o.State, Watcher: o.Watcher, Node: cfg.Node, Version: thisBuild().Version,
+			Outboxes: app.Outboxes(cfg, client), Oplog: app.Oplog(client),
+		}
+		return f(ctx, d.For(admin.Actor{Name: o.Actor, Source: o.Source}))
+	})
+}
+
+// look is desk for what is over in a moment.
+func (a *acting) look(ctx context.Context, f func(ctx context.Context, k admin.Desk) error) error {
+	return a.desk(ctx, func(ctx context.Context, k admin.Desk) error {
+		ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+		defer cancel()
+		return f(ctx, k)
+	})
 }
 
 // brief is run for what is over in a moment.
@@ -86,7 +114,7 @@ func outcome(err error) error {
 		return nil
 	case mongo.IsTimeout(err), mongo.IsNetworkError(err), errors.Is(err, context.DeadlineExceeded):
 		return temporary(unanswered(err))
-	case errors.Is(err, context.Canceled), errors.As(err, &se) && !se.HasErrorCode(codeUnauthorized):
+	case errors.Is(err, context.Canceled), errors.Is(err, admin.ErrOlderNodes), errors.As(err, &se) && !se.HasErrorCode(codeUnauthorized):
 		return temporary(err)
 	}
 	return err
@@ -115,6 +143,15 @@ func (a *acting) confirm(ctx context.Context, what string) error {
 		return fmt.Errorf("this would %s; say --yes to do it, or --dry-run to see more", what)
 	}
 	fmt.Fprintf(a.p.errOut, "This will %s. Type yes to go on: ", what)
+	line, err := a.line(ctx)
+	if err == nil && !strings.EqualFold(strings.TrimSpace(line), "yes") {
+		err = errUnconfirmed
+	}
+	return err
+}
+
+// line is what the person types, up to the end of the line.
+func (a *acting) line(ctx context.Context) (string, error) {
 	// A read of the terminal cannot be called back: after an interrupt it waits until the process ends.
 	answer := make(chan string, 1)
 	go func() {
@@ -123,13 +160,10 @@ func (a *acting) confirm(ctx context.Context, what string) error {
 	}()
 	select {
 	case line := <-answer:
-		if strings.EqualFold(strings.TrimSpace(line), "yes") {
-			return nil
-		}
-		return errUnconfirmed
+		return line, nil
 	case <-ctx.Done():
 		fmt.Fprintln(a.p.errOut)
-		return errUnconfirmed
+		return "", errUnconfirmed
 	}
 }
 

@@ -30,7 +30,7 @@ func (p *program) operate(ctx context.Context, done string, action func(context.
 	if u, err := user.Current(); err == nil {
 		actor = u.Username
 	}
-	if err := action(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: actor}); err != nil {
+	if err := action(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: actor, Source: source}); err != nil {
 		if errors.Is(err, context.DeadlineExceeded) {
 			err = unanswered(err)
 		}
@@ -65,8 +65,9 @@ func newResumeCommand(p *program) *cobra.Command {
 func newPinCommand(p *program) *cobra.Command {
 	var off bool
 	c := &cobra.Command{
-		Use:   "pin NODE",
-		Short: "Hand the watcher to a node and keep it there while the node lives; --off ends it",
+		Use:               "pin NODE",
+		Short:             "Hand the watcher to a node and keep it there while the node lives; --off ends it",
+		ValidArgsFunction: p.completeNodes,
 		Args: func(_ *cobra.Command, args []string) error {
 			if off != (len(args) == 0) {
 				return fmt.Errorf("pin takes the name of a node, or --off")

@@ -65,7 +65,12 @@ func commands() []func(*program) *cobra.Command {
 		newDevCommand,
 		newDevMemberCommand,
 		newStatusCommand,
+		newNodesCommand,
+		newEventsCommand,
+		newLookupCommand,
+		newPingCommand,
 		newDoctorCommand,
+		newRolesCommand,
 		newBenchCommand,
 		newBenchChildCommand,
 		newBenchRelayCommand,
@@ -81,11 +86,15 @@ func commands() []func(*program) *cobra.Command {
 		newWaitingCommand,
 		newFailedCommand,
 		newReplayCommand,
+		newSagaCommand,
+		newInboxCommand,
+		newStorageCommand,
 		newMigrateCommand,
 		newValidateCommand,
 		newConfigCommand,
 		newSchemaCommand,
 		newVersionCommand,
+		newDocsCommand,
 	}
 }
 

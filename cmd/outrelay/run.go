@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
@@ -35,7 +36,11 @@ func (p *program) relay(ctx context.Context) error {
 	limitMemory(p.env, int64(cfg.Limits.Memory))
 	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
 		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen)
-	return temporary(r.Run(ctx))
+	err = r.Run(ctx)
+	if errors.Is(err, app.ErrOutdated) {
+		return err // starting it again does not help
+	}
+	return temporary(err)
 }
 
 // limitMemory tells the garbage collector what the budget allows, as a backstop: half as much again for what is not

@@ -1,53 +1,108 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
 )
 
-// statusTimeout bounds what an operator waits for.
-const statusTimeout = 10 * time.Second
+const (
+	// statusTimeout bounds what an operator waits for.
+	statusTimeout = 10 * time.Second
+	// countTimeout bounds the counts of the status: who owns what is shown all the same.
+	countTimeout = 5 * time.Second
+	watchLeast   = 100 * time.Millisecond
+)
+
+// statusAnswer is the answer of `outrelay status --json`.
+type statusAnswer struct {
+	admin.Overview
+	// CountsProblem says why there are no counts, pending topics and checks.
+	CountsProblem string `json:"counts_problem,omitempty"`
+}
 
 func newStatusCommand(p *program) *cobra.Command {
-	var asJSON bool
+	var watch, check bool
+	var every time.Duration
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show who runs each watcher, how far behind it is and what waits",
-		Long: `Show every watcher of the state database: owner, epoch, lag, rate and the targets that wait. It reads the watcher
-documents, so it works from any machine that reaches MongoDB and needs no way to the processes.`,
+		Long: `Show every slot of every watcher of the state database: owner, epoch, lag, rate and the targets that wait; and for the
+configured watcher what waits, by topic, with counts and checks. It reads MongoDB only, so it works from any machine that
+reaches it and needs no way to the processes.
+
+With --watch it is drawn anew on a terminal; elsewhere it writes a line for each slot, and with --json one object a line.
+Ctrl-C ends it. With --check the exit code is 1 if a check fails.`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, _, err := p.loadAndLog()
-			if err != nil {
-				return err
-			}
-			ctx, cancel := context.WithTimeout(c.Context(), statusTimeout)
-			defer cancel()
-			state, closeClient, err := app.StateDatabase(cfg)
-			if err != nil {
-				return err
-			}
-			defer closeClient()
-			s, err := admin.ReadStatus(ctx, state)
-			if err != nil {
-				return temporary(unanswered(err))
-			}
-			if asJSON {
-				return printJSON(p.out, s)
-			}
-			return printStatus(p.errOut, s)
-		},
 	}
-	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
+	a := p.looking(c)
+	c.Flags().BoolVarP(&watch, "watch", "w", false, "go on showing it until Ctrl-C")
+	c.Flags().DurationVar(&every, "every", time.Second, "how often --watch looks")
+	c.Flags().BoolVar(&check, "check", false, "exit code 1 if a check fails")
+	c.MarkFlagsMutuallyExclusive("watch", "check")
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		if every < watchLeast {
+			return fmt.Errorf("--every must be at least %s", watchLeast)
+		}
+		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			if watch {
+				return a.watchStatus(ctx, k, every)
+			}
+			s, err := readStatus(ctx, k)
+			if err != nil {
+				return err
+			}
+			if err := a.show(s, s.print); err != nil {
+				return err
+			}
+			if check && s.fails() {
+				return silent(exitConfig)
+			}
+			return nil
+		})
+	}
 	return c
+}
+
+// readStatus reads the overview; where that takes too long or is not allowed, what the watchers say alone.
+func readStatus(ctx context.Context, k admin.Desk) (statusAnswer, error) {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	counting, stop := context.WithTimeout(ctx, countTimeout)
+	defer stop()
+	o, err := k.Overview(counting)
+	if err == nil {
+		return statusAnswer{Overview: o}, nil
+	}
+	s, again := admin.ReadStatus(ctx, k.State)
+	if again != nil {
+		return statusAnswer{}, temporary(unanswered(again))
+	}
+	problem := err.Error()
+	if errors.Is(err, context.DeadlineExceeded) {
+		problem = fmt.Sprintf("counting took longer than %s", countTimeout)
+	}
+	return statusAnswer{CountsProblem: problem, Overview: admin.Overview{
+		At: time.Now().UTC(), Watcher: k.Watcher, Watchers: s.Watchers, Nodes: []admin.Node{}, Pending: []admin.PendingTopic{}, Checks: []admin.Check{},
+	}}, nil
+}
+
+func (s statusAnswer) fails() bool {
+	for _, c := range s.Checks {
+		if c.Status == admin.CheckFail {
+			return true
+		}
+	}
+	return false
 }
 
 // unanswered says where to look when the state database cannot be asked: doctor tells a wrong address from a wrong password.
@@ -55,35 +110,201 @@ func unanswered(err error) error {
 	return fmt.Errorf("the state database cannot be asked; run outrelay doctor, which says why and what mends it (%w)", err)
 }
 
-func printStatus(w io.Writer, s admin.Status) error {
+func (s statusAnswer) print(w io.Writer) error {
 	if len(s.Watchers) == 0 {
 		_, err := fmt.Fprintln(w, "no watcher has ever run with this state database")
 		return err
 	}
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "WATCHER\tSLOT\tOWNER\tEPOCH\tUNTIL\tSTATE\tLAG\tRATE\tTOKEN AGE\tUNRESOLVED")
-	for _, x := range s.Watchers {
-		owner := x.Node
-		if x.Owner == "" {
-			owner = "-"
+	err := table(w, "WATCHER\tSLOT\tOWNER\tEPOCH\tUNTIL\tSTATE\tLAG\tRATE\tTOKEN AGE\tUNRESOLVED", func(row func(...any)) {
+		for _, x := range s.Watchers {
+			row(x.Name, x.Slot, ownerOf(&x), x.Epoch, fmt.Sprintf("%+.1f s", float64(x.ExpiresInMS)/1000), x.State,
+				fmt.Sprintf("%.2f s", x.LagS), fmt.Sprintf("%.0f/s", x.Rate), fmt.Sprintf("%.1f s", x.TokenAgeS), x.Unresolved)
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%d\t%+.1f s\t%s\t%.2f s\t%.0f/s\t%.1f s\t%d\n",
-			x.Name, x.Slot, owner, x.Epoch, float64(x.ExpiresInMS)/1000, x.State, x.LagS, x.Rate, x.TokenAgeS, x.Unresolved)
-	}
-	if err := t.Flush(); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	for _, x := range s.Watchers {
-		if x.Reason != "" {
-			fmt.Fprintf(w, "%s/%s: %s\n", x.Name, x.Slot, x.Reason)
+		printOrders(w, &x)
+	}
+	if s.CountsProblem != "" {
+		_, err = fmt.Fprintf(w, "what waits is not known: %s\n", oneLine(s.CountsProblem))
+		return err
+	}
+	if err := s.printCounts(w); err != nil {
+		return err
+	}
+	return s.printChecks(w)
+}
+
+func ownerOf(x *admin.Watcher) string {
+	if x.Owner == "" {
+		return "-"
+	}
+	return x.Node
+}
+
+// printOrders writes why a slot is in its state, what operators asked of it and which targets wait.
+func printOrders(w io.Writer, x *admin.Watcher) {
+	slot := oneLine(x.Name + "/" + x.Slot)
+	if x.Reason != "" {
+		fmt.Fprintf(w, "%s: %s\n", slot, oneLine(x.Reason))
+	}
+	if x.Pin != "" {
+		fmt.Fprintf(w, "%s: pinned to node %s\n", slot, oneLine(x.Pin))
+	}
+	if x.StepDownUntil != nil {
+		fmt.Fprintf(w, "%s: node %s keeps away until %s\n", slot, oneLine(x.Node), x.StepDownUntil.Local().Format(time.TimeOnly))
+	}
+	if x.Gap != "" {
+		fmt.Fprintf(w, "%s: a gap is being swept: %s\n", slot, oneLine(x.Gap))
+	}
+	for _, b := range x.Blocked {
+		verb := "waits"
+		if b.Parked {
+			verb = "is parked"
 		}
-		for _, b := range x.Blocked {
-			verb := "waits"
-			if b.Parked {
-				verb = "is parked"
+		fmt.Fprintf(w, "%s: topic %q %s since %s with %d envelopes: %s\n", slot, b.Topic, verb, b.Since.Local().Format(time.TimeOnly), b.Count, oneLine(b.Reason))
+	}
+}
+
+func (s statusAnswer) printCounts(w io.Writer) error {
+	c := s.Counts
+	stale := 0
+	for _, n := range s.Nodes {
+		if n.Stale {
+			stale++
+		}
+	}
+	fmt.Fprintf(w, "%s · waiting %s (oldest %s) · retry %s · blocked %s (%s) · parked %s · scheduled %s · dead %s · %s, %d stale\n",
+		s.Watcher, thousands(c.Waiting()), ago(s.OldestS), thousands(c.Retry), thousands(c.Blocked), count(c.BlockedKeys, "key"), thousands(c.Parked),
+		thousands(c.Scheduled), thousands(c.Dead), count(int64(len(s.Nodes)), "node"), stale)
+	if len(s.Pending) == 0 {
+		return nil
+	}
+	return table(w, "TOPIC\tOLDEST\tRETRY\tBLOCKED\tPARKED\tKEYS\tWHY", func(row func(...any)) {
+		for _, p := range s.Pending {
+			why := ""
+			if p.Target != nil {
+				why = p.Target.Reason
 			}
-			fmt.Fprintf(w, "%s/%s: topic %q %s since %s with %d envelopes: %s\n", x.Name, x.Slot, b.Topic, verb, b.Since.Local().Format(time.TimeOnly), b.Count, b.Reason)
+			row(p.Topic, ago(p.OldestAgeS), thousands(p.Retry), thousands(p.Blocked), thousands(p.Parked), thousands(p.Keys), why)
 		}
+	})
+}
+
+// ago is an age for people: 0.4 s, 12 s, 3m20s, 26h0m0s.
+func ago(seconds float64) string {
+	if seconds < 10 {
+		return fmt.Sprintf("%.1f s", seconds)
+	}
+	if seconds < 120 {
+		return fmt.Sprintf("%.0f s", seconds)
+	}
+	return (time.Duration(seconds) * time.Second).String()
+}
+
+// printChecks names the checks that are not ok, with what mends them.
+func (s statusAnswer) printChecks(w io.Writer) error {
+	good := 0
+	for _, c := range s.Checks {
+		if c.Status == admin.CheckOK {
+			good++
+			continue
+		}
+		fix := ""
+		if c.Fix != "" {
+			fix = "; " + c.Fix
+		}
+		fmt.Fprintf(w, "%s %s: %s%s\n", strings.ToUpper(c.Status), oneLine(c.ID), oneLine(c.Detail), oneLine(fix))
+	}
+	_, err := fmt.Fprintf(w, "checks: %d of %d ok\n", good, len(s.Checks))
+	return err
+}
+
+// watchStatus shows the status until ctx ends. A server that does not answer ends nothing: it is asked again.
+func (a *acting) watchStatus(ctx context.Context, k admin.Desk, every time.Duration) error {
+	f := &frame{out: a.p.errOut}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		s, err := readStatus(ctx, k)
+		if ctx.Err() != nil {
+			return nil
+		}
+		switch {
+		case a.json && err == nil:
+			err = json.NewEncoder(a.p.out).Encode(s)
+		case err != nil && (a.json || !a.draws):
+			fmt.Fprintln(a.p.errOut, oneLine(err.Error()))
+			err = nil
+		case a.draws:
+			err = f.draw(func(w io.Writer) error { return s.frame(w, err) })
+		default:
+			err = s.lines(a.p.errOut)
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// frame is one picture of the watch.
+func (s statusAnswer) frame(w io.Writer, problem error) error {
+	fmt.Fprintf(w, "outrelay status · %s · Ctrl-C ends\n\n", time.Now().Format(time.TimeOnly))
+	if problem != nil {
+		_, err := fmt.Fprintln(w, oneLine(problem.Error()))
+		return err
+	}
+	return s.print(w)
+}
+
+// lines are the watch without a terminal: one for each slot.
+func (s statusAnswer) lines(w io.Writer) error {
+	at := s.At.Local().Format(time.TimeOnly)
+	for i := range s.Watchers {
+		x := &s.Watchers[i]
+		line := fmt.Sprintf("%s %s/%s owner=%s epoch=%d state=%s lag=%.2fs rate=%.0f/s", at, x.Name, x.Slot, ownerOf(x), x.Epoch, x.State, x.LagS, x.Rate)
+		if x.Name == s.Watcher && s.CountsProblem == "" {
+			line += fmt.Sprintf(" waiting=%d scheduled=%d dead=%d", s.Counts.Waiting(), s.Counts.Scheduled, s.Counts.Dead)
+		}
+		if _, err := fmt.Fprintln(w, oneLine(line)); err != nil {
+			return err
+		}
+	}
+	if len(s.Watchers) == 0 {
+		_, err := fmt.Fprintln(w, at, "no watcher has ever run with this state database")
+		return err
+	}
+	return nil
+}
+
+// frame draws pictures over each other on a terminal, without clearing it in between, which would flicker.
+type frame struct {
+	out   io.Writer
+	drawn bool
+}
+
+func (f *frame) draw(picture func(w io.Writer) error) error {
+	var b bytes.Buffer
+	if !f.drawn {
+		b.WriteString("\x1b[2J")
+	}
+	f.drawn = true
+	b.WriteString("\x1b[H")
+	var text bytes.Buffer
+	if err := picture(&text); err != nil {
+		return err
+	}
+	b.WriteString(strings.ReplaceAll(text.String(), "\n", "\x1b[K\n")) // to the end of each line
+	b.WriteString("\x1b[J")                                            // and of the screen
+	if _, err := f.out.Write(b.Bytes()); err != nil {
+		return fmt.Errorf("drawing: %w", err)
 	}
 	return nil
 }

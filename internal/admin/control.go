@@ -22,6 +22,7 @@ type Operator struct {
 	State   *mongo.Database
 	Watcher string
 	Actor   string
+	Source  string // the way by which the actor came: cli, api or page; "" is not written down
 }
 
 func (o Operator) id() string                  { return o.Watcher + "/" + Slot }
@@ -30,6 +31,9 @@ func (o Operator) watchers() *mongo.Collection { return o.State.Collection("watc
 // note writes the action down; one that cannot be written down has happened all the same, so its error comes with that.
 func (o Operator) note(ctx context.Context, kind store.Kind, fields bson.D) error {
 	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
+	if o.Source != "" {
+		fields = append(fields, bson.E{Key: "source", Value: o.Source})
+	}
 	if err := store.NewEvents(o.State.Collection("events"), o.Watcher, "").Append(ctx, kind, fields); err != nil {
 		return fmt.Errorf("done, but not written to the events log: %w", err)
 	}

@@ -6,8 +6,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/store"
 )
+
+// ErrOlderNodes is a migration that waits for nodes of older versions to go.
+var ErrOlderNodes = nodes.ErrOlder
 
 // MigrationReport is what migrations did and found.
 type MigrationReport = migrate.Report
@@ -26,7 +30,7 @@ type Migration struct {
 }
 
 func (m Migration) migrator() *migrate.Migrator {
-	return &migrate.Migrator{State: m.State, Outboxes: m.Outboxes, Node: m.Node, Version: m.Version}
+	return &migrate.Migrator{State: m.State, Outboxes: m.Outboxes, Node: m.Node, Version: m.Version, Ready: nodes.Ready(m.State)}
 }
 
 // Status reads the ledger.

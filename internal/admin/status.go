@@ -38,6 +38,16 @@ type Watcher struct {
 	Address     string    `json:"address,omitempty"`
 	Version     string    `json:"version,omitempty"`
 	Dirty       []string  `json:"dirty,omitempty"` // collections with scheduled or exceptional envelopes
+
+	Paused        bool       `json:"paused,omitempty"`
+	Pin           string     `json:"pin,omitempty"`             // the node that it is pinned to
+	StepDownUntil *time.Time `json:"step_down_until,omitempty"` // until then the node that stepped down keeps away
+	PositionAt    *time.Time `json:"position_at,omitempty"`     // everything that was committed before is settled
+	Gap           string     `json:"gap,omitempty"`             // why a stretch of the stream is being swept
+	StatsAgeS     float64    `json:"stats_age_s"`               // of lag, rate and what is blocked; −1: there are none
+	// OplogHeadroomS is how far the position is from the oldest entry of the oplog; nil where it is not known. At 0 the
+	// position is lost.
+	OplogHeadroomS *float64 `json:"oplog_headroom_s,omitempty"`
 }
 
 // Blocked is a target that waits.
@@ -113,6 +123,7 @@ func (d *stored) watcher() (Watcher, error) {
 	for _, b := range st.Blocked {
 		w.Blocked = append(w.Blocked, Blocked(b))
 	}
+	d.ordered(&w, st.At)
 	alive := d.Owner != "" && w.ExpiresInMS > 0
 	switch {
 	case d.Control.Paused:
@@ -124,6 +135,24 @@ func (d *stored) watcher() (Watcher, error) {
 		w.Rate = 0
 	}
 	return w, nil
+}
+
+// ordered fills in what operators asked of the slot, and where it stands.
+func (d *stored) ordered(w *Watcher, stats time.Time) {
+	w.Paused, w.Pin = d.Control.Paused, d.Control.Pin
+	if until := d.Control.StepDownUntil; until.After(d.Now) {
+		w.StepDownUntil = &until
+	}
+	if at, ok := d.Position().Time(); ok && at.T > 0 {
+		position := time.Unix(int64(at.T), 0).UTC()
+		w.PositionAt = &position
+	}
+	if d.Gap != nil {
+		w.Gap = d.Gap.Reason
+	}
+	if w.StatsAgeS = -1; !stats.IsZero() {
+		w.StatsAgeS = max(d.Now.Sub(stats).Seconds(), 0)
+	}
 }
 
 func seconds(ms int64) float64 { return float64(ms) / 1000 }

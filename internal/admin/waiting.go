@@ -83,6 +83,8 @@ type WaitingEnvelope struct {
 	Attempts   int32      `json:"attempts"`
 	NextAt     *time.Time `json:"next_at,omitempty"`
 	Reason     string     `json:"reason,omitempty"` // of the last attempt that failed
+
+	raw bson.Raw // while a page is made
 }
 
 var errEnough = errors.New("enough")

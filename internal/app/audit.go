@@ -37,6 +37,7 @@ func (t *term) audit(ctx context.Context) error {
 func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
 	if len(t.dirty.collections()) == 0 && t.disp.Gated() == 0 {
 		t.metrics.Exceptions.Reset()
+		t.figures.waiting.Store(0)
 		return nil
 	}
 	gates, ok := audit.Gates()
@@ -63,8 +64,13 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 		return err
 	}
 	t.metrics.Exceptions.Reset()
+	waiting := int64(0)
 	for _, c := range counts {
 		t.metrics.Exceptions.WithLabelValues(c.State).Add(float64(c.N))
+		if c.State != "scheduled" {
+			waiting += c.N
+		}
 	}
+	t.figures.waiting.Store(waiting)
 	return nil
 }

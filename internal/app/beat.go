@@ -5,19 +5,17 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/internal/changestream"
-	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/nodes"
 )
 
 const (
-	beatEvery = 2 * time.Second
+	beatEvery = nodes.BeatEvery
 	// staleAfter is the silence after which a node counts as dead.
-	staleAfter = 5 * beatEvery
+	staleAfter = nodes.StaleAfter
+	// lookEvery is how often a node looks whether others have fallen silent.
+	lookEvery = nodes.StaleAfter / 2
 	// windowEvery is how often the oplog's window is asked for; a server that does not allow it is not asked again soon.
 	windowEvery = 30 * time.Second
-	// forgetAfter is the silence after which a node is not listed any more: one that was killed cannot leave by itself, and
-	// the next process may have another name.
-	forgetAfter = 14 * 24 * time.Hour
-	forgetEvery = time.Hour
 )
 
 // beat tells the other nodes that this one lives and whether it reaches Kafka (N6), and keeps the clock and the metrics of
@@ -25,17 +23,23 @@ const (
 func (r *Relay) beat(ctx context.Context) error {
 	t := time.NewTicker(beatEvery)
 	defer t.Stop()
-	var window, forgot time.Time
+	var window, tidied, looked time.Time
+	defer r.state.rest("heartbeat")
 	for {
+		r.state.pulse("heartbeat")
 		r.sign(ctx)
 		now := time.Now()
 		if now.Sub(window) > windowEvery {
 			window = now
 			r.readWindow(ctx)
 		}
-		if now.Sub(forgot) > forgetEvery {
-			forgot = now
-			r.forget(ctx)
+		if now.Sub(looked) > lookEvery {
+			looked = now
+			r.look(ctx)
+		}
+		if now.Sub(tidied) > nodes.TidyEvery {
+			tidied = now
+			r.tidy(ctx)
 		}
 		select {
 		case <-ctx.Done():
@@ -63,14 +67,7 @@ func (r *Relay) sign(ctx context.Context) {
 	r.state.set("kafka reachable", text, false)
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	since := time.Duration(-1)
-	if at := r.acked.Load(); at > 0 {
-		since = time.Since(time.Unix(0, at))
-	}
-	err = r.nodes.Heartbeat(ctx, store.Sign{
-		Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version, Watchers: []string{r.cfg.Watcher},
-		KafkaReachable: reachable, SinceAck: since,
-	})
+	err = r.member.Beat(ctx, r.vital())
 	if err == nil {
 		err = r.clock.sync(ctx, r.mongo.state)
 	}
@@ -85,19 +82,18 @@ func (r *Relay) sign(ctx context.Context) {
 func (r *Relay) leave(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	if err := r.nodes.Leave(ctx, r.cfg.Node); err != nil {
+	if err := r.member.Leave(ctx); err != nil {
 		r.log.Debug("the node stays listed until it is stale", "reason", err)
 	}
 }
 
-// forget removes the nodes that were silent for long. What cannot be removed now is tried again in an hour.
-func (r *Relay) forget(ctx context.Context) {
+// tidy removes nodes that were silent for long, and old entries of the events log. What cannot be removed now is tried again
+// in an hour.
+func (r *Relay) tidy(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	if n, err := r.nodes.Forget(ctx, forgetAfter); err != nil {
-		r.log.Debug("nodes that are gone stay listed", "reason", err)
-	} else if n > 0 {
-		r.log.Debug("nodes that are gone are listed no longer", "count", n)
+	if err := r.member.Tidy(ctx); err != nil {
+		r.log.Debug("what is too old stays listed", "reason", err)
 	}
 }
 

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -25,11 +26,7 @@ type clients struct {
 }
 
 // connect makes the clients. It does no I/O: the driver connects when it is used.
-func connect(cfg config.MongoDB, node string) (*clients, error) {
-	tlsConfig, err := cfg.TLS.Client()
-	if err != nil {
-		return nil, fmt.Errorf("mongodb.tls: %w", err)
-	}
+func connect(cfg config.MongoDB, node string, log *slog.Logger) (*clients, error) {
 	pref, err := preference(cfg.ReadPreference)
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
@@ -42,9 +39,10 @@ func connect(cfg config.MongoDB, node string) (*clients, error) {
 	stream.Timeout = nil
 	state := lease.ClientOptions(cfg.URI.Reveal()).SetAppName("outrelay state " + node)
 	state.Timeout = nil
-	if tlsConfig != nil {
-		stream.SetTLSConfig(tlsConfig)
-		state.SetTLSConfig(tlsConfig)
+	for _, opts := range []*options.ClientOptions{stream, state} {
+		if err := SecureMongo(opts, cfg.TLS, log); err != nil {
+			return nil, fmt.Errorf("mongodb.tls: %w", err)
+		}
 	}
 	c := &clients{}
 	if c.stream, err = mongo.Connect(stream); err != nil {
@@ -90,7 +88,7 @@ func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
 
 // StateDatabase connects to the state database alone, for commands that read it; the function ends the connection.
 func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
-	c, err := connect(cfg.MongoDB, cfg.Node)
+	c, err := connect(cfg.MongoDB, cfg.Node, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, nil, err
 	}

@@ -9,15 +9,18 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
 // migrator brings indexes to what this version declares.
+func (r *Relay) migrator(outboxes func(context.Context) ([]store.Outbox, error)) *migrate.Migrator {
+	db := r.mongo.state.Database(r.cfg.MongoDB.State)
+	return &migrate.Migrator{State: db, Node: r.cfg.Node, Version: r.version, Steps: r.steps, Ready: nodes.Ready(db), Log: r.log, Outboxes: outboxes}
+}
+
 func (t *term) migrator() *migrate.Migrator {
-	return &migrate.Migrator{
-		State: t.mongo.state.Database(t.cfg.MongoDB.State), Node: t.cfg.Node, Version: t.version, Log: t.log,
-		Outboxes: func(context.Context) ([]store.Outbox, error) { return t.outboxes(), nil },
-	}
+	return t.Relay.migrator(func(context.Context) ([]store.Outbox, error) { return t.outboxes(), nil })
 }
 
 // indexes runs the migrations that are pending, beside the delivery: without an index nothing is lost, only slow.
@@ -104,7 +107,7 @@ func (t *term) guardSchema(ctx context.Context) error {
 		t.log.Debug("the ledger of migrations cannot be read", "reason", err)
 		return nil
 	}
-	known := migrate.Steps()
+	known := t.migrations()
 	for _, s := range status.Steps {
 		if s.Breaking && !slices.ContainsFunc(known, func(k migrate.Step) bool { return k.ID == s.ID }) {
 			return &HaltError{

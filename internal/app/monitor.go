@@ -41,7 +41,9 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	var acked, ticks watch
+	defer t.state.rest("monitor")
 	for {
+		t.state.pulse("monitor")
 		select {
 		case <-ctx.Done():
 			return
@@ -137,6 +139,7 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 		}
 	}
 	t.gaugeBlocked(blocked)
+	t.tellParked(blocked)
 	if t.state.set("stuck", text, false) && text != "" {
 		t.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
 	}

@@ -55,7 +55,7 @@ func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []st
 	if topics != nil {
 		w.only(topics)
 	}
-	return o.t.disp.Publish(ctx, w.recs, answer)
+	return o.t.disp.Publish(ctx, w.recs, o.followed(e, w.recs, answer))
 }
 
 // route tells the topics of an envelope that does not list its targets.

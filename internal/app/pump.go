@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/reconcile"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/tracing"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -31,6 +32,7 @@ type pump struct {
 	now    func() time.Time // the server's time, for expiry
 	replay replay
 	tick   func() // after each batch, empty ones too
+	tap    *tracing.Tap
 
 	skip        *reconcile.Skip   // what a sweep has sent of the stream that follows it; nil when the stream is past that
 	collections map[[16]byte]bool // registered as ours (N25)
@@ -144,6 +146,7 @@ func (p *pump) hand(ctx context.Context, commitMS int64) error {
 		return p.leave(ctx)
 	}
 	p.remembered(it)
+	p.followed(it)
 	return p.disp.Deliver(ctx, it)
 }
 

@@ -19,13 +19,18 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/nodes"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/systemd"
+	"github.com/outrelay/outrelay/internal/tracing"
 )
 
 // Slot is the one slot of a watcher that is not split (N28).
@@ -44,6 +49,8 @@ type Relay struct {
 	kafka     *kafka.Client
 	lease     *lease.Lease
 	nodes     *store.Nodes
+	member    *nodes.Member
+	steps     []migrate.Step // nil are those of this version
 	events    *store.Events
 	registry  *store.Registry
 	reachable atomic.Bool  // Kafka answered the last heartbeat's question
@@ -54,6 +61,9 @@ type Relay struct {
 	fenced    []time.Time // when Kafka fenced this owner although it held the lease (N5)
 	stepped   time.Time   // when it last stepped down for lack of progress (N6)
 	running   running
+	exporter  *tracing.Exporter // nil unless configured
+	tap       *tracing.Tap
+	figures   *figures
 }
 
 // New builds a relay; it does no I/O. Every error it returns is one of the configuration.
@@ -70,7 +80,7 @@ func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
 	if r.preset, err = routing.NewPreset(cfg.Preset()); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
-	if r.mongo, err = connect(cfg.MongoDB, cfg.Node); err != nil {
+	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, log); err != nil {
 		return nil, err
 	}
 	if r.kafka, err = NewKafka(cfg, log, r.metrics); err != nil {
@@ -78,6 +88,7 @@ func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
 	}
 	db := r.mongo.state.Database(cfg.MongoDB.State)
 	r.nodes, r.registry = store.NewNodes(db.Collection("nodes")), store.NewRegistry(db.Collection("collections"))
+	r.member = r.newMember(db)
 	r.events = store.NewEvents(db.Collection("events"), cfg.Watcher, cfg.Node)
 	r.lease, err = lease.New(lease.Config{
 		Collection: db.Collection("watchers"), ID: cfg.Watcher + "/" + Slot,
@@ -88,6 +99,11 @@ func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
+	if r.exporter, err = newExporter(cfg, version, r); err != nil {
+		return nil, err
+	}
+	r.tap = newTap(r.exporter, r.metrics, &r.clock)
+	r.figures = &figures{Relay: r, judge: new(health.Evaluator)}
 	r.gauges()
 	return r, nil
 }
@@ -97,17 +113,30 @@ func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer r.close(work)
+	operators, err := r.operators()
+	if err != nil {
+		return err
+	}
 	g, work := errgroup.WithContext(work)
 	if r.cfg.HTTP.Listen != "off" {
 		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.state, r.metrics.Registry, r.log)
 		if err != nil {
-			return fmt.Errorf("http.listen: %w", err)
+			return errors.Join(fmt.Errorf("http.listen: %w", err), operators.Close())
 		}
 		g.Go(func() error { return srv.Run(work) })
 	}
+	if operators != nil {
+		g.Go(func() error { return operators.Run(work) })
+	}
+	g.Go(func() error { return r.exporter.Run(work) })
+	g.Go(func() error { return r.figures.run(work) })
 	g.Go(func() error { return r.beat(work) })
+	g.Go(func() error { return systemd.New(r.cfg.Watcher, r.state, r.log).Run(ctx, work) })
 	g.Go(func() error {
 		defer cancel()
+		if err := r.admitted(ctx); err != nil {
+			return err
+		}
 		return r.own(ctx, work)
 	})
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
@@ -148,7 +177,7 @@ func (r *Relay) own(stop, work context.Context) error {
 		if time.Since(began) > time.Minute {
 			backoff.Reset()
 		}
-		if again, halt := r.ended(err); halt != nil {
+		if again, halt := r.ended(stop, err); halt != nil {
 			r.haltWithout(stop, halt)
 			return nil
 		} else if again {
@@ -165,10 +194,11 @@ func (r *Relay) own(stop, work context.Context) error {
 const configRetry = 30 * time.Second
 
 // ended says why a term ended, and reports whether the lease may be sought again at once, or not at all.
-func (r *Relay) ended(err error) (again bool, halt *HaltError) {
+func (r *Relay) ended(stop context.Context, err error) (again bool, halt *HaltError) {
 	switch {
 	case errors.Is(err, lease.ErrLeaseLost):
-		return true, nil // said by the lease
+		r.tellLost(stop, err)
+		return true, nil
 	case errors.Is(err, errStepDown):
 		r.log.Info("stepped down", "reason", err)
 		return true, nil

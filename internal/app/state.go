@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
@@ -20,6 +21,7 @@ const (
 	RoleStandby  Role = "standby"
 	RoleTakeOver Role = "taking-over"
 	RoleOwner    Role = "owner"
+	RoleUpgrade  Role = "waits-for-upgrade" // for nodes of older versions to go
 	RoleHalted   Role = "halted"
 	RoleStopping Role = "stopping"
 )
@@ -32,6 +34,8 @@ type state struct {
 	problems map[string]problem
 	ready    time.Duration // a problem older than this makes the process not ready
 	dead     error
+	pulses   map[string]time.Time // when the loops that must not hang moved last
+	report   *health.Report       // nil unless this process judges
 	now      func() time.Time
 }
 
@@ -42,7 +46,7 @@ type problem struct {
 }
 
 func newState(after time.Duration, now func() time.Time) *state {
-	return &state{role: RoleStarting, problems: map[string]problem{}, ready: after, now: now}
+	return &state{role: RoleStarting, problems: map[string]problem{}, pulses: map[string]time.Time{}, ready: after, now: now}
 }
 
 func (s *state) setRole(r Role) {
@@ -89,11 +93,47 @@ func (s *state) moves() {
 	s.dead = nil
 }
 
-// Live implements httpapi's Health: the process is dead only when a stage of it hangs.
+// hungAfter is the silence of a loop after which it hangs. What each of them waits for has a deadline far below.
+const hungAfter = time.Minute
+
+// pulse says that a loop moves.
+func (s *state) pulse(loop string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.pulses[loop] = s.now()
+}
+
+// rest says that a loop has ended.
+func (s *state) rest(loop string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.pulses, loop)
+}
+
+// Live implements httpapi's Health: the process is dead only when a stage of it hangs, or a loop that watches over them.
 func (s *state) Live() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for loop, at := range s.pulses {
+		if silent := s.now().Sub(at); s.dead == nil && silent > hungAfter {
+			return fmt.Errorf("the %s loop stands still for %s; restart the process", loop, silent.Truncate(time.Second))
+		}
+	}
 	return s.dead
+}
+
+// judged keeps what the health rules say; nil when this process does not judge.
+func (s *state) judged(r *health.Report) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report = r
+}
+
+// Report implements httpapi's Health.
+func (s *state) Report() *health.Report {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.report
 }
 
 // Ready implements httpapi's Health. A standby is ready: it can take over. What lasts longer than the readiness time, or

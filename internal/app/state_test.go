@@ -3,9 +3,11 @@ package app
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/metrics"
 )
@@ -108,5 +110,42 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 	r.gaugeBlocked(nil)
 	if n, _ := read(); n != 0 {
 		t.Fatalf("%d series are left when nothing waits", n)
+	}
+}
+
+// TestALoopThatHangsIsNotAlive: probes and the service manager's watchdog both go by it.
+func TestALoopThatHangsIsNotAlive(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1000, 0)
+	s := newState(30*time.Second, func() time.Time { return now })
+	s.pulse("heartbeat")
+	s.pulse("monitor")
+	now = now.Add(hungAfter)
+	s.pulse("heartbeat")
+	if err := s.Live(); err != nil {
+		t.Errorf("within its time: %v", err)
+	}
+	now = now.Add(time.Second)
+	if err := s.Live(); err == nil || !strings.Contains(err.Error(), "monitor") {
+		t.Errorf("the monitor is silent: %v", err)
+	}
+	s.rest("monitor") // its term has ended
+	if err := s.Live(); err != nil {
+		t.Errorf("a loop that has ended: %v", err)
+	}
+	s.hung()
+	if s.Live() == nil {
+		t.Error("a stage that hangs is alive")
+	}
+}
+
+// TestHealthDecidesNoReadiness: a backlog is no reason to take a process out of service.
+func TestHealthDecidesNoReadiness(t *testing.T) {
+	t.Parallel()
+	s := newState(30*time.Second, time.Now)
+	s.setRole(RoleOwner)
+	s.judged(&health.Report{Status: health.Unhealthy})
+	if ok, _, _ := s.Ready(); !ok || s.Report().Status != health.Unhealthy {
+		t.Error("an unhealthy watcher makes its owner not ready")
 	}
 }

@@ -214,6 +214,7 @@ func (t *term) newPump(until bson.Timestamp, owned *owned) *pump {
 		scope:   t.scope, disp: t.disp, ddl: t.onDDL, now: t.clock.now,
 		replay:      replay{until: until, end: func() { t.sink.EndReplay(); t.disp.EndReplay() }},
 		tick:        func() { t.progress.ticks.Add(1) },
+		tap:         t.tap,
 		dropExpired: t.cfg.Expired == "drop",
 		dropped:     func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },
 		known:       t.dirty,

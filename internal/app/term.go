@@ -46,6 +46,7 @@ type term struct {
 	readers      sync.WaitGroup              // joined last: nobody waits for them before the lease is released
 	later        func(func(context.Context)) // runs beside the term, joined with readers
 	unreachable  bool                        // what waits does so because brokers are away; the monitor's
+	parked       map[string]bool             // topics that are held back; the monitor's
 	lettered     map[string]bool             // collections with dead letters; the exception writer's
 	unrecorded   map[string]time.Time        // collections that refused a record of deliveries; the recorder's
 	dirty        *dirty
@@ -92,7 +93,7 @@ func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
 	}
 	r.running.set(nil)
 	if !errors.Is(err, lease.ErrLeaseLost) {
-		t.release(work)
+		t.release(work, err)
 	}
 	cancel(nil)
 	if e := g.Wait(); err == nil && e != nil {
@@ -220,13 +221,14 @@ func (t *term) blocked() bool {
 }
 
 // release writes the last checkpoint and gives the lease back.
-func (t *term) release(work context.Context) {
+func (t *term) release(work context.Context, why error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.cfg.Lease.TTL)
 	defer cancel()
 	if err := t.held.Release(ctx, t.checkpoint()); err != nil {
 		t.log.Warn("the lease could not be released; it expires by itself", "reason", err, "ttl", t.cfg.Lease.TTL)
 		return
 	}
+	t.tellReleased(work, why)
 }
 
 // halted keeps the lease when only a person can help, so that no standby runs into the same, until stop ends, the lease is

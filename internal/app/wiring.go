@@ -19,12 +19,12 @@ import (
 
 // NewKafka makes the client of the configured cluster; it does no I/O.
 func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Client, error) {
-	tls, err := cfg.Kafka.TLS.Client()
+	tls, err := cfg.Kafka.TLS.Source(log)
 	if err != nil {
 		return nil, fmt.Errorf("kafka.tls: %w", err)
 	}
 	c := kafka.Config{
-		Brokers: cfg.Kafka.Brokers, TLS: tls, Compression: cfg.Kafka.Compression, RequestTimeout: cfg.Kafka.RequestTimeout,
+		Brokers: cfg.Kafka.Brokers, TLSNow: tls, Compression: cfg.Kafka.Compression, RequestTimeout: cfg.Kafka.RequestTimeout,
 		Lanes: cfg.Kafka.Lanes, ParkBytes: int64(cfg.Limits.Memory), Log: log, Metrics: m,
 	}
 	if s := cfg.Kafka.SASL; s != nil {

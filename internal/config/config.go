@@ -267,22 +267,92 @@ type HTTP struct {
 	Listen string `yaml:"listen"`
 	// Readiness is how long MongoDB or Kafka may be away before /readyz says not ready. Defaults to 30s.
 	Readiness time.Duration `yaml:"readiness"`
-	// Admin serves the operator's API. Unset does not.
+	// Admin serves the operator's page and API on a listener of its own. Unset does not.
 	Admin *Admin `yaml:"admin"`
 }
 
-// Admin is the operator's listener.
+// Admin is the operator's listener: the page at /, the API below /api/v1. Somebody who calls is known by a token, by a client
+// certificate or by what a reverse proxy says; at least one of them has to be set up, or anonymous.
 type Admin struct {
-	// Listen is where it is served, host:port. Required.
+	// Listen is where it is served, host:port. Beyond this machine it wants tls or a trusted proxy in front: tokens are sent
+	// with each request. Defaults to 127.0.0.1:9465.
 	Listen string `yaml:"listen"`
-	// Token is what requests have to show as a bearer token. Never printed. Required.
+	// Token makes an operator of whoever shows it, as a bearer token, or in a browser as the password beside any user name,
+	// which the events log then has as the actor. At least 12 characters. Never printed. Defaults to none.
 	Token Secret `yaml:"token"`
+	// ViewerToken is the same for those who may only look. Defaults to none.
+	ViewerToken Secret `yaml:"viewer_token"`
+	// TLS serves HTTPS. Unset serves plain HTTP.
+	TLS *ServerTLS `yaml:"tls"`
+	// Proxy trusts a reverse proxy that logs people in. Unset trusts none.
+	Proxy *Proxy `yaml:"proxy"`
+	// Operators are the names, of client certificates and from the proxy, that may act; * stands for any characters. All
+	// others who are known may look. Defaults to none.
+	Operators []string `yaml:"operators"`
+	// Anonymous is what somebody who is not known may do: none, viewer to look, operator to act as well. Only on an address of
+	// this machine. Defaults to none.
+	Anonymous string `yaml:"anonymous" enum:"none,viewer,operator"`
+	// Payloads is the role that may see payloads and the state of sagas, where it asks for them: operator, viewer for both, or
+	// none for nobody. Defaults to operator.
+	Payloads string `yaml:"payloads" enum:"none,operator,viewer"`
+	Redact   Redact `yaml:"redact"`
+	// Rate is how many requests a client may make in a second, with twice as many at once. Between 1 and 10000. Defaults to
+	// 50.
+	Rate int `yaml:"rate"`
+	// Hosts are the names, beside those of this machine, by which a listener on an address of this machine may be called; it
+	// refuses others, so that no web page can reach it by a name of its own. Defaults to none.
+	Hosts []string `yaml:"hosts"`
 }
 
-// OTel is tracing.
+// ServerTLS names the files of a TLS server. They are read again when they change.
+type ServerTLS struct {
+	// Cert is a file with the PEM certificate of this server and those between it and a root. Required.
+	Cert string `yaml:"cert"`
+	// Key is a file with the PEM private key of cert. Required.
+	Key string `yaml:"key"`
+	// ClientCA is a file of PEM certificates. A client whose certificate one of them signed is known by its common name; one
+	// without is known by a token or the proxy. Defaults to none.
+	ClientCA string `yaml:"client_ca"`
+}
+
+// Proxy is a reverse proxy that says who calls.
+type Proxy struct {
+	// Header is the header in which it names the person, such as X-Forwarded-User. It must set or remove it on each request.
+	// Required.
+	Header string `yaml:"header"`
+	// From are the addresses or networks of the proxy; the header of anybody else is not looked at. Defaults to 127.0.0.0/8
+	// and ::1/128.
+	From []string `yaml:"from"`
+}
+
+// Redact is what nobody sees through the page or the API.
+type Redact struct {
+	// Headers are names of headers whose values are hidden; * and ? may stand in them and case does not count. Defaults to
+	// none.
+	Headers []string `yaml:"headers"`
+	// Paths lead to what is hidden in payloads and sagas: $.card.number, $.items[*].price, $..password for the name at any
+	// depth. A payload that is no JSON is hidden whole once there are paths. Defaults to none.
+	Paths []string `yaml:"paths"`
+}
+
+// OTel exports traces and metrics by OTLP over HTTP with protobuf. It is off until an endpoint is given.
 type OTel struct {
-	// Endpoint is the URL of an OTLP collector. Empty exports nothing. Defaults to empty.
+	// Endpoint is the URL of an OTLP collector; /v1/traces and /v1/metrics are appended to its path. A user name and password
+	// in it are sent as basic authentication and never printed. Empty exports nothing. Defaults to empty.
 	Endpoint URI `yaml:"endpoint"`
+	// Token is sent to the collector as a bearer token. Never printed. Defaults to none.
+	Token Secret `yaml:"token"`
+	// TLS names the files for an https endpoint. Unset takes the system's roots.
+	TLS *TLS `yaml:"tls"`
+	// SamplePercent is the share, of the traces that the services sampled, whose events get a span when they are sent. Every
+	// process decides the same about a trace. 0 makes no spans. Between 0 and 100. Defaults to 100.
+	SamplePercent int `yaml:"sample_percent"`
+	// SpansPerSecond is the most spans made in a second, so that a busy outbox does not slow down for its traces; what is
+	// above gets none. Between 1 and 100000. Defaults to 1000.
+	SpansPerSecond int `yaml:"spans_per_second"`
+	// MetricsInterval is how often every metric is exported; 0 exports none, and they are only served at /metrics. Defaults
+	// to 30s.
+	MetricsInterval time.Duration `yaml:"metrics_interval"`
 }
 
 // Log is what is written to standard error.
@@ -314,6 +384,7 @@ func Default() Config {
 		Expired:     "dead",
 		Limits:      Limits{Memory: 32 * MiB, Envelope: 900 * KiB, Tickets: 200_000},
 		HTTP:        HTTP{Listen: "127.0.0.1:9464", Readiness: 30 * time.Second},
+		OTel:        OTel{SamplePercent: 100, SpansPerSecond: 1000, MetricsInterval: 30 * time.Second},
 		Log:         Log{Level: "info", Format: "auto"},
 	}
 }

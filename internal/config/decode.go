@@ -98,6 +98,9 @@ func sectionDefault(t reflect.Type) any {
 	if t == reflect.TypeFor[Create]() {
 		return Create{Partitions: -1, Replication: -1}
 	}
+	if t == reflect.TypeFor[Admin]() {
+		return Admin{Listen: "127.0.0.1:9465", Anonymous: "none", Payloads: "operator", Rate: 50}
+	}
 	return reflect.Zero(t).Interface()
 }
 

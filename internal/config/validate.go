@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/url"
 	"os"
 	"regexp"
 	"strconv"
@@ -69,6 +70,7 @@ func (c *Config) validate(p *Problems) {
 	c.validateTimes(v)
 	c.validateLimits(v)
 	c.validateHTTP(v)
+	c.validateOTel(v)
 	c.validatePurge(v)
 }
 
@@ -236,15 +238,19 @@ func (c *Config) validateLimits(v validator) {
 func (c *Config) validateHTTP(v validator) {
 	v.check("http.listen", c.HTTP.Listen == "off" || hostPort(c.HTTP.Listen), strconv.Quote(c.HTTP.Listen), "expected host:port, or off")
 	v.between("http.readiness", c.HTTP.Readiness, time.Second, time.Hour)
-	if a := c.HTTP.Admin; a != nil {
-		v.required("http.admin.listen", a.Listen == "", "give host:port")
-		v.check("http.admin.listen", a.Listen == "" || hostPort(a.Listen) && a.Listen != c.HTTP.Listen, strconv.Quote(a.Listen), "expected host:port, other than http.listen")
-		v.required("http.admin.token", a.Token.IsZero(), "give the token, best as ${file:/path}")
-	}
+	c.validateAdmin(v)
+}
+
+func (c *Config) validateOTel(v validator) {
 	if e := c.OTel.Endpoint; !e.IsZero() {
-		text := e.Reveal()
-		v.check("otel.endpoint", strings.HasPrefix(text, "http://") || strings.HasPrefix(text, "https://"), e.String(), "expected http://… or https://…")
+		u, err := url.Parse(e.Reveal())
+		v.check("otel.endpoint", err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "", e.String(), "expected http://… or https://…")
 	}
+	v.tls("otel.tls", c.OTel.TLS)
+	v.number("otel.sample_percent", c.OTel.SamplePercent, 0, 100)
+	v.number("otel.spans_per_second", c.OTel.SpansPerSecond, 1, 100_000)
+	v.check("otel.metrics_interval", c.OTel.MetricsInterval == 0 || c.OTel.MetricsInterval >= time.Second && c.OTel.MetricsInterval <= time.Hour,
+		c.OTel.MetricsInterval.String(), "expected between 1s and 1h, or 0 for none")
 }
 
 func hostPort(s string) bool {
@@ -279,11 +285,9 @@ func (v validator) tls(path string, t *TLS) {
 
 // warnings are what is accepted and has no effect.
 func (c *Config) warnings() (w []string) {
-	if c.HTTP.Admin != nil {
-		w = append(w, "http.admin has no effect in this version")
-	}
-	if !c.OTel.Endpoint.IsZero() {
-		w = append(w, "otel.endpoint has no effect in this version: trace context is passed on, spans are not exported")
+	w = append(w, c.HTTP.Admin.warnings()...)
+	if u := c.OTel.Endpoint; strings.HasPrefix(u.Reveal(), "http://") && (!c.OTel.Token.IsZero() || strings.Contains(u.Reveal(), "@")) {
+		w = append(w, "otel.endpoint is http with a token or a login: they cross the network in the clear")
 	}
 	if c.Kafka.SASL != nil && c.Kafka.SASL.Mechanism == "plain" && c.Kafka.TLS == nil {
 		w = append(w, "kafka.sasl.mechanism is plain without kafka.tls: the password crosses the network in the clear")

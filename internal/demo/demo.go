@@ -187,6 +187,9 @@ func (d *demo) run(ctx context.Context) (Result, error) {
 	if err := d.startRelays(ctx); err != nil {
 		return Result{}, err
 	}
+	if err := d.page(watch, &wg); err != nil {
+		return Result{}, err
+	}
 	err := d.loop(ctx)
 	d.v.done()
 	d.o.Terminal.Restore()

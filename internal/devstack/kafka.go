@@ -58,11 +58,6 @@ func (s *Stack) startBrokers(ctx context.Context, p kafkaProgram, o Options) err
 	if err != nil {
 		return err
 	}
-	if o.Kafka.TLS {
-		if s.tls, err = newAuthority(s.dir); err != nil {
-			return fmt.Errorf("making certificates: %w", err)
-		}
-	}
 	cluster := newClusterID()
 	for _, n := range nodes {
 		m := &Member{name: "kafka-" + strconv.Itoa(n.id), id: n.id, addr: loopback(n.ports[Plain]), dir: s.dir, ports: slices.Collect(maps.Values(n.ports)), listeners: n.ports}

@@ -32,6 +32,9 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 		m := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: loopback(port), dir: s.dir, ports: []int{port}}
 		m.check = func(ctx context.Context) error { return serving(ctx, m.addr) }
 		if p.image != "" {
+			if o.Mongo.secured() {
+				return errors.New("mongod in a container is started without TLS and access control: have it on the PATH")
+			}
 			m.launch = s.containerLaunch(m, p.image, nil, append([]string{"mongod"}, mongodArgs(o.Mongo, port, "", "0.0.0.0")...))
 		} else {
 			data := filepath.Join(s.dir, m.name)
@@ -39,6 +42,11 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 				return err
 			}
 			args := append(mongodArgs(o.Mongo, port, data, "127.0.0.1"), "--nounixsocket")
+			security, err := s.mongodSecurity(o.Mongo)
+			if err != nil {
+				return err
+			}
+			args = append(args, security...)
 			m.launch = func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, p.path, args) }
 		}
 		s.mongods = append(s.mongods, m)
@@ -61,8 +69,12 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 			return err
 		}
 	}
-	_, err = s.Primary(ctx)
-	return err
+	primary, err := s.Primary(ctx)
+	if err != nil || o.Mongo.Root == (User{}) {
+		return err
+	}
+	s.root = o.Mongo.Root
+	return createRoot(ctx, primary.addr, s.root)
 }
 
 func mongodArgs(o MongoOptions, port int, data, bind string) []string {
@@ -223,5 +235,13 @@ func (s *Stack) MongoURI() string {
 	if s.uri != "" || len(s.mongods) == 0 {
 		return s.uri
 	}
+	if s.root != (User{}) {
+		return s.MongoURIAs(s.root)
+	}
 	return "mongodb://" + strings.Join(addrs(s.mongods), ",") + "/?replicaSet=" + setName
+}
+
+// MongoURIAs is the connection string for a user of the admin database.
+func (s *Stack) MongoURIAs(u User) string {
+	return "mongodb://" + u.Name + ":" + u.Password + "@" + strings.Join(addrs(s.mongods), ",") + "/?authSource=admin&replicaSet=" + setName
 }

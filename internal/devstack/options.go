@@ -45,6 +45,11 @@ type MongoOptions struct {
 	// ElectionTimeout is how long a set of three waits for a silent primary. Defaults to 2 s
 	// (MongoDB's own default is 10 s).
 	ElectionTimeout time.Duration
+	// TLS has the members take TLS connections beside plain ones. Their certificate is signed by [Stack.CA]; a client
+	// that shows one has to show one of the same authority ([Stack.ClientCert]).
+	TLS bool
+	// Root turns access control on and makes this user, who may do everything; [Stack.MongoURI] logs in as it.
+	Root User
 	// Args are added to the command line of each member.
 	Args []string
 }
@@ -66,7 +71,7 @@ type KafkaOptions struct {
 	ACLs bool
 }
 
-// A User logs in to the SASL listeners.
+// A User logs in to the SASL listeners, or to the replica set.
 type User struct{ Name, Password string }
 
 func (o Options) withDefaults() (Options, error) {
@@ -79,6 +84,9 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.Mongods == 0 && o.Brokers == 0 {
 		errs = append(errs, errors.New("nothing to start: ask for mongods, brokers or both"))
+	}
+	if r := o.Mongo.Root; r != (User{}) && (!plainName(r.Name) || !plainName(r.Password)) {
+		errs = append(errs, errors.New("mongo root: name and password are made of letters, digits, '-', '_' and '.'"))
 	}
 	for _, u := range o.Kafka.Users {
 		if !plainName(u.Name) || !plainName(u.Password) {

@@ -1,6 +1,7 @@
 package devstack
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -16,6 +17,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
 // securityProps adds what the SASL and TLS listeners and the authorizer need.
@@ -47,6 +50,35 @@ func securityProps(props map[string]string, k KafkaOptions, a *authority) {
 	}
 }
 
+func (o MongoOptions) secured() bool { return o.TLS || o.Root != (User{}) }
+
+// mongodSecurity are the arguments for TLS and access control; the members' common key is written into the directory.
+func (s *Stack) mongodSecurity(o MongoOptions) (args []string, err error) {
+	if o.TLS {
+		args = append(args, "--tlsMode", "allowTLS", "--tlsCertificateKeyFile", s.tls.serverFile, "--tlsCAFile", s.tls.caFile,
+			"--tlsAllowConnectionsWithoutCertificates")
+	}
+	if o.Root == (User{}) {
+		return args, nil
+	}
+	path := filepath.Join(s.dir, "mongod.key")
+	if _, err := os.Stat(path); errors.Is(err, os.ErrNotExist) {
+		if err := os.WriteFile(path, []byte(rand.Text()+rand.Text()), 0o600); err != nil {
+			return nil, err
+		}
+	}
+	return append(args, "--keyFile", path), nil
+}
+
+// createRoot makes the first user, which anyone on the same machine may as long as there is none.
+func createRoot(ctx context.Context, primary string, u User) error {
+	_, err := direct(ctx, primary, bson.D{{Key: "createUser", Value: u.Name}, {Key: "pwd", Value: u.Password}, {Key: "roles", Value: bson.A{"root"}}})
+	if err != nil {
+		return fmt.Errorf("making the user %s: %w", u.Name, err)
+	}
+	return nil
+}
+
 // authority signs the certificates of one stack.
 type authority struct {
 	cert               *x509.Certificate
@@ -55,7 +87,7 @@ type authority struct {
 	caFile, serverFile string
 }
 
-// newAuthority makes the authority and the brokers' certificate, for 127.0.0.1 and localhost, as
+// newAuthority makes the authority and the servers' certificate, for 127.0.0.1 and localhost, as
 // files in dir.
 func newAuthority(dir string) (*authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -114,8 +146,22 @@ func pemBlock(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-// CA is the certificate of the authority that signed the brokers' certificates, as PEM; nil without
-// KafkaOptions.TLS.
+// RenewTLS replaces the authority and the certificate of the servers by new ones. A member takes them when it is started
+// again; CA, TLSConfig and ClientCert are about the new ones at once.
+func (s *Stack) RenewTLS() error {
+	if s.tls == nil {
+		return errors.New("the stack has no TLS: ask for it by Options.Mongo or Options.Kafka")
+	}
+	a, err := newAuthority(s.dir)
+	if err != nil {
+		return fmt.Errorf("making certificates: %w", err)
+	}
+	s.tls = a
+	return nil
+}
+
+// CA is the certificate of the authority that signed the servers' certificates, as PEM; nil without
+// TLS.
 func (s *Stack) CA() []byte {
 	if s.tls == nil {
 		return nil
@@ -123,7 +169,7 @@ func (s *Stack) CA() []byte {
 	return s.tls.caPEM
 }
 
-// TLSConfig trusts the brokers' certificates; nil without KafkaOptions.TLS.
+// TLSConfig trusts the servers' certificates; nil without TLS.
 func (s *Stack) TLSConfig() *tls.Config {
 	if s.tls == nil {
 		return nil
@@ -133,11 +179,11 @@ func (s *Stack) TLSConfig() *tls.Config {
 	return &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
 }
 
-// ClientCert is a certificate of that common name and its key, as PEM, which the brokers trust: on
-// the TLS listener its bearer is the user "CN=<name>".
+// ClientCert is a certificate of that common name and its key, as PEM, which the servers trust: on
+// the brokers' TLS listener its bearer is the user "CN=<name>".
 func (s *Stack) ClientCert(name string) (cert, key []byte, err error) {
 	if s.tls == nil {
-		return nil, nil, errors.New("the stack has no TLS listener: ask for it by Options.Kafka")
+		return nil, nil, errors.New("the stack has no TLS: ask for it by Options.Mongo or Options.Kafka")
 	}
 	return s.tls.issue(name)
 }

@@ -19,6 +19,7 @@ const startWithin = 2 * time.Minute
 type Stack struct {
 	dir     string
 	uri     string // only where the environment named it
+	root    User
 	mongods []*Member
 	brokers []*Member
 	tls     *authority
@@ -94,7 +95,7 @@ func find(ctx context.Context, c cache, o Options) (mongod mongodProgram, kafka 
 
 // mongoEnv is the replica set that the environment names, if it is wanted.
 func (o Options) mongoEnv() string {
-	if !o.Env || o.Mongods != 1 {
+	if !o.Env || o.Mongods != 1 || o.Mongo.secured() {
 		return ""
 	}
 	return os.Getenv(EnvMongoDB)
@@ -125,6 +126,12 @@ func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka k
 	s, err := newStack(ctx, c, o.Dir)
 	if err != nil {
 		return nil, err
+	}
+	if o.Mongo.TLS || o.Kafka.TLS {
+		if s.tls, err = newAuthority(s.dir); err != nil {
+			s.Stop()
+			return nil, fmt.Errorf("making certificates: %w", err)
+		}
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, startWithin, fmt.Errorf("not up within %v", startWithin))
 	defer cancel()

@@ -15,6 +15,7 @@ func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []recor
 	crash.At("after-ack-before-watermark")
 	n := len(tickets)
 	d.observe(tickets)
+	d.followed.acked(tp, base, tickets)
 	aside, whole := d.aside(base, tickets), d.arrived(tp, base, tickets)
 	d.tracker.Acked(tp, base, tickets)
 	bytes -= d.answered(tp, aside)

@@ -74,6 +74,8 @@ type Item struct {
 	Dead *record.Refusal
 	// Sent is not nil when the delivery has to be written down.
 	Sent *Sent
+	// Follow hears what becomes of each record; nil, in the usual case, for nobody.
+	Follow Follower
 	// Raw is the envelope, DB and Coll its collection, Pos the hexadecimal position of its event; they may alias a reply.
 	Raw, DB, Coll, Pos []byte
 }
@@ -119,13 +121,14 @@ type Dispatcher struct {
 	tracker *watermark.Tracker[resume.Position]
 	sink    Sink
 
-	spare   *budget // the reconciler's share
-	gates   *gates
-	replay  replay
-	besides atomic.Int64  // deliveries outside of the stream's order
-	found   atomic.Uint64 // calls of Found
-	sideMu  sync.Mutex
-	sides   map[record.Ticket]*side
+	spare    *budget // the reconciler's share
+	gates    *gates
+	replay   replay
+	followed followed
+	besides  atomic.Int64  // deliveries outside of the stream's order
+	found    atomic.Uint64 // calls of Found
+	sideMu   sync.Mutex
+	sides    map[record.Ticket]*side
 
 	remembered atomic.Int64 // envelopes whose delivery is to be written down
 	sentMu     sync.Mutex
@@ -188,6 +191,9 @@ func (d *Dispatcher) Deliver(ctx context.Context, it *Item) error {
 		return err
 	}
 	t := d.begin(it)
+	if it.Follow != nil {
+		d.followed.add(t, it.Follow, len(it.Records))
+	}
 	d.held = d.held[:0]
 	state := event.StateBlocked
 	for i := range it.Records {
@@ -255,6 +261,7 @@ func (d *Dispatcher) waiting() {
 // except queues an exception for Run.
 func (d *Dispatcher) except(e Exception) {
 	d.astray(e.ticket, e.targets)
+	d.followed.left(&e)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.exceptions = append(d.exceptions, e)

@@ -74,6 +74,7 @@ func TestChecks(t *testing.T) {
 			"kafka.sasl.mechanism=scram-sha-256", "kafka.sasl.username="+kafkaUser, "kafka.sasl.password="+planted)
 	}
 	t.Run("privileges", func(t *testing.T) { privilegesOneByOne(t, root, base(t, "relay", "full")) })
+	t.Run("roles", func(t *testing.T) { rolesOneByOne(t, root, base(t, "printed", "full")) })
 	t.Run("logins", func(t *testing.T) { logins(t, addr, sasl) })
 	t.Run("scopes", func(t *testing.T) { scopes(t, root, base(t, "relay", "full")) })
 	t.Run("parameters", func(t *testing.T) { parameters(t, root, addr, sasl) })
@@ -117,7 +118,7 @@ func rights() map[resource][]string {
 	write := []string{"find", "insert", "update", "remove"}
 	return map[resource][]string{
 		{db: "shop", coll: "outbox"}:      append(slices.Clone(write), "changeStream", "listIndexes"),
-		{db: "shop", coll: "outbox_dead"}: write,
+		{db: "shop", coll: "outbox_dead"}: append(slices.Clone(write), "listIndexes"),
 		{db: "shop"}:                      {"listCollections"},
 		{db: "outrelay"}:                  append(slices.Clone(write), "changeStream"),
 		{cluster: true}:                   {"serverStatus", "replSetGetConfig", "getParameter"},
@@ -166,7 +167,7 @@ func privilegesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
 			"insert":       {outbox: Fail}, "update": {outbox: Fail}, "remove": {outbox: Fail},
 			"listIndexes": {"outbox.indexes": Warn},
 		},
-		{db: "shop", coll: "outbox_dead"}: {"find": {dead: Fail}, "insert": {dead: Fail}, "update": {dead: Fail}, "remove": {dead: Fail}},
+		{db: "shop", coll: "outbox_dead"}: {"find": {dead: Fail}, "insert": {dead: Fail}, "update": {dead: Fail}, "remove": {dead: Fail}, "listIndexes": {dead: Warn}},
 		{db: "shop"}:                      {"listCollections": {outbox: Warn}},
 		{db: "outrelay"}: {
 			"find":   {state: Fail, "outbox.claims": Warn, "watcher": Warn},

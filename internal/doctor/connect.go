@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net"
 	"slices"
@@ -22,6 +23,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 
+	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
@@ -39,7 +42,7 @@ type mongoFacts struct {
 }
 
 // connect makes the client; it does no I/O, except that a mongodb+srv address asks DNS.
-func (x *examination) connect(conf *tls.Config) error {
+func (x *examination) connect() error {
 	m := &x.mongo
 	m.seen = &sightings{last: map[string]sighting{}}
 	m.opts = options.Client().ApplyURI(x.cfg.MongoDB.URI.Reveal()).
@@ -47,8 +50,8 @@ func (x *examination) connect(conf *tls.Config) error {
 		SetHeartbeatInterval(time.Second).SetConnectTimeout(3 * time.Second).SetServerSelectionTimeout(selection).
 		SetMaxPoolSize(4).SetServerMonitor(m.seen.monitor())
 	m.opts.Timeout = nil
-	if conf != nil {
-		m.opts.SetTLSConfig(conf)
+	if err := app.SecureMongo(m.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler)); err != nil {
+		return err
 	}
 	own := *m.opts // the concerns of the address are a finding of their own, and not those of the relay's reads
 	own.SetReadConcern(readconcern.Majority()).SetReadPreference(readpref.Primary())
@@ -131,11 +134,10 @@ func (h helloReply) mongos() bool { return h.Msg == "isdbgrid" }
 
 func (x *examination) reach(ctx context.Context) finding {
 	m := &x.mongo
-	conf, err := x.cfg.MongoDB.TLS.Client()
-	if err != nil {
-		return failed("correct mongodb.tls in the configuration", "%v", err)
-	}
-	if err := x.connect(conf); err != nil {
+	if err := x.connect(); err != nil {
+		if bad, ok := errors.AsType[*config.Problems](err); ok {
+			return failed("correct mongodb.tls in the configuration", "%v", bad)
+		}
 		if certain, f := explain(err); certain {
 			return f
 		}
@@ -226,11 +228,11 @@ func explain(err error) (certain bool, f finding) {
 	if h, ok := errors.AsType[x509.HostnameError](err); ok {
 		return true, failed("use the name that the certificate has in mongodb.uri, or set mongodb.tls.server_name", "the server's certificate is not made out to %q", h.Host)
 	}
-	if _, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
-		return true, failed("renew it, or correct this machine's clock", "the server's certificate is not valid")
+	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
+		return true, failed("renew it, or correct this machine's clock", "the server's certificate is not valid: %v", invalid)
 	}
-	if _, ok := errors.AsType[tls.AlertError](err); ok {
-		return true, failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts", "the server refuses the TLS handshake")
+	if alert, ok := errors.AsType[tls.AlertError](err); ok {
+		return true, failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts", "the server refuses the TLS handshake: %v", alert)
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		return true, failed("remove mongodb.tls and tls=true, or use a port that speaks TLS", "the server does not speak TLS")

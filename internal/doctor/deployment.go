@@ -94,7 +94,7 @@ func (x *examination) transactions(ctx context.Context) finding {
 	err := x.admin(ctx, bson.D{{Key: "getParameter", Value: 1}, {Key: name, Value: 1}}, &reply)
 	switch {
 	case codeOf(err) == codeUnauthorized:
-		return unchecked(x.mongo.access.grantCluster("getParameter"), "%s may not be read; its default is 60", name)
+		return unchecked(x.mongo.access.grantCluster("getParameter"), "the action getParameter on the cluster is not allowed, so %s may not be read; its default is 60", name)
 	case err != nil && x.mongo.hello.mongos():
 		return unchecked("", "%s belongs to the shards and is not to be read through mongos; its default is 60", name)
 	case err != nil:

@@ -237,6 +237,9 @@ func (x *examination) outboxPrivileges(context.Context) finding {
 	for _, ns := range x.watched() {
 		db, coll, _ := strings.Cut(ns, ".")
 		needed = append(needed, demand{resource{db: db, coll: coll}, []string{"find", "insert", "update", "remove"}})
+		if x.cfg.Purge.TTL > 0 {
+			wanted = append(wanted, demand{resource{db: db, coll: coll}, indexActions[1:]})
+		}
 		if !databases[db] {
 			databases[db] = true
 			wanted = append(wanted, demand{resource{db: db}, []string{"listCollections"}})
@@ -246,12 +249,18 @@ func (x *examination) outboxPrivileges(context.Context) finding {
 }
 
 func (x *examination) deadPrivileges(context.Context) finding {
-	var needed []demand
+	var needed, wanted []demand
+	expiry := []string{"listIndexes"}
+	if x.cfg.DeadLetters.Expire > 0 {
+		expiry = indexActions
+	}
 	for _, ns := range x.watched() {
 		db, coll, _ := strings.Cut(ns, ".")
-		needed = append(needed, demand{resource{db: db, coll: deadletter.Collection(coll)}, []string{"find", "insert", "update", "remove"}})
+		on := resource{db: db, coll: deadletter.Collection(coll)}
+		needed = append(needed, demand{on, []string{"find", "insert", "update", "remove"}})
+		wanted = append(wanted, demand{on, expiry})
 	}
-	return x.privileges(needed, nil)
+	return x.privileges(needed, wanted)
 }
 
 // stateCollections are those of the state database.

@@ -17,6 +17,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/outrelay/outrelay/internal/health"
 )
 
 // Health is what the process knows about itself. Its methods must not block and may be called at any time. What they say
@@ -27,6 +29,8 @@ type Health interface {
 	// Ready says whether the process does its part: as owner or as standby, which is what role tells. Reasons say what is
 	// wrong, also while ok is still true because it has not lasted long enough.
 	Ready() (ok bool, role string, reasons []string)
+	// Report is what the health rules say of what was counted; nil in a process that does not judge.
+	Report() *health.Report
 }
 
 const (
@@ -43,18 +47,19 @@ const (
 type Server struct {
 	listener net.Listener
 	http     *http.Server
+	stop     context.CancelFunc // ends answers that would not end by themselves; nil: there are none
 }
 
 // Listen binds address (host:port; port 0 takes a free one), so that an address that is taken is an error at the start.
 // Nothing is served before Run.
-func Listen(address string, health Health, metrics prometheus.Gatherer, log *slog.Logger) (*Server, error) {
+func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog.Logger) (*Server, error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, fmt.Errorf("listening on %s: %w", address, err)
 	}
 	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	return &Server{listener: listener, http: &http.Server{
-		Handler:           handler(health, metrics, log),
+		Handler:           handler(probe, metrics, log),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -69,6 +74,7 @@ func (s *Server) Addr() string { return s.listener.Addr().String() }
 
 // Run serves until ctx ends, then finishes the answers under way within a second. It returns nil after a stop.
 func (s *Server) Run(ctx context.Context) error {
+	defer s.cut()
 	served := make(chan error, 1)
 	go func() { served <- s.http.Serve(s.listener) }()
 	select {
@@ -76,6 +82,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("serving %s: %w", s.Addr(), err)
 	case <-ctx.Done():
 	}
+	s.cut()
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 	defer cancel()
 	if s.http.Shutdown(stop) != nil {
@@ -88,12 +95,21 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 // Close frees the address of a Server that never ran.
-func (s *Server) Close() error { return s.listener.Close() }
+func (s *Server) Close() error {
+	s.cut()
+	return s.listener.Close()
+}
 
-func handler(health Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
+func (s *Server) cut() {
+	if s.stop != nil {
+		s.stop()
+	}
+}
+
+func handler(probe Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { livez(w, health) })
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { readyz(w, health) })
+	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { livez(w, probe) })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { readyz(w, probe) })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{
 		ErrorLog:            slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 		ErrorHandling:       promhttp.ContinueOnError,
@@ -110,8 +126,8 @@ type liveness struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-func livez(w http.ResponseWriter, health Health) {
-	if err := health.Live(); err != nil {
+func livez(w http.ResponseWriter, probe Health) {
+	if err := probe.Live(); err != nil {
 		answer(w, http.StatusServiceUnavailable, liveness{Reason: err.Error()})
 		return
 	}
@@ -123,10 +139,12 @@ type readiness struct {
 	Ready   bool     `json:"ready"`
 	Role    string   `json:"role"`
 	Reasons []string `json:"reasons"`
+	// Health is how the watcher does, by its owner; it decides nothing here: a backlog is no reason to restart a process.
+	Health *health.Report `json:"health,omitempty"`
 }
 
-func readyz(w http.ResponseWriter, health Health) {
-	ok, role, reasons := health.Ready()
+func readyz(w http.ResponseWriter, probe Health) {
+	ok, role, reasons := probe.Ready()
 	if reasons == nil {
 		reasons = []string{} // an empty list, not null
 	}
@@ -134,7 +152,7 @@ func readyz(w http.ResponseWriter, health Health) {
 	if !ok {
 		status = http.StatusServiceUnavailable
 	}
-	answer(w, status, readiness{ok, role, reasons})
+	answer(w, status, readiness{ok, role, reasons, probe.Report()})
 }
 
 func answer(w http.ResponseWriter, status int, body any) {

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
@@ -27,6 +28,7 @@ type fake struct {
 	ok      bool
 	role    string
 	reasons []string
+	report  *health.Report
 }
 
 func (f *fake) set(change func(*fake)) {
@@ -45,6 +47,12 @@ func (f *fake) Ready() (bool, string, []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.ok, f.role, f.reasons
+}
+
+func (f *fake) Report() *health.Report {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.report
 }
 
 // start runs a server for the test and returns its base URL.
@@ -118,6 +126,9 @@ func TestReadyz(t *testing.T) {
 	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
 	h.set(func(f *fake) { f.ok = false })
 	check(503, readiness{Role: "owner", Reasons: []string{"kafka: away for 4 s", "mongodb: away"}})
+	report := health.Report{Status: health.Degraded, At: time.Unix(1000, 0).UTC(), Checks: []health.Check{{ID: "dead_letters", Status: health.Degraded, Detail: "120 new", Fix: "look"}}}
+	h.set(func(f *fake) { f.ok, f.reasons, f.report = true, nil, &report })
+	check(200, readiness{Ready: true, Role: "owner", Reasons: []string{}, Health: &report}) // it informs; it decides nothing
 }
 
 func TestMetrics(t *testing.T) {

@@ -45,8 +45,7 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, codec: codec}
 	c.transport = &kafkago.Transport{
-		Dial: cfg.Dial, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second,
-		ClientID: cfg.ClientID, TLS: cfg.TLS,
+		Dial: c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
 	}
 	if cfg.SASL != nil {
 		c.transport.SASL = cfg.SASL

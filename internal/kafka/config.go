@@ -32,7 +32,9 @@ const (
 type Config struct {
 	Brokers []string    // host:port of some brokers; at least one
 	TLS     *tls.Config // nil: plain text. An empty ServerName is the host that is dialled
-	SASL    *SASL       // nil: none
+	// TLSNow replaces TLS where it may change: it is asked for each connection, so that renewed certificates are picked up.
+	TLSNow func() *tls.Config
+	SASL   *SASL // nil: none
 	// ClientID is what brokers see in their logs and quotas. Defaults to "outrelay".
 	ClientID string
 	// Compression is none, gzip, snappy, lz4 or zstd. Defaults to none.
@@ -110,6 +112,9 @@ func (c Config) withDefaults() (Config, error) {
 		c.Log = slog.Default()
 	}
 	c.Metrics = metrics.OrNew(c.Metrics)
+	if fixed := c.TLS; c.TLSNow == nil && fixed != nil {
+		c.TLSNow = func() *tls.Config { return fixed }
+	}
 	if c.Dial == nil {
 		c.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	}

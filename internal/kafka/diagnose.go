@@ -105,7 +105,7 @@ func (c *Client) probe(ctx context.Context, addr string) (*metadata.Response, er
 // tried says how we connect, without secrets.
 func (c *Client) tried() string {
 	how := "plain text"
-	if c.cfg.TLS != nil {
+	if c.cfg.TLSNow != nil {
 		how = "TLS"
 	}
 	if c.cfg.SASL == nil {
@@ -196,7 +196,7 @@ func (c *Client) explainAnswer(d *Diagnosis, at stage, err error) {
 	switch {
 	case alert:
 		d.say(ProblemClientCert, "the broker wants a client certificate: "+err.Error(), "set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
-	case errors.Is(err, errTLSExpected) || at == stageVersions && c.cfg.TLS == nil && hungUp(err):
+	case errors.Is(err, errTLSExpected) || at == stageVersions && c.cfg.TLSNow == nil && hungUp(err):
 		d.say(ProblemTLSExpected, "the listener hangs up on plain text: it expects TLS", "set kafka.tls, or use the port of the broker's plain text listener")
 	case hungUp(err) && c.cfg.SASL == nil:
 		d.say(ProblemSASLNeeded, "the listener hangs up on a request without authentication", "set kafka.sasl, or use the port of a listener without SASL")

@@ -78,18 +78,41 @@ func (c *Client) dial(ctx context.Context, addr string) (*link, error) {
 	return l, nil
 }
 
+// open is a connection as kafka-go's Transport wants it: TCP and TLS.
+func (c *Client) open(ctx context.Context, network, addr string) (net.Conn, error) {
+	nc, err := c.cfg.Dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	secured, err := c.secure(ctx, nc, addr)
+	if err != nil {
+		_ = nc.Close()
+		return nil, &connectError{addr, stageTLS, err}
+	}
+	return secured, nil
+}
+
+// secure is the TLS handshake, with the certificates of this moment; without TLS it is nc itself.
+func (c *Client) secure(ctx context.Context, nc net.Conn, addr string) (net.Conn, error) {
+	if c.cfg.TLSNow == nil {
+		return nc, nil
+	}
+	cfg := c.cfg.TLSNow()
+	if cfg.ServerName == "" {
+		cfg = cfg.Clone()
+		cfg.ServerName, _, _ = net.SplitHostPort(addr)
+	}
+	t := tls.Client(nc, cfg)
+	if err := t.HandshakeContext(ctx); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
 func (c *Client) handshake(ctx context.Context, nc net.Conn, addr string) (*link, error) {
-	if c.cfg.TLS != nil {
-		cfg := c.cfg.TLS
-		if cfg.ServerName == "" {
-			cfg = cfg.Clone()
-			cfg.ServerName, _, _ = net.SplitHostPort(addr)
-		}
-		t := tls.Client(nc, cfg)
-		if err := t.HandshakeContext(ctx); err != nil {
-			return nil, &connectError{addr, stageTLS, err}
-		}
-		nc = t
+	nc, err := c.secure(ctx, nc, addr)
+	if err != nil {
+		return nil, &connectError{addr, stageTLS, err}
 	}
 	versions, err := askVersions(nc, c.cfg.ClientID)
 	if err != nil {

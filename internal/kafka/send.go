@@ -8,6 +8,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafka/batch"
 	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -250,6 +251,7 @@ func (t *topic) remember(key []byte, side bool) {
 // hit acks a record that stands in the topic already. The lock is not held.
 func (s *Sink) hit(tp record.TopicPartition, at int64, t record.Ticket, size int) {
 	s.c.cfg.Metrics.ReadBackHits.Inc()
+	s.c.cfg.Metrics.ObservePublish(tp.Topic, metrics.Skipped, 1)
 	s.acks.Acked(tp, at, append(s.tickets.get(), t), size)
 }
 

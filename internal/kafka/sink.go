@@ -169,6 +169,7 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 		p.end, p.hits, p.used = tail.Next, tail.Hits, now
 		p.flag = tail.OutOfRange || tail.Truncated
 		p.t.hits += tail.Hits.Len()
+		s.c.cfg.Metrics.ReadBack.Add(float64(max(tail.Next-tail.From, 0)))
 		s.acks.Restore(tp, tail.From)
 	}
 	for tp, why := range out.Quarantined {

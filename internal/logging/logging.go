@@ -14,7 +14,6 @@ import (
 	"net/url"
 	"os"
 	"regexp"
-	"strings"
 	"time"
 
 	"github.com/lmittmann/tint"
@@ -106,14 +105,6 @@ func Redact(_ []string, a slog.Attr) slog.Attr {
 		}
 	}
 	return a
-}
-
-// Clean is text with the login of every URI in it replaced by Mask.
-func Clean(text string) string {
-	if !strings.Contains(text, "://") {
-		return text
-	}
-	return userInfo.ReplaceAllString(text, "${1}"+Mask+"@")
 }
 
 // redactJSON also writes durations as people do: machines that want numbers get them from the metrics.

@@ -113,6 +113,8 @@ type Histogram struct {
 	bounds []time.Duration
 	counts []atomic.Uint64 // one more than bounds: the rest
 	sum    atomic.Uint64   // bits of a float64, seconds: nanoseconds in an integer overflow on a backlog of days
+
+	examples []atomic.Pointer[prometheus.Exemplar] // the last one of each bucket, if any
 }
 
 func newHistogram(name, help string, bounds []time.Duration) *Histogram {
@@ -120,7 +122,30 @@ func newHistogram(name, help string, bounds []time.Duration) *Histogram {
 		desc:   prometheus.NewDesc(name, help, nil, nil),
 		bounds: bounds,
 		counts: make([]atomic.Uint64, len(bounds)+1),
+
+		examples: make([]atomic.Pointer[prometheus.Exemplar], len(bounds)+1),
 	}
+}
+
+// bucket is the index of the bucket that d falls into.
+func (h *Histogram) bucket(d time.Duration) int {
+	i := 0
+	for i < len(h.bounds) && d > h.bounds[i] {
+		i++
+	}
+	return i
+}
+
+// Exemplar says of one observation, which is counted by Observe, to which trace it belongs: scrapers that ask for
+// OpenMetrics get the last one of each bucket. It does nothing on a nil Histogram.
+func (h *Histogram) Exemplar(d time.Duration, traceID, spanID string) {
+	if h == nil {
+		return
+	}
+	d = max(d, 0)
+	h.examples[h.bucket(d)].Store(&prometheus.Exemplar{
+		Value: d.Seconds(), Labels: prometheus.Labels{"trace_id": traceID, "span_id": spanID}, Timestamp: time.Now(),
+	})
 }
 
 // Observe adds n observations of d; a negative d counts as 0. It does nothing on a nil Histogram.
@@ -129,11 +154,7 @@ func (h *Histogram) Observe(d time.Duration, n int) {
 		return
 	}
 	d = max(d, 0)
-	i := 0
-	for i < len(h.bounds) && d > h.bounds[i] {
-		i++
-	}
-	h.counts[i].Add(uint64(n))
+	h.counts[h.bucket(d)].Add(uint64(n))
 	for {
 		old := h.sum.Load()
 		if h.sum.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+d.Seconds()*float64(n))) {
@@ -154,5 +175,15 @@ func (h *Histogram) Collect(ch chan<- prometheus.Metric) {
 		buckets[b.Seconds()] = total
 	}
 	total += h.counts[len(h.bounds)].Load()
-	ch <- prometheus.MustNewConstHistogram(h.desc, total, math.Float64frombits(h.sum.Load()), buckets)
+	m := prometheus.MustNewConstHistogram(h.desc, total, math.Float64frombits(h.sum.Load()), buckets)
+	var examples []prometheus.Exemplar
+	for i := range h.examples {
+		if e := h.examples[i].Load(); e != nil {
+			examples = append(examples, *e)
+		}
+	}
+	if with, err := prometheus.NewMetricWithExemplars(m, examples...); err == nil { // else there is none, or no valid one
+		m = with
+	}
+	ch <- m
 }

@@ -72,6 +72,9 @@ type Set struct {
 	KafkaReachable prometheus.Gauge       // 1 while the cluster answers
 	MongoReachable prometheus.Gauge       // 1 while the replica set answers
 
+	Figures   Figures   // of the collections and the nodes, counted now and then
+	Telemetry Telemetry // of what is exported
+
 	topics topics
 }
 
@@ -117,6 +120,7 @@ func New(version string) *Set {
 	b.flow(s)
 	b.ownership(s)
 	b.fates(s)
+	b.figures(s)
 	s.topics.byName = make(map[string]*[nResults]prometheus.Counter)
 	info := b.gaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
 	info.WithLabelValues(version, runtime.Version()).Set(1)

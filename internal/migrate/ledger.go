@@ -59,6 +59,7 @@ func orUnknown(version string) string {
 const (
 	applied    = "applied"
 	incomplete = "incomplete" // a privilege was missing somewhere: it is tried again
+	begun      = "begun"      // a breaking one that is being done, or was broken off
 )
 
 // entry is one document of the ledger.
@@ -118,11 +119,7 @@ func (l ledger) judge(entries []entry) (pending []Step, newer []string, err erro
 
 // record writes what became of a step. An applied one stays: of two that did it, after a lock was stolen, the first is
 // named.
-func (l ledger) record(ctx context.Context, s Step, took time.Duration, missing []Grant) error {
-	outcome := applied
-	if len(missing) > 0 {
-		outcome = incomplete
-	}
+func (l ledger) record(ctx context.Context, s Step, took time.Duration, outcome string, missing []Grant) error {
 	lit := func(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 	made := bson.D{
 		{Key: "_id", Value: "$_id"},
@@ -142,7 +139,7 @@ func (l ledger) record(ctx context.Context, s Step, took time.Duration, missing 
 		bson.D{{Key: "$eq", Value: bson.A{"$outcome", applied}}}, "$$ROOT", made,
 	}}}}}}, options.UpdateOne().SetUpsert(true))
 	if mongo.IsDuplicateKeyError(err) {
-		return l.record(ctx, s, took, missing) // made by another at the same moment; now it is there
+		return l.record(ctx, s, took, outcome, missing) // made by another at the same moment; now it is there
 	}
 	if err != nil {
 		return privilege(err, "recording migration "+s.ID, "find, insert and update", store.Namespace(l.coll))

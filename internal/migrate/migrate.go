@@ -35,6 +35,9 @@ type Migrator struct {
 	TTL time.Duration
 	// Steps default to those of this version.
 	Steps []Step
+	// Ready is asked before a breaking step, and once more when it is announced in the ledger: an error keeps the step, and
+	// those behind it, pending, and is what Up returns. nil asks nobody.
+	Ready func(ctx context.Context, s Step) error
 	// Log gets one line for each step. Defaults to none.
 	Log *slog.Logger
 }
@@ -80,7 +83,7 @@ func (m *Migrator) ledger() ledger {
 // Up takes the steps that are not in the ledger yet, in their order and under the lock, and then makes sure that every
 // collection has its indexes. It waits while another process holds the lock. What a missing privilege or an index of
 // somebody else stood in the way of is in the report; such a step stays pending. The error is a [*ChangedError] or a
-// [*NewerError], with nothing done, or that of a server that does not answer.
+// [*NewerError], with nothing done, that of Ready, or that of a server that does not answer.
 func (m *Migrator) Up(ctx context.Context) (Report, error) {
 	r := newReport()
 	outboxes, err := m.list(ctx, r)
@@ -159,6 +162,10 @@ func (m *Migrator) take(ctx context.Context, l ledger, outboxes []store.Outbox, 
 		return err
 	}
 	for _, s := range pending {
+		if err := m.clear(ctx, l, s); err != nil {
+			r.pend([]Step{s})
+			return r.bear(err)
+		}
 		began := time.Now()
 		missing, err := m.apply(ctx, s, outboxes, r)
 		if err != nil {
@@ -167,7 +174,11 @@ func (m *Migrator) take(ctx context.Context, l ledger, outboxes []store.Outbox, 
 		if !listed {
 			missing = append(missing, r.grants()...)
 		}
-		if err := l.record(ctx, s, time.Since(began), missing); err != nil {
+		outcome := applied
+		if len(missing) > 0 {
+			outcome = incomplete
+		}
+		if err := l.record(ctx, s, time.Since(began), outcome, missing); err != nil {
 			r.pend([]Step{s})
 			return r.bear(err)
 		}

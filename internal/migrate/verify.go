@@ -31,7 +31,7 @@ type Status struct {
 type StepStatus struct {
 	ID         string    `json:"id"`
 	Name       string    `json:"name"`
-	State      string    `json:"state"` // applied, pending, incomplete, changed or newer
+	State      string    `json:"state"` // applied, pending, begun, incomplete, changed or newer
 	Checksum   string    `json:"checksum"`
 	Breaking   bool      `json:"breaking,omitempty"` // older versions refuse to start
 	At         time.Time `json:"at,omitzero"`        // of the server

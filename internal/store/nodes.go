@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -15,9 +16,28 @@ type Sign struct {
 	Node, Address, Version string
 	Watchers               []string // that it owns or stands by for
 	KafkaReachable         bool
+	Slots                  int // into which it divides its watcher; 0 and 1 are not told
 	// SinceAck is how long ago Kafka acknowledged a record last; below 0 is never. A duration, because the clocks of
 	// nodes differ.
 	SinceAck time.Duration
+
+	Facts
+	// Up is how long the process runs.
+	Up time.Duration
+}
+
+// Facts are what a node tells of itself beside its signs of life; they hardly change.
+type Facts struct {
+	// Instance is the process, a UUID: two that have the same name by mistake are told apart by it.
+	Instance string `bson:"instance"`
+	// Schema is the number of the last migration that the node knows; 0 is a version before there were any.
+	Schema       int      `bson:"schema"`
+	Roles        []string `bson:"roles"`
+	Capabilities []string `bson:"capabilities"`
+	// Config is a fingerprint of the part of the configuration that must be the same on all nodes of a watcher.
+	Config string `bson:"config"`
+	// Holds are the slots that the node owns, as watcher/<i>of<N>.
+	Holds []string `bson:"holds"`
 }
 
 // Node is a node as the others see it. Ages are by the server's clock at the reading.
@@ -27,10 +47,14 @@ type Node struct {
 	Version        string     `bson:"version"`
 	Watchers       []string   `bson:"watchers"`
 	KafkaReachable bool       `bson:"kafkaReachable"`
+	Slots          int        `bson:"slots"`   // into which it divides its watcher; 0 where it does not
 	LastAck        *time.Time `bson:"lastAck"` // nil is never
 	StartedAt      time.Time  `bson:"startedAt"`
 	SeenAt         time.Time  `bson:"seenAt"`
 	AgeMS          int64      `bson:"ageMs"`
+	Facts          `bson:",inline"`
+	// StaleSince is when another node noticed that this one gave no sign of life any more; nil: nobody did.
+	StaleSince *time.Time `bson:"staleSince"`
 }
 
 // Age is the time since the node's last sign of life.
@@ -45,8 +69,17 @@ type Nodes struct{ coll *mongo.Collection }
 // NewNodes keeps the heartbeats in coll. Majority is not asked of them: one that is lost comes again.
 func NewNodes(coll *mongo.Collection) *Nodes { return &Nodes{coll} }
 
-// Heartbeat writes a sign of life; one small write.
-func (n *Nodes) Heartbeat(ctx context.Context, s Sign) error {
+// Was is what the list said of a node before its heartbeat.
+type Was struct {
+	Listed   bool // false: its first one, or somebody removed it
+	Instance string
+	Stale    bool // others had noticed its silence
+	Age      time.Duration
+}
+
+// Heartbeat writes a sign of life and tells what was there before; one small write. A node that is not listed is listed
+// again, as what it was.
+func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 	var ack any = lit(nil)
 	if s.SinceAck >= 0 {
 		ack = bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", s.SinceAck.Milliseconds()}}}
@@ -54,19 +87,66 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) error {
 	if s.Watchers == nil {
 		s.Watchers = []string{}
 	}
-	_, err := n.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: s.Node}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+	set := bson.D{
 		{Key: "address", Value: lit(s.Address)},
 		{Key: "version", Value: lit(s.Version)},
 		{Key: "watchers", Value: lit(s.Watchers)},
 		{Key: "kafkaReachable", Value: s.KafkaReachable},
 		{Key: "lastAck", Value: ack},
 		{Key: "seenAt", Value: "$$NOW"},
-		{Key: "startedAt", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$startedAt", "$$NOW"}}}},
-	}}}}, options.UpdateOne().SetUpsert(true))
-	if err != nil {
-		return privilege(err, "heartbeat of node "+s.Node, "find, insert and update", Namespace(n.coll), "")
+		{Key: "startedAt", Value: s.started()},
 	}
-	return nil
+	if s.Slots > 1 {
+		set = append(set, bson.E{Key: "slots", Value: s.Slots})
+	}
+	set = append(set, s.Facts.set()...)
+	var before struct {
+		Instance   string     `bson:"instance"`
+		StaleSince *time.Time `bson:"staleSince"`
+		AgeMS      int64      `bson:"ageMs"`
+	}
+	for try := 0; ; try++ {
+		err := n.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: s.Node}}, mongo.Pipeline{{{Key: "$set", Value: set}}},
+			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before).SetProjection(bson.D{
+				{Key: "instance", Value: 1},
+				{Key: "staleSince", Value: 1},
+				{Key: "ageMs", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}},
+			})).Decode(&before)
+		switch {
+		case err == nil:
+			return Was{Listed: true, Instance: before.Instance, Stale: before.StaleSince != nil, Age: time.Duration(before.AgeMS) * time.Millisecond}, nil
+		case errors.Is(err, mongo.ErrNoDocuments):
+			return Was{}, nil
+		case mongo.IsDuplicateKeyError(err) && try == 0: // listed by another of the same name at the same moment
+		default:
+			return Was{}, privilege(err, "heartbeat of node "+s.Node, "find, insert and update", Namespace(n.coll), "")
+		}
+	}
+}
+
+// started is when the process began: as the list has it, or else reckoned by the server's clock.
+func (s *Sign) started() bson.D {
+	began := bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", s.Up.Milliseconds()}}}
+	same := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$instance", ""}}}, lit(s.Instance)}}}
+	return bson.D{{Key: "$cond", Value: bson.A{same, bson.D{{Key: "$ifNull", Value: bson.A{"$startedAt", began}}}, began}}}
+}
+
+func (f Facts) set() bson.D {
+	list := func(v []string) bson.D {
+		if v == nil {
+			v = []string{}
+		}
+		return lit(v)
+	}
+	return bson.D{
+		{Key: "instance", Value: lit(f.Instance)},
+		{Key: "schema", Value: f.Schema},
+		{Key: "roles", Value: list(f.Roles)},
+		{Key: "capabilities", Value: list(f.Capabilities)},
+		{Key: "config", Value: lit(f.Config)},
+		{Key: "holds", Value: list(f.Holds)},
+		{Key: "staleSince", Value: "$$REMOVE"},
+	}
 }
 
 // List returns every node, the most recently seen first.
@@ -113,6 +193,41 @@ func (n *Nodes) Leave(ctx context.Context, node string) error {
 		return privilege(err, "removing node "+node, "remove", Namespace(n.coll), "")
 	}
 	return nil
+}
+
+// Depart is Leave for the process itself: where another one of the same name is listed, that one stays. It reports whether
+// the process was listed.
+func (n *Nodes) Depart(ctx context.Context, node, instance string) (bool, error) {
+	res, err := n.coll.DeleteOne(ctx, bson.D{{Key: "_id", Value: node}, {Key: "instance", Value: instance}})
+	if err != nil {
+		return false, privilege(err, "removing node "+node, "remove", Namespace(n.coll), "")
+	}
+	return res.DeletedCount == 1, nil
+}
+
+// MarkStale notes the silence of nodes that gave no sign of life within stale, and returns those that nobody had noted
+// before: of several that look at the same time, one gets each.
+func (n *Nodes) MarkStale(ctx context.Context, stale time.Duration) ([]Node, error) {
+	silent := bson.D{
+		{Key: "staleSince", Value: bson.D{{Key: "$exists", Value: false}}},
+		{Key: "$expr", Value: bson.D{{Key: "$lte", Value: bson.A{"$seenAt", bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", stale.Milliseconds()}}}}}}},
+	}
+	found, err := n.find(ctx, silent)
+	if err != nil {
+		return nil, err
+	}
+	var out []Node
+	for _, x := range found {
+		res, err := n.coll.UpdateOne(ctx, append(bson.D{{Key: "_id", Value: x.Node}}, silent...),
+			mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "staleSince", Value: "$$NOW"}}}}})
+		if err != nil {
+			return out, privilege(err, "noting the silence of node "+x.Node, "update", Namespace(n.coll), "")
+		}
+		if res.ModifiedCount == 1 {
+			out = append(out, x)
+		}
+	}
+	return out, nil
 }
 
 // Forget removes the nodes that gave no sign of life for longer than age, and tells how many.

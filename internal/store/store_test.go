@@ -131,13 +131,13 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 	t.Parallel()
 	coll := database(t).Collection("nodes")
 	n := NewNodes(coll)
-	if err := n.Heartbeat(t.Context(), Sign{Node: "$a", Address: "10.0.0.1:80", Watchers: []string{"orders"}, KafkaReachable: false, SinceAck: -1}); err != nil {
+	if _, err := n.Heartbeat(t.Context(), Sign{Node: "$a", Address: "10.0.0.1:80", Watchers: []string{"orders"}, KafkaReachable: false, SinceAck: -1}); err != nil {
 		t.Fatal(err)
 	}
 	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok {
 		t.Errorf("alone, another reaches Kafka: %v, %v", ok, err)
 	}
-	if err := n.Heartbeat(t.Context(), Sign{Node: "b", KafkaReachable: true, SinceAck: 3 * time.Second}); err != nil {
+	if _, err := n.Heartbeat(t.Context(), Sign{Node: "b", KafkaReachable: true, SinceAck: 3 * time.Second}); err != nil {
 		t.Fatal(err)
 	}
 	if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || !ok {

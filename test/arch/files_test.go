@@ -17,7 +17,7 @@ var badNames = []string{"base", "common", "helper", "helpers", "lib", "manager",
 
 // topLevel is what may stand beside go.mod. Names with a leading dot may too.
 var topLevel = []string{
-	"go.mod", "go.sum", "cmd", "pkg", "internal", "resume", "test", "docs", "examples",
+	"go.mod", "go.sum", "cmd", "pkg", "internal", "resume", "test", "docs", "examples", "deploy",
 	"README.md", "DESIGN.md", "CHANGELOG.md", "LICENSE", "SECURITY.md", "CONTRIBUTING.md",
 	"Dockerfile", "compose.yaml", "outrelay.example.yaml", "outrelay.schema.json",
 }

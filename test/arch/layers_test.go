@@ -22,7 +22,9 @@ var rooms = []room{
 	{dir: "internal/retry", layer: 0, only: none, why: "the one place that knows how to back off"},
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
 	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the process's entry chooses it"},
-	{dir: "internal/tracing", layer: 0, only: none, why: "spans of the relay itself"},
+	{dir: "internal/tracing", layer: 0, only: []string{"internal/record"}, why: "spans of the relay itself, of records"},
+	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; who counts is somebody else"},
+	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "what a service manager is told; masks what a reason may quote"},
 	{dir: "pkg/event", layer: 0, only: []string{"internal/record"}, why: "the envelope is a value: writers import it, so it drags nothing along"},
 
 	// Layer 1: what can be said without a lease.
@@ -36,6 +38,7 @@ var rooms = []room{
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},
 	{dir: "internal/store", layer: 2, why: "statements on the outbox; gets the fence as an interface"},
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
+	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "who takes part, and whether all of them know a migration"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves what can never be sent"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
@@ -45,14 +48,14 @@ var rooms = []room{
 	{dir: "internal/kafka", layer: 3, why: "the sink"},
 	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
 	{dir: "internal/retention", layer: 3, why: "the purge"},
-	{dir: "internal/admin", layer: 3, why: "use-cases behind the CLI, the API and the page"},
+	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga"}, why: "use-cases behind the CLI, the API and the page"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
 
 	// Layer 4: what puts stages together.
 	{dir: "internal/app", layer: 4, also: []string{"internal/httpapi", "internal/opspage"}, why: "the composition root: builds, starts in flow order, stops in reverse"},
-	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics", "internal/logging"}, why: "a thin shell over the use-cases; masks what a reason may quote"},
+	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics", "internal/logging", "internal/health"}, why: "a thin shell over the use-cases; masks what a reason may quote"},
 	{dir: "internal/opspage", layer: 4, only: []string{"internal/admin"}, why: "a thin shell over the use-cases"},
 	{dir: "internal/devstack", layer: 4, only: []string{"internal/record", "internal/crash", "internal/retry", "internal/metrics", "internal/logging", "pkg/event"}, why: "real servers on this machine, for anyone: knows nothing of the relay"},
 	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics of a test's own"},

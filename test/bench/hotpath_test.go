@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/kafka/batch"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/tracing"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -24,8 +26,10 @@ type path struct {
 	meta    routing.Meta
 	targets []routing.Target
 	rec     record.Record
+	recs    [1]record.Record
 	builder batch.Builder
 	sealed  int
+	tap     *tracing.Tap // turned off: looks at the headers and follows nothing
 }
 
 const maxBatch = 1<<20 - 1024
@@ -40,7 +44,7 @@ func newPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	h := &path{router: router, filler: p.Filler()}
+	h := &path{router: router, filler: p.Filler(), tap: tracing.NewTap(nil, nil, time.Now)}
 	h.builder.Reset(make([]byte, 0, batch.Need(maxBatch)))
 	return h
 }
@@ -66,6 +70,10 @@ func (h *path) send(raw []byte) error {
 			}
 		}
 		h.rec.Topic, h.rec.Partition = t.Topic, t.Partition
+		h.recs[0] = h.rec
+		if h.tap.Begin(h.recs[:], h.ev.DB, h.ev.Coll, h.ev.WallMS) != nil {
+			return errors.New("a delivery is followed although nobody listens")
+		}
 		if h.builder.Len()+batch.Size(&h.rec) > maxBatch {
 			if _, err := h.builder.Seal(batch.None(), nil, batch.Producer{}, 0); err != nil {
 				return err

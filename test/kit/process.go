@@ -65,6 +65,9 @@ func (p *Process) Kill() {
 // Term asks it to end and does not wait.
 func (p *Process) Term() { p.signal(syscall.SIGTERM) }
 
+// Quit has the runtime print all of its goroutines and end it.
+func (p *Process) Quit() { p.signal(syscall.SIGQUIT) }
+
 // Stop freezes it by SIGSTOP.
 func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
 

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// The reference of commands in the repository is the one that the commands give.
+func TestTheReferenceOfCommandsIsCurrent(t *testing.T) {
+	t.Parallel()
+	want, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "cli.md")
+	if code, out, errOut := call(t, []string{"OUTRELAY_CONFIG=/somewhere"}, "docs", "--markdown", file); code != exitOK || out != "" || errOut != "" {
+		t.Fatalf("%d %q %q", code, out, errOut)
+	}
+	got, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(got, want) {
+		t.Error("docs/cli.md is not what the commands say; make it anew with: go run ./cmd/outrelay docs --markdown docs/cli.md")
+	}
+	if code, out, _ := call(t, nil, "docs", "--markdown", "-"); code != exitOK || out != string(got) {
+		t.Errorf("on standard output: %d, %d bytes of %d", code, len(out), len(got))
+	}
+	if code, _, _ := call(t, nil, "docs"); code != exitConfig {
+		t.Errorf("without flags: %d", code)
+	}
+}
+
+// Each command has a manual page, a completion in every shell, and a sentence that says what it does.
+func TestEveryCommandIsDocumented(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "man1")
+	if code, _, errOut := call(t, nil, "docs", "--man", dir); code != exitOK {
+		t.Fatalf("%d %q", code, errOut)
+	}
+	text, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	var visit func(c *cobra.Command)
+	visit = func(c *cobra.Command) {
+		if c.Hidden || c.Name() == "help" {
+			return
+		}
+		n++
+		page, err := os.ReadFile(filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"))
+		if err != nil || !bytes.Contains(page, []byte(`.TH "OUTRELAY" "1" "Jan 2026"`)) {
+			t.Errorf("manual page of %s: %v", c.CommandPath(), err)
+		}
+		if c.HasParent() && !strings.Contains(string(text), "# "+c.CommandPath()+"\n") {
+			t.Errorf("%s is not in the reference", c.CommandPath())
+		}
+		if c.Short == "" || strings.HasSuffix(c.Short, " ") {
+			t.Errorf("%s: %q", c.CommandPath(), c.Short)
+		}
+		for _, sub := range c.Commands() {
+			visit(sub)
+		}
+	}
+	visit(reference())
+	if n < 50 {
+		t.Errorf("%d commands", n)
+	}
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		if code, out, _ := call(t, nil, "completion", shell); code != exitOK || len(out) < 1000 {
+			t.Errorf("%s: %d", shell, code)
+		}
+	}
+}
+
+// Every row of the README's table names a command that is there, and every command is named.
+func TestTheReadmeNamesEveryCommand(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range reference().Commands() {
+		if c.Hidden || c.Name() == "help" {
+			continue
+		}
+		if !strings.Contains(string(text), "outrelay "+c.Name()) && !strings.Contains(string(text), "`"+c.Name()) {
+			t.Errorf("the README does not name outrelay %s", c.Name())
+		}
+	}
+}

@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+func newSagaCommand(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "saga",
+		Short: "Look at sagas: which there are, which changed last, what one is at",
+		Long:  `Look at the sagas of services whose outboxes this watcher reads. Nothing is changed: a saga belongs to its service.`,
+		Args:  cobra.NoArgs,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newSagaTypesCommand(p), newSagaListCommand(p), newSagaShowCommand(p))
+	return c
+}
+
+// sagaTypes is the answer of `outrelay saga types --json`.
+type sagaTypes struct {
+	Types []admin.SagaType `json:"types"`
+}
+
+func newSagaTypesCommand(p *program) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "types",
+		Short: "List the kinds of sagas that services have registered, with their numbers",
+		Args:  cobra.NoArgs,
+	}
+	a := p.looking(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			types, err := k.SagaTypes(ctx)
+			if err != nil {
+				return err
+			}
+			return a.show(sagaTypes{types}, func(w io.Writer) error {
+				if len(types) == 0 {
+					_, err := fmt.Fprintln(w, "no service of this watcher's databases has registered a saga")
+					return err
+				}
+				return table(w, "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER", func(row func(...any)) {
+					for _, t := range types {
+						row(t.Name, t.Database, thousands(t.Count), t.IDKind, t.Owner)
+					}
+				})
+			})
+		})
+	}
+	return c
+}
+
+// databaseOf is the database that was named, or the only one that has such a saga.
+func databaseOf(ctx context.Context, k admin.Desk, named, saga string) (string, error) {
+	if named != "" {
+		return named, nil
+	}
+	types, err := k.SagaTypes(ctx)
+	if err != nil {
+		return "", err
+	}
+	var found []string
+	for _, t := range types {
+		if t.Name == saga {
+			found = append(found, t.Database)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return "", fmt.Errorf("no saga %q is registered; outrelay saga types lists those that are", saga)
+	case 1:
+		return found[0], nil
+	}
+	slices.Sort(found)
+	return "", fmt.Errorf("saga %q is in several databases; say --database, one of %s", saga, strings.Join(found, ", "))
+}
+
+func newSagaListCommand(p *program) *cobra.Command {
+	var database, after string
+	var limit int
+	c := &cobra.Command{
+		Use:   "list SAGA",
+		Short: "List the instances of a saga, those that changed last first",
+		Long: `List the instances of a saga, those that changed last first, without their state. Finished ones are among them until their
+tombstones are removed.`,
+		Args: cobra.ExactArgs(1),
+	}
+	a := p.looking(c)
+	c.Flags().StringVar(&database, "database", "", "the service's `database`; needed where several have a saga of that name")
+	c.Flags().IntVar(&limit, "limit", 50, "instances on a page, at most 1000")
+	c.Flags().StringVar(&after, "after", "", "the `cursor` that the page before ended with")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		if limit < 1 || limit > admin.MaxPage {
+			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
+		}
+		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			db, err := databaseOf(ctx, k, database, args[0])
+			if err != nil {
+				return err
+			}
+			page, err := k.Sagas(ctx, db, args[0], limit, after)
+			if err != nil {
+				return err
+			}
+			return a.show(page, func(w io.Writer) error { return printSagas(w, page) })
+		})
+	}
+	return c
+}
+
+func printSagas(w io.Writer, page admin.SagaPage) error {
+	if len(page.Sagas) == 0 {
+		_, err := fmt.Fprintln(w, "there is none")
+		return err
+	}
+	err := table(w, "ID\tCHANGED\tBEGUN\tCOMPLETED\tVERSION", func(row func(...any)) {
+		for _, s := range page.Sagas {
+			row(s.ID, s.UpdatedAt.Local().Format(time.DateTime), s.CreatedAt.Local().Format(time.DateTime), local(s.CompletedAt), s.Version)
+		}
+	})
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(w, "%s of %s\n", thousands(int64(len(page.Sagas))), count(page.Total, "instance"))
+	if page.Next != "" {
+		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
+	}
+	return nil
+}
+
+// local is a time for people; "" for none.
+func local(t *time.Time) string {
+	if t == nil || t.IsZero() {
+		return ""
+	}
+	return t.Local().Format(time.DateTime)
+}
+
+func newSagaShowCommand(p *program) *cobra.Command {
+	var database string
+	var state bool
+	c := &cobra.Command{
+		Use:   "show SAGA ID",
+		Short: "Show one saga: since when, what it waits for, and with --state what it holds",
+		Args:  cobra.ExactArgs(2),
+	}
+	a := p.looking(c)
+	c.Flags().StringVar(&database, "database", "", "the service's `database`; needed where several have a saga of that name")
+	c.Flags().BoolVar(&state, "state", false, "its state as well, which is the service's data")
+	c.RunE = func(c *cobra.Command, args []string) error {
+		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			db, err := databaseOf(ctx, k, database, args[0])
+			if err != nil {
+				return err
+			}
+			s, err := k.Saga(ctx, db, args[0], args[1], state)
+			if err != nil {
+				return err
+			}
+			return a.show(s, func(w io.Writer) error { return printSaga(w, s) })
+		})
+	}
+	return c
+}
+
+func printSaga(w io.Writer, s admin.Saga) error {
+	line := func(name, text string) {
+		if text != "" {
+			fmt.Fprintf(w, "%-14s %s\n", name, oneLine(text))
+		}
+	}
+	line("saga", s.Saga+" of "+s.Database)
+	line("id", s.ID)
+	line("begun", local(&s.CreatedAt))
+	line("changed", fmt.Sprintf("%s, version %d", local(&s.UpdatedAt), s.Version))
+	line("completed", local(s.CompletedAt))
+	line("removed at", local(s.ExpiresAt))
+	line("timeouts", strings.Join(s.Timeouts, ", "))
+	if s.Compensations > 0 {
+		line("compensations", fmt.Sprint(s.Compensations))
+	}
+	if s.Sequence > 0 || len(s.Held) > 0 {
+		line("in sequence", fmt.Sprintf("%d handled; waiting: %v", s.Sequence, s.Held))
+	}
+	if len(s.State) == 0 {
+		return nil
+	}
+	var pretty strings.Builder
+	e := json.NewEncoder(&pretty)
+	e.SetEscapeHTML(false)
+	e.SetIndent("", "  ")
+	if err := e.Encode(s.State); err != nil {
+		return fmt.Errorf("writing the state: %w", err)
+	}
+	for text := range strings.Lines(pretty.String()) {
+		fmt.Fprintln(w, oneLine(strings.TrimRight(text, "\n")))
+	}
+	return nil
+}

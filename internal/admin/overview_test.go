@@ -1,0 +1,243 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+var long = flag.Bool("admin.long", false, "measure the overview with a million envelopes and a hundred thousand dead letters")
+
+// desk is one of the office, with nothing in the background.
+func (f *office) desk() admin.Desk {
+	d := &admin.Deployment{State: f.state, Watcher: "orders", Outboxes: f.outboxes}
+	return d.For(admin.Actor{Name: "ann", Source: "test"})
+}
+
+func (f *office) outboxes(context.Context) ([]store.Outbox, error) {
+	return []store.Outbox{{DB: f.a.Database().Name(), Coll: f.a.Name()}}, nil
+}
+
+// wait puts an envelope into a collection that waits.
+func (f *office) wait(coll *mongo.Collection, id, state, key string, topics ...string) {
+	f.t.Helper()
+	_, err := coll.InsertOne(f.t.Context(), bson.D{
+		{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: key}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: planted},
+		{Key: "state", Value: state}, {Key: "key", Value: key}, {Key: "pos", Value: store.PosAt(bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())})},
+		{Key: "pending", Value: topics}, {Key: "attempts", Value: int32(1)}, {Key: "origin", Value: "stream"},
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func TestOverviewCountsEverythingThatWaits(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	k := f.desk()
+	f.wait(f.a, "1", "retry", "k1", "orders")
+	f.wait(f.a, "2", "blocked", "k1", "orders")
+	f.wait(f.b, "3", "parked", "k2", "audit", "orders")
+	f.die(f.a, record.Malformed, letterOf("dead1", planted))
+	f.die(f.a, record.RecordRefused, letterOf("dead2", planted))
+	if _, err := k.DeadRequeue(t.Context(), admin.DeadFilter{IDs: []string{"dead2"}}, admin.DeadOptions{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.a.InsertOne(t.Context(), append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)})); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.NewNodes(f.state.Collection("nodes")).Heartbeat(t.Context(), store.Sign{Node: "n1", Watchers: []string{"orders"}, KafkaReachable: true, SinceAck: -1}); err != nil {
+		t.Fatal(err)
+	}
+	o, err := k.Overview(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := o.Counts
+	if c.Retry != 2 || c.Blocked != 1 || c.Parked != 2 || c.Scheduled != 1 || c.Dead != 1 || c.DeadAll != 2 || c.BlockedKeys != 4 {
+		t.Errorf("%+v", c)
+	}
+	at := slices.IndexFunc(o.Pending, func(p admin.PendingTopic) bool { return p.Topic == "orders" })
+	if at < 0 || o.Pending[at].Retry != 1 || o.Pending[at].Blocked != 1 || o.Pending[at].Parked != 1 || o.Pending[at].Keys != 2 || len(o.Pending[at].Collections) != 2 ||
+		o.Pending[at].OldestAgeS < 50 || o.OldestS < 50 {
+		t.Errorf("%+v", o.Pending)
+	}
+	if len(o.Watchers) != 1 || o.Watchers[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + admin.Slot}) {
+		t.Errorf("%+v %+v", o.Watchers, o.Nodes)
+	}
+	if c := check(t, o.Checks, "nodes"); c.Status != admin.CheckWarn || !strings.Contains(c.Detail, "no standby") {
+		t.Errorf("%+v", c)
+	}
+	if c := check(t, o.Checks, "slot orders/"+admin.Slot); c.Status != admin.CheckOK {
+		t.Errorf("%+v", c)
+	}
+	if err := k.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if o, err = k.Overview(t.Context()); err != nil || check(t, o.Checks, "slot orders/"+admin.Slot).Status != admin.CheckWarn || !o.Watchers[0].Paused {
+		t.Errorf("%+v, %v", o.Watchers, err)
+	}
+	none := k.Of("nobody")
+	if o, err = none.Overview(t.Context()); err != nil || o.Counts != (admin.Counts{}) || len(o.Watchers) != 1 {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
+func check(t *testing.T, list []admin.Check, id string) admin.Check {
+	t.Helper()
+	for _, c := range list {
+		if c.ID == id {
+			return c
+		}
+	}
+	t.Fatalf("no check %s among %+v", id, list)
+	return admin.Check{}
+}
+
+func TestFiguresAreCountedOnceForAllWhoLook(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	d := &admin.Deployment{State: f.state, Watcher: "orders"}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = d.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	k := d.For(admin.Actor{Name: "ann"})
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			if _, err := k.Overview(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	f.wait(f.a, "1", "retry", "k1", "orders")
+	deadline := time.After(time.Minute)
+	for { // the figures are renewed while somebody looks
+		o, err := k.Overview(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o.Counts.Retry == 1 {
+			break
+		}
+		select {
+		case <-deadline:
+			t.Fatalf("counted at %s, and not again", o.CountedAt)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	gone, cancelled := context.WithCancel(t.Context())
+	cancelled()
+	if _, err := k.Overview(gone); !errors.Is(err, context.Canceled) {
+		t.Errorf("who went away got %v", err)
+	}
+	if _, err := k.Overview(t.Context()); err != nil {
+		t.Errorf("and the next one %v", err)
+	}
+}
+
+// fill makes an outbox with delivered envelopes, and dead letters beside it.
+func fill(t *testing.T, coll *mongo.Collection, envelopes, dead int) {
+	t.Helper()
+	if err := store.EnsureIndexes(t.Context(), coll); err != nil {
+		t.Fatal(err)
+	}
+	letters := coll.Database().Collection(deadletter.Collection(coll.Name()))
+	if err := store.EnsureIndexSet(t.Context(), letters, deadletter.Indexes()); err != nil {
+		t.Fatal(err)
+	}
+	insert := func(coll *mongo.Collection, n int, doc func(i int) bson.D) {
+		for from := 0; from < n; from += 10_000 {
+			var docs []any
+			for i := from; i < min(from+10_000, n); i++ {
+				docs = append(docs, doc(i))
+			}
+			if _, err := coll.InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	old := uint32(time.Now().Add(-time.Hour).Unix())
+	insert(coll, envelopes, func(i int) bson.D {
+		return bson.D{
+			{Key: "_id", Value: fmt.Sprintf("e%07d", i)}, {Key: "ts", Value: bson.Timestamp{T: old, I: uint32(i + 1)}}, {Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: fmt.Sprint(i % 1000)}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: "x"},
+		}
+	})
+	insert(letters, dead, func(i int) bson.D {
+		at := time.Now().Add(-time.Duration(i) * time.Second)
+		return bson.D{
+			{Key: "_id", Value: deadletter.ID{NS: store.Namespace(coll), ID: bson.RawValue{Type: bson.TypeInt64, Value: raw64(t, int64(i))}}},
+			{Key: "class", Value: "malformed"}, {Key: "reason", Value: "no"}, {Key: "topic", Value: "orders"}, {Key: "type", Value: "OrderPlaced"}, {Key: "key", Value: fmt.Sprint(i % 1000)},
+			{Key: "size", Value: 100}, {Key: "attempts", Value: bson.A{}}, {Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}}, {Key: "movedAt", Value: at}, {Key: "firstFailure", Value: at}, {Key: "lastFailure", Value: at},
+		}
+	})
+}
+
+func raw64(t *testing.T, n int64) []byte {
+	t.Helper()
+	_, data, err := bson.MarshalValue(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// TestOverviewDoesNotGrowWithTheOutbox asserts in the normal run that overviews are served while figures are counted behind
+// them; with -admin.long it measures the promise of 50 ms at its full size.
+func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
+	f := openOffice(t)
+	envelopes, dead, looks := 5000, 500, 200
+	if *long {
+		envelopes, dead, looks = 1_000_000, 100_000, 2000
+	}
+	fill(t, f.a, envelopes, dead)
+	d := &admin.Deployment{State: f.state, Watcher: "orders"}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); _ = d.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
+	k := d.For(admin.Actor{Name: "ann"})
+	first := time.Now()
+	if _, err := k.Overview(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	counting := time.Since(first)
+	took := make([]time.Duration, looks)
+	var oldest time.Duration
+	for i := range took {
+		began := time.Now()
+		o, err := k.Overview(t.Context())
+		took[i] = time.Since(began)
+		if err != nil || o.Counts.Envelopes != int64(envelopes) || o.Counts.Dead != int64(dead) {
+			t.Fatalf("%+v, %v", o.Counts, err)
+		}
+		oldest = max(oldest, time.Since(o.CountedAt))
+		if *long {
+			<-time.After(10 * time.Millisecond)
+		}
+	}
+	slices.Sort(took)
+	p99 := took[len(took)*99/100]
+	t.Logf("%d envelopes, %d dead letters: first %v, then p50 %v p99 %v max %v of %d looks; figures at most %v old", envelopes, dead, counting, took[looks/2], p99, took[looks-1], looks, oldest)
+	if *long && p99 > 50*time.Millisecond {
+		t.Errorf("p99 %v", p99)
+	}
+}

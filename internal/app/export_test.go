@@ -1,0 +1,9 @@
+package app
+
+import "github.com/outrelay/outrelay/internal/migrate"
+
+// SetMigrations makes the relay one of a version that knows these steps. It must not have run yet.
+func (r *Relay) SetMigrations(steps []migrate.Step) {
+	r.steps = steps
+	r.member = r.newMember(r.mongo.state.Database(r.cfg.MongoDB.State))
+}

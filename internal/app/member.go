@@ -1,0 +1,186 @@
+package app
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// ErrOutdated ends a relay at its start where a newer version did to the collections what this one would do harm with.
+var ErrOutdated = errors.New("this version is too old for the state database")
+
+// newMember is this process in the registry of nodes.
+func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
+	return nodes.New(nodes.Config{
+		State: db, Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version, Watcher: r.cfg.Watcher,
+		Roles: roles(r.cfg), Capabilities: capabilities(r.cfg), Schema: migrate.Schema(r.migrations()), Fingerprint: fingerprint(r.cfg), Log: r.log,
+	})
+}
+
+// migrations are the steps that this version knows.
+func (r *Relay) migrations() []migrate.Step {
+	if r.steps != nil {
+		return r.steps
+	}
+	return migrate.Steps()
+}
+
+// roles are what this process does by its configuration.
+func roles(cfg config.Config) []nodes.Role {
+	out := []nodes.Role{nodes.Relay}
+	if cfg.Retention > 0 {
+		out = append(out, nodes.Cleaner)
+	}
+	if cfg.HTTP.Admin != nil {
+		out = append(out, nodes.Admin)
+	}
+	return out
+}
+
+// capabilities tell operators in what this process could differ from others of its watcher.
+func capabilities(cfg config.Config) []string {
+	return []string{"preset:" + cfg.Record.Preset, "recording:" + cfg.Recording, "delivery:" + cfg.Kafka.Delivery, "compression:" + cfg.Kafka.Compression}
+}
+
+// fingerprint is of what must be the same on all nodes of a watcher: which envelopes go where, in which shape, and what
+// becomes of them. Nothing can be read out of it.
+func fingerprint(cfg config.Config) string {
+	text, err := json.Marshal([]any{
+		cfg.Watch, cfg.Topics, cfg.Record, cfg.Recording, cfg.Retention, cfg.Purge, cfg.DeadLetters, cfg.Retry,
+		cfg.LostHistory, cfg.Invalidate, cfg.Expired,
+	})
+	if err != nil {
+		return "" // nothing is compared
+	}
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:8])
+}
+
+// vital is what this process tells of itself now.
+func (r *Relay) vital() nodes.Vital {
+	v := nodes.Vital{KafkaReachable: r.reachable.Load(), SinceAck: -1}
+	if at := r.acked.Load(); at > 0 {
+		v.SinceAck = time.Since(time.Unix(0, at))
+	}
+	if r.running.get() != nil {
+		v.Holds = []string{r.cfg.Watcher + "/" + Slot}
+	}
+	return v
+}
+
+// look notes what became of other nodes. It may fail as often as it likes: the next look finds the same.
+func (r *Relay) look(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, beatEvery)
+	defer cancel()
+	if err := r.member.Look(ctx); err != nil && ctx.Err() == nil {
+		r.log.Debug("other nodes cannot be looked at", "reason", err)
+	}
+}
+
+// admitted returns when this version may work with the collections as they are: an older one than they were made for never
+// may, and one that is to migrate them waits until all live nodes bear it. What cannot be read guards nothing here: each
+// take-over looks again.
+func (r *Relay) admitted(stop context.Context) error {
+	told := ""
+	for {
+		err := r.mayStart(stop)
+		switch {
+		case errors.Is(err, migrate.ErrNewer):
+			r.member.Note(stop, store.Halted, bson.D{{Key: "reason", Value: err.Error()}})
+			return fmt.Errorf("%w: %w", ErrOutdated, err)
+		case !errors.Is(err, nodes.ErrOlder):
+			if err != nil && stop.Err() == nil {
+				r.log.Debug("whether this version may start is not known", "reason", err)
+			}
+			if told != "" && err == nil {
+				r.log.Info("the migration is done; this node stands by for the lease")
+				r.member.Note(stop, store.UpgradeGoesOn, nil)
+			}
+			return nil
+		}
+		if text := err.Error(); text != told {
+			told = text
+			r.state.setRole(RoleUpgrade)
+			r.log.Warn(text)
+			r.member.Note(stop, store.UpgradeWaits, bson.D{{Key: "reason", Value: text}})
+		}
+		if retry.Sleep(stop, beatEvery) != nil {
+			return nil
+		}
+	}
+}
+
+// mayStart lists this process, reads the ledger after that, and takes the steps that older versions could not bear.
+func (r *Relay) mayStart(stop context.Context) error {
+	ctx, cancel := context.WithTimeout(stop, schemaTimeout)
+	defer cancel()
+	if err := r.member.Beat(ctx, r.vital()); err != nil {
+		return err
+	}
+	m := r.migrator(Outboxes(r.cfg, r.mongo.state))
+	pending, err := m.Guard(ctx)
+	if err != nil || len(pending) == 0 || !r.cfg.MongoDB.Indexes {
+		return err
+	}
+	_, err = m.Up(stop)
+	return err
+}
+
+// tellParked writes into the events log which topics are held back since the last look, and which flow again.
+func (t *term) tellParked(blocked []Blocked) {
+	now := map[string]Blocked{}
+	for _, b := range blocked {
+		if b.Parked {
+			now[b.Topic] = b
+		}
+	}
+	for topic, b := range now {
+		if !t.parked[topic] {
+			t.later(func(ctx context.Context) {
+				t.announce(ctx, store.TopicParked, bson.D{{Key: "topic", Value: topic}, {Key: "reason", Value: b.Reason}})
+			})
+		}
+	}
+	for topic := range t.parked {
+		if _, still := now[topic]; !still {
+			t.later(func(ctx context.Context) {
+				t.announce(ctx, store.TopicFlows, bson.D{{Key: "topic", Value: topic}})
+			})
+		}
+	}
+	t.parked = map[string]bool{}
+	for topic := range now {
+		t.parked[topic] = true
+	}
+}
+
+// tellReleased writes into the events log that the lease was given back, and why the term ended.
+func (t *term) tellReleased(work context.Context, why error) {
+	reason := "the process stops"
+	if why != nil {
+		reason = why.Error()
+	}
+	t.announce(context.WithoutCancel(work), store.Released, bson.D{{Key: "reason", Value: reason}})
+}
+
+// tellLost writes into the events log that the lease went to somebody else, or ran out.
+func (r *Relay) tellLost(stop context.Context, why error) {
+	ctx, cancel := context.WithTimeout(stop, beatEvery)
+	defer cancel()
+	if err := r.events.Append(ctx, store.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}}); err != nil && stop.Err() == nil {
+		r.log.Warn("an entry of the events log is lost", "kind", string(store.LeaseLost), "reason", err)
+	}
+}

@@ -1,0 +1,181 @@
+package app_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+func (b *bundle) nodes() []store.Node {
+	b.t.Helper()
+	all, err := store.NewNodes(b.state.Collection("nodes")).List(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return all
+}
+
+// owned waits until a node has taken over.
+func (b *bundle) owned(node string) {
+	b.t.Helper()
+	waitFor(b.t, func() bool { return slices.Contains(b.kinds(node), "took_over") })
+}
+
+// kinds are the entries of the events log about a node, in their order.
+func (b *bundle) kinds(node string) []string {
+	b.t.Helper()
+	all, err := store.NewEvents(b.state.Collection("events"), "", "").Latest(b.t.Context(), 100)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	out := []string{}
+	for _, e := range slices.Backward(all) {
+		if e.Node == node {
+			out = append(out, string(e.Kind))
+		}
+	}
+	return out
+}
+
+// version runs a relay of a version that knows these migrations; ended gets what Run returns.
+func (b *bundle) version(node string, steps []migrate.Step) (stop func(), ended <-chan error) {
+	b.t.Helper()
+	cfg, _, err := config.Load("", b.env, []string{"node=" + node})
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r, err := app.New(cfg, "knows "+steps[len(steps)-1].ID, slog.New(slog.NewTextHandler(b.log, nil)))
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	r.SetMigrations(steps)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(b.t.Context()))
+	done, result := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer close(done)
+		result <- r.Run(ctx)
+	}()
+	stop = func() {
+		cancel()
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			b.t.Error("the relay does not stop")
+		}
+	}
+	b.t.Cleanup(stop)
+	return stop, result
+}
+
+// Owner and standby are listed while they run and not afterwards; the events log tells their story.
+func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	first := b.start("node=one")
+	b.owned("one")
+	second := b.start("node=two")
+	waitFor(t, func() bool {
+		all := b.nodes()
+		i := slices.IndexFunc(all, func(n store.Node) bool { return n.Node == "one" })
+		return len(all) == 2 && slices.Equal(all[i].Holds, []string{"default/0of1"})
+	})
+	for _, n := range b.nodes() {
+		if n.Schema != migrate.Schema(migrate.Steps()) || !slices.Equal(n.Roles, []string{"relay", "cleaner"}) || !slices.Contains(n.Capabilities, "preset:debezium") ||
+			n.Version != "test" || n.Instance == "" || n.Config == "" || n.Node == "two" && len(n.Holds) != 0 {
+			t.Errorf("%+v", n)
+		}
+	}
+	// Somebody takes the standby off the list.
+	if err := store.NewNodes(b.state.Collection("nodes")).Leave(t.Context(), "two"); err != nil {
+		t.Fatal(err)
+	}
+	b.log.wait(t, "it is listed again")
+	if err := first(); err != nil {
+		t.Error(err)
+	}
+	b.owned("two")
+	if err := second(); err != nil || len(b.nodes()) != 0 {
+		t.Errorf("%v; left on the list: %+v", err, b.nodes())
+	}
+	if got := b.kinds("one"); !slices.Equal(got, []string{"node_started", "took_over", "released", "node_stopped"}) {
+		t.Errorf("%v", got)
+	}
+	if got := b.kinds("two"); !slices.Equal(got, []string{"node_started", "node_listed_again", "took_over", "released", "node_stopped"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestALostLeaseIsNoted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("node=one")
+	b.owned("one")
+	// Somebody else acquired it meanwhile.
+	if _, err := b.state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of1"}}, bson.D{
+		{Key: "$set", Value: bson.D{{Key: "owner", Value: "other/x"}, {Key: "node", Value: "other"}}}, {Key: "$inc", Value: bson.D{{Key: "epoch", Value: 1}}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return slices.Contains(b.kinds("one"), "lease_lost") })
+}
+
+// Two nodes of one watcher with different topics are told of each other.
+func TestADifferingConfigurationIsNoted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.start("node=one")
+	waitFor(t, func() bool { return len(b.nodes()) == 1 })
+	b.start("node=two", "retention=1h")
+	b.log.wait(t, "has another configuration")
+	waitFor(t, func() bool {
+		return slices.Contains(b.kinds("two"), "configuration_differs") || slices.Contains(b.kinds("one"), "configuration_differs")
+	})
+}
+
+// A rolling upgrade over a migration that the older version cannot work with: the newer node waits as long as the older one
+// lives, then migrates and takes over; the older version does not start any more.
+func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	old := []migrate.Step{{ID: "0001", Name: "old"}}
+	upgraded := append(slices.Clone(old), migrate.Step{ID: "0002", Name: "another form", Breaking: true})
+
+	stopOld, _ := b.version("old", old)
+	b.owned("old")
+	stopNew, _ := b.version("new", upgraded)
+	b.log.wait(t, "migration 0002 (another form) waits, because these live nodes do not know it: old (knows 0001)")
+	b.append(3)
+	b.consume(3) // the older node goes on
+	if w := b.status(); w.Node != "old" {
+		t.Errorf("%+v", w)
+	}
+	stopOld()
+	b.owned("new")
+	if n, err := b.state.Collection("migrations").CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "0002"}, {Key: "outcome", Value: "applied"}}); err != nil || n != 1 {
+		t.Errorf("the migration is not in the ledger: %d, %v", n, err)
+	}
+	if got := b.kinds("new"); !slices.Equal(got, []string{"node_started", "upgrade_waits", "upgrade_goes_on", "took_over"}) {
+		t.Errorf("%v", got)
+	}
+	_, ended := b.version("older-again", old)
+	select {
+	case err := <-ended:
+		if !errors.Is(err, app.ErrOutdated) || !errors.Is(err, migrate.ErrNewer) {
+			t.Errorf("the older version ends with %v", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("the older version starts")
+	}
+	stopNew()
+	waitFor(t, func() bool { return len(b.nodes()) == 0 })
+}

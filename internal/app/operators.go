@@ -1,0 +1,109 @@
+package app
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net/http"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/httpapi"
+	"github.com/outrelay/outrelay/internal/opspage"
+)
+
+// Operators is the operator's page and API of one deployment. It has a connection of its own, so that no question of a
+// person holds up the lease or the stream, and works in any process: beside a relay or alone.
+type Operators struct {
+	server *httpapi.Server
+	dep    *admin.Deployment
+	close  func()
+}
+
+// NewOperators binds http.admin.listen; cfg.HTTP.Admin must be set. It connects to nothing yet. Nothing is served before Run,
+// and one that is never run has to be closed.
+func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operators, error) {
+	a := cfg.HTTP.Admin
+	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
+	if err != nil {
+		return nil, fmt.Errorf("http.admin.redact: %w", err)
+	}
+	router, err := Router(cfg)
+	if err != nil {
+		return nil, err
+	}
+	state, disconnect, err := StateDatabase(cfg)
+	if err != nil {
+		return nil, err
+	}
+	o := &Operators{close: disconnect, dep: &admin.Deployment{
+		State: state, Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Router: router, Redact: redact, Log: log,
+		Outboxes:  Outboxes(cfg, state.Client()),
+		Compacted: func(ctx context.Context, topics []string) ([]string, error) { return CompactedTopics(ctx, cfg, topics) },
+		Oplog:     Oplog(state.Client()),
+	}}
+	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log, Page: o.page(cfg, version, log)}
+	if a.TLS != nil {
+		opts.TLS = func() (*tls.Config, error) { return a.TLS.Server() }
+	}
+	if o.server, err = httpapi.ListenAdmin(opts); err != nil {
+		disconnect()
+		return nil, fmt.Errorf("http.admin.listen: %w", err)
+	}
+	return o, nil
+}
+
+// page is the operator's page over the deployment's desks.
+func (o *Operators) page(cfg config.Config, version string, log *slog.Logger) http.Handler {
+	return opspage.New(opspage.Options{Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Log: log, Desk: func(a admin.Actor, watcher string) opspage.UseCases {
+		return o.dep.For(a).Of(watcher)
+	}})
+}
+
+// access is who may come in.
+func access(a *config.Admin) httpapi.Access {
+	out := httpapi.Access{
+		Token: a.Token.Reveal(), ViewerToken: a.ViewerToken.Reveal(), Operators: a.Operators, Anonymous: a.Anonymous, Payloads: a.Payloads,
+		Local: a.Local(), Hosts: a.Hosts, Rate: a.Rate,
+	}
+	if a.Proxy != nil {
+		out.ProxyHeader, out.ProxyFrom = a.Proxy.Header, a.Proxy.Networks()
+	}
+	return out
+}
+
+// Addr is the address that is listened on, with the port that was found.
+func (o *Operators) Addr() string { return o.server.Addr() }
+
+// Close frees what one that was never run holds; nil holds nothing.
+func (o *Operators) Close() error {
+	if o == nil {
+		return nil
+	}
+	o.close()
+	return o.server.Close()
+}
+
+// Run serves until ctx ends.
+func (o *Operators) Run(ctx context.Context) error {
+	defer o.close()
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return o.server.Run(ctx) })
+	g.Go(func() error { return o.dep.Run(ctx) })
+	return g.Wait()
+}
+
+// operators is the operator's listener beside the relay; nil where it is not configured.
+func (r *Relay) operators() (*Operators, error) {
+	if r.cfg.HTTP.Admin == nil {
+		return nil, nil
+	}
+	o, err := NewOperators(r.cfg, r.version, r.log)
+	if err == nil {
+		r.log.Info("the operator's page and API are served", "address", o.Addr())
+	}
+	return o, err
+}

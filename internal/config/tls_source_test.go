@@ -1,0 +1,92 @@
+package config
+
+import (
+	"bytes"
+	"crypto/tls"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+	"time"
+)
+
+// Changed files count from the next call on; files that are half written are told once, and the last good ones stay.
+func TestTLSSourceFollowsItsFiles(t *testing.T) {
+	t.Parallel()
+	var said bytes.Buffer
+	cert, key := pair(t)
+	next, err := (&TLS{CA: cert, Cert: cert, Key: key}).Source(slog.New(slog.NewTextHandler(&said, nil)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := next()
+	if next() != first || first.MinVersion != tls.VersionTLS12 || first.InsecureSkipVerify || said.Len() != 0 {
+		t.Fatalf("%+v, said %q", first, said.String())
+	}
+	shown := func(c *tls.Config) string {
+		t.Helper()
+		pair, err := c.GetClientCertificate(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(pair.Certificate[0])
+	}
+	old := shown(first)
+
+	cert2, key2 := pair(t)
+	move := func(from, to string) {
+		t.Helper()
+		text, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		// A coarse clock of the file system must not hide the change.
+		later := time.Now().Add(time.Duration(len(said.Bytes())+1) * time.Second)
+		if err := os.Chtimes(to, later, later); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move(cert2, cert) // and the key is still the old one
+	if next() != first || shown(first) != old {
+		t.Error("half a pair is used")
+	}
+	told := said.String()
+	if !strings.Contains(told, "level=WARN") || !strings.Contains(told, "cannot be used") || strings.Contains(told, "PRIVATE") {
+		t.Errorf("said %q", told)
+	}
+	if next() != first || said.String() != told {
+		t.Errorf("told again: %q", said.String())
+	}
+	move(key2, key)
+	second := next()
+	if second == first || shown(second) == old || shown(first) == old || second.RootCAs.Equal(first.RootCAs) {
+		t.Error("the new files are not used")
+	}
+	if !strings.Contains(said.String(), "have changed and are used from now on") {
+		t.Errorf("said %q", said.String())
+	}
+	if err := os.Remove(key); err != nil {
+		t.Fatal(err)
+	}
+	if next() != second {
+		t.Error("files that are away take the certificate away")
+	}
+}
+
+func TestTLSExpiry(t *testing.T) {
+	t.Parallel()
+	if end, _ := (*TLS)(nil).Expiry(); !end.IsZero() {
+		t.Errorf("%v", end)
+	}
+	cert, key := pair(t)
+	end, file := (&TLS{CA: cert, Cert: cert, Key: key}).Expiry()
+	if left := time.Until(end); file != cert || left <= 0 || left > time.Hour {
+		t.Errorf("%v %s", left, file)
+	}
+	if end, _ := (&TLS{CA: "/no/such"}).Expiry(); !end.IsZero() {
+		t.Errorf("%v", end)
+	}
+}

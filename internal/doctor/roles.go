@@ -1,0 +1,125 @@
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/pkg/inbox"
+)
+
+// Privilege is a MongoDB privilege of a role.
+type Privilege struct {
+	Resource Resource `json:"resource"`
+	Actions  []string `json:"actions"`
+	Why      string   `json:"why,omitempty"`
+	// Optional says that what lacks it works, and what does not then.
+	Optional string `json:"optional,omitempty"`
+}
+
+// Resource is what a privilege is on, as MongoDB takes it: a collection, all of a database, or the cluster.
+type Resource struct {
+	DB         *string `json:"db,omitempty"`
+	Collection *string `json:"collection,omitempty"`
+	Cluster    bool    `json:"cluster,omitempty"`
+}
+
+// Role is a MongoDB role of the database admin.
+type Role struct {
+	Name       string      `json:"role"`
+	For        string      `json:"for"`
+	Privileges []Privilege `json:"privileges"`
+}
+
+// ACL is what one user of Kafka may do with one resource.
+type ACL struct {
+	For        string   `json:"for"`       // relay, consumer or service
+	Principal  string   `json:"principal"` // User:name
+	Resource   string   `json:"resource"`  // topic, transactional-id or group
+	Name       string   `json:"name"`
+	Pattern    string   `json:"pattern"` // literal or prefixed
+	Operations []string `json:"operations"`
+	Why        string   `json:"why"`
+}
+
+// Roles are the least that each user of a deployment needs.
+type Roles struct {
+	MongoDB []Role `json:"mongodb"`
+	Kafka   []ACL  `json:"kafka"`
+}
+
+// RolesFor says for whom roles are wanted beside the relay.
+type RolesFor struct {
+	Prefix    string   // of the roles' names; defaults to outrelay
+	Databases []string // of the services that consume; empty takes those of watch that are named without a pattern
+	Inbox     string   // the collection of the inbox; defaults to inbox
+	Sagas     []string // the collections of sagas
+	Group     string   // Kafka's consumer group; empty leaves consumers out of the ACLs
+	Principal string   // the relay's, User:name; empty takes the SASL user of the configuration
+	Consumer  string   // the consumers' principal; defaults to User:<service>
+}
+
+// NewRoles derives the roles from the configuration; it asks no server. What it prints is what the checks of privileges and
+// of ACLs ask for, and what the relay was run with in the tests.
+func NewRoles(cfg config.Config, who RolesFor) (Roles, error) {
+	scope, err := changestream.ParseScope(cfg.Watch, cfg.MongoDB.State+".*")
+	if err != nil {
+		return Roles{}, fmt.Errorf("watch: %w", err)
+	}
+	if who.Prefix == "" {
+		who.Prefix = "outrelay"
+	}
+	if who.Inbox == "" {
+		who.Inbox = inbox.DefaultCollection
+	}
+	m := &roleMaker{cfg: cfg, scope: scope, who: who}
+	return Roles{
+		MongoDB: []Role{m.relay(), m.setup(), m.service(), m.scheduler(), m.consumer(), m.operator(), m.reader()},
+		Kafka:   m.acls(),
+	}, nil
+}
+
+// Script creates the roles, as a script for mongosh. It may be run again: a role that is there is updated.
+func (r Roles) Script() string {
+	var b strings.Builder
+	b.WriteString("// For mongosh, as a user who may manage roles: mongosh \"$URI\" roles.js\n" +
+		"const admin = db.getSiblingDB(\"admin\");\n" +
+		"const make = (role, privileges) => admin.getRole(role) ? admin.updateRole(role, {privileges, roles: []}) : admin.createRole({role, privileges, roles: []});\n")
+	for _, role := range r.MongoDB {
+		fmt.Fprintf(&b, "\n// %s\nmake(%q, [\n", role.For, role.Name)
+		for _, p := range role.Privileges {
+			why := p.Why
+			if p.Optional != "" {
+				why += " (optional: " + p.Optional + ")"
+			}
+			actions, _ := json.Marshal(p.Actions) // strings
+			fmt.Fprintf(&b, "  // %s\n  {resource: %s, actions: %s},\n", why, p.Resource.statement(), actions)
+		}
+		b.WriteString("]);\n")
+	}
+	b.WriteString("\n// Then a user for each, such as:\n// admin.createUser({user: \"relay\", pwd: passwordPrompt(), roles: [\"" + r.MongoDB[0].Name + "\"]})\n")
+	return b.String()
+}
+
+func (r Resource) statement() string {
+	if r.Cluster {
+		return resource{cluster: true}.statement()
+	}
+	return resource{db: *r.DB, coll: *r.Collection}.statement()
+}
+
+// Commands are the lines for kafka-acls.sh.
+func (r Roles) Commands(brokers []string) string {
+	var b strings.Builder
+	for _, a := range r.Kafka {
+		fmt.Fprintf(&b, "# the %s: %s\nkafka-acls.sh --bootstrap-server %s --command-config admin.properties --add --allow-principal '%s' --operation %s --%s '%s'", a.For, a.Why,
+			strings.Join(brokers, ","), a.Principal, strings.Join(a.Operations, " --operation "), a.Resource, a.Name)
+		if a.Pattern == "prefixed" {
+			b.WriteString(" --resource-pattern-type prefixed")
+		}
+		b.WriteString("\n")
+	}
+	return b.String()
+}

@@ -1,0 +1,151 @@
+package doctor
+
+import (
+	"encoding/json"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/config"
+)
+
+// named are the actions that a finding calls missing, with what they are missing on.
+var named = regexp.MustCompile(`([a-z][A-Za-z, ]*) on (the cluster|all databases|database \w+|\w+\.\w+)`)
+
+// missing are the actions that a report names, as "action on resource".
+func missing(r Report) (out []string) {
+	for _, c := range r.Checks {
+		text := c.Detail
+		if _, rest, found := strings.Cut(text, "the action "); found {
+			text = rest
+		} else if _, rest, found := strings.Cut(text, "missing: "); found && strings.HasPrefix(c.ID, "mongodb.") {
+			text = rest
+		} else {
+			continue
+		}
+		for _, m := range named.FindAllStringSubmatch(text, -1) {
+			for action := range strings.SplitSeq(strings.TrimPrefix(m[1], ", "), ", ") {
+				if one := action + " on " + m[2]; !slices.Contains(out, one) {
+					out = append(out, one)
+				}
+			}
+		}
+	}
+	return out
+}
+
+// rolesOneByOne: with the role that is printed nothing is missing, and of what is taken from it the doctor names exactly that.
+func rolesOneByOne(t *testing.T, root *mongo.Client, cfg config.Config) {
+	roles, err := NewRoles(cfg, RolesFor{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	relay := roles.MongoDB[0]
+	whole := relay.Privileges
+	put := func(verb string, privileges []Privilege) {
+		t.Helper()
+		command(t, root, bson.D{{Key: verb, Value: relay.Name}, {Key: "privileges", Value: documents(t, privileges)}, {Key: "roles", Value: bson.A{}}})
+	}
+	put("createRole", whole)
+	command(t, root, bson.D{{Key: "createUser", Value: "printed"}, {Key: "pwd", Value: planted}, {Key: "roles", Value: bson.A{relay.Name}}})
+	full := examine(t, cfg)
+	if m := missing(full); len(m) > 0 || full.Failed() {
+		t.Fatalf("with the printed role: missing %v, %d failed", m, full.Count(Fail))
+	}
+	taken := 0
+	for i, p := range whole {
+		for j, action := range p.Actions {
+			fewer := slices.Clone(whole)
+			fewer[i].Actions = slices.Delete(slices.Clone(p.Actions), j, j+1)
+			if len(fewer[i].Actions) == 0 {
+				fewer = slices.Delete(fewer, i, i+1)
+			}
+			put("updateRole", fewer)
+			r := examine(t, cfg)
+			on := resource{cluster: p.Resource.Cluster}
+			if !on.cluster {
+				on = resource{db: *p.Resource.DB, coll: *p.Resource.Collection}
+			}
+			got := missing(r)
+			another := func(said string) bool { // the same action on a collection of that database is the same one
+				where, same := strings.CutPrefix(said, action+" on ")
+				return !same || where != on.String() && (on.coll != "" || !strings.HasPrefix(where, on.db+"."))
+			}
+			if len(got) == 0 || slices.ContainsFunc(got, another) {
+				t.Errorf("without %s on %s the doctor names %q", action, on, got)
+			}
+			if r.Failed() == (p.Optional != "") && action != "changeStream" {
+				t.Errorf("without %s on %s: failed %v, and it is optional: %q", action, on, r.Failed(), p.Optional)
+			}
+			taken++
+		}
+	}
+	if taken < 18 {
+		t.Errorf("%d actions were taken away; the role has more", taken)
+	}
+	put("updateRole", whole)
+}
+
+// documents are privileges as createRole takes them.
+func documents(t *testing.T, list []Privilege) bson.A {
+	t.Helper()
+	out := bson.A{}
+	for _, p := range list {
+		raw, err := json.Marshal(p.Resource)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var on bson.D
+		if err := bson.UnmarshalExtJSON(raw, false, &on); err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: p.Actions}})
+	}
+	return out
+}
+
+func TestRolesOfPatterns(t *testing.T) {
+	t.Parallel()
+	of := func(set ...string) string {
+		t.Helper()
+		roles, err := NewRoles(load(t, "mongodb://m/", []string{"k:1"}, set...), RolesFor{Sagas: []string{"orders_saga"}, Databases: []string{"bill"}, Group: "g"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return roles.Script() + roles.Commands([]string{"k:1"})
+	}
+	for _, c := range []struct {
+		set  []string
+		want []string
+		not  []string
+	}{
+		{[]string{"watch=shop.outbox"}, []string{
+			`{resource: {db: "shop", collection: "outbox"}, actions: ["find","changeStream","insert","update","remove"]}`,
+			`{db: "shop", collection: "outbox_dead"}`, `{db: "bill", collection: "inbox_claims"}`, `{db: "bill", collection: "orders_saga"}`, `{db: "bill", collection: "saga_types"}`,
+			"--topic 'outbox.event.' --resource-pattern-type prefixed", "--transactional-id 'outrelay.' --resource-pattern-type prefixed", "--group 'g'",
+		}, []string{`db: "",`, "listDatabases", "anyResource", "AnyDatabase", `"local"`, "CREATE", `"dropIndex"],`}},
+		{[]string{"watch=shop.outbox,shop.more"}, []string{`{resource: {db: "shop", collection: ""}, actions: ["find","changeStream"]}`, `{resource: {db: "shop", collection: "more"}, actions: ["find","insert","update","remove"]}`}, nil},
+		{[]string{"watch=tenant_*.outbox"}, []string{`{resource: {db: "", collection: ""}, actions: ["find","changeStream"]}`, `{resource: {db: "", collection: "outbox"}, actions: ["find","insert","update","remove"]}`, `{db: "", collection: "outbox_dead"}`, "listDatabases"}, nil},
+		{[]string{"watch=shop.out*"}, []string{`{resource: {db: "shop", collection: ""}, actions: ["find","changeStream","insert","update","remove"]}`}, nil},
+		{[]string{"watch=shop.outbox", "mongodb.state=relays", "topics.allow=a,b.*", "topics.create.partitions=3"}, []string{`{db: "relays", collection: ""}`, "--topic 'a'\n", "--topic 'b.' --resource-pattern-type prefixed", "--operation CREATE"}, []string{"outbox.event."}},
+		{[]string{"watch=shop.outbox", "topics.template={aggregatetype}"}, []string{"--topic '*'\n"}, nil},
+		{[]string{"watch=shop.outbox", "dead_letters.expire=24h"}, []string{`{resource: {db: "shop", collection: "outbox_dead"}, actions: ["listIndexes","createIndex","dropIndex","collMod"]}`}, nil},
+	} {
+		text := of(c.set...)
+		for _, w := range c.want {
+			if !strings.Contains(text, w) {
+				t.Errorf("%v: no %s in\n%s", c.set, w, text)
+			}
+		}
+		relay, _, _ := strings.Cut(text, "// outrelay migrate")
+		for _, w := range c.not {
+			if strings.Contains(relay, w) {
+				t.Errorf("%v: %s in\n%s", c.set, w, relay)
+			}
+		}
+	}
+}

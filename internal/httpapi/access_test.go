@@ -1,0 +1,249 @@
+package httpapi
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/base64"
+	"math/big"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+func basic(user, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+}
+
+func TestWhoCallsIsKnownByTheToken(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	for auth, want := range map[string]who{
+		"Bearer " + operatorToken:     {Name: "token", Source: "api/token", Role: "operator", Payloads: true},
+		"bearer " + viewerToken:       {Name: "token", Source: "api/token", Role: "viewer"},
+		basic("ann", operatorToken):   {Name: "ann", Source: "api/token", Role: "operator", Payloads: true},
+		basic("", viewerToken):        {Name: "token", Source: "api/token", Role: "viewer"},
+		basic("Zoë Ω", operatorToken): {Name: "Zoë Ω", Source: "api/token", Role: "operator", Payloads: true},
+	} {
+		var got who
+		s.ok(&got, "GET", "/api/v1/whoami", "", "Authorization", auth)
+		if want.Watcher, want.Version = "orders", "test"; got != want {
+			t.Errorf("%s: %+v; want %+v", auth, got, want)
+		}
+	}
+	for _, auth := range []string{"", "Bearer", "Bearer ", "Bearer " + operatorToken + "x", "Bearer " + operatorToken[:10], basic("ann", ""), basic("a\nb", operatorToken), basic(strings.Repeat("a", 200), operatorToken), "Digest x"} {
+		r := s.call("GET", "/api/v1/overview", "", "Authorization", auth)
+		if p := r.problem(t, 401); p.Hint == "" || len(r.header.Values("WWW-Authenticate")) != 2 || strings.Contains(string(r.body), operatorToken) {
+			t.Errorf("%q: %+v %v", auth, p, r.header)
+		}
+	}
+	for _, path := range []string{"/api/openapi.json", "/api/v1/nothing", "/"} {
+		if r := s.call("GET", path, "", "Authorization", ""); r.status != 401 {
+			t.Errorf("%s: %d", path, r.status)
+		}
+	}
+}
+
+func TestViewersLookAndDoNotAct(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	s.die("1")
+	viewer := []string{"Authorization", "Bearer " + viewerToken}
+	for path, item := range spec(t).Paths {
+		for method, op := range item {
+			at := strings.NewReplacer("{watcher}", "orders", "{id}", "x").Replace(path)
+			if method == "get" && path == livePath {
+				continue
+			}
+			r := s.call(strings.ToUpper(method), at, "{}", viewer...)
+			if (r.status == 403) != (op.Role == "operator") {
+				t.Errorf("%s %s of role %s: %d %s", method, at, op.Role, r.status, r.body)
+			}
+		}
+	}
+	if p := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "", viewer...).problem(t, 403); p.Hint == "" {
+		t.Errorf("%+v", p)
+	}
+	if n, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10); err != nil || len(n) != 0 {
+		t.Errorf("a viewer did something: %+v %v", n, err)
+	}
+}
+
+func TestProxyNamesTheCaller(t *testing.T) {
+	t.Parallel()
+	trust := func(from string) func(*AdminOptions) {
+		return func(o *AdminOptions) {
+			o.Access = Access{ProxyHeader: "X-Forwarded-User", ProxyFrom: []netip.Prefix{netip.MustParsePrefix(from)}, Operators: []string{"*@ops"}, Payloads: "none", Rate: 1000, Local: true}
+		}
+	}
+	s := open(t, trust("127.0.0.0/8"))
+	for name, role := range map[string]string{"ann@ops": "operator", "bob@shop": "viewer"} {
+		var got who
+		s.ok(&got, "GET", "/api/v1/whoami", "", "Authorization", "", "X-Forwarded-User", name)
+		if got.Name != name || got.Role != role || got.Source != "api/proxy" || got.Payloads {
+			t.Errorf("%+v", got)
+		}
+	}
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "").problem(t, 401)
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "Bearer ").problem(t, 401) // an empty token is none
+	s = open(t, trust("10.0.0.0/8"))
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "", "X-Forwarded-User", "ann@ops").problem(t, 401)
+}
+
+func TestAnonymousIsWhatTheListenerSays(t *testing.T) {
+	t.Parallel()
+	s := open(t, func(o *AdminOptions) { o.Access = Access{Anonymous: admin.RoleViewer, Rate: 1000, Local: true} })
+	s.ok(nil, "GET", "/api/v1/overview", "", "Authorization", "")
+	s.call("POST", "/api/v1/watchers/orders/pause", "", "Authorization", "").problem(t, 403)
+	s.call("GET", "/api/v1/overview", "", "Authorization", "Bearer wrong").problem(t, 401)
+}
+
+func TestForeignPagesReachNothing(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	for _, header := range [][]string{
+		{"Origin", "https://evil.example"}, {"Sec-Fetch-Site", "cross-site"}, {"Origin", "null"},
+	} {
+		if p := s.call("POST", "/api/v1/watchers/orders/pause", "", header...).problem(t, 403); !strings.Contains(p.Detail, "another origin") {
+			t.Errorf("%v: %+v", header, p)
+		}
+	}
+	s.ok(nil, "POST", "/api/v1/watchers/orders/resume", "", "Origin", s.url, "Sec-Fetch-Site", "same-origin")
+	// A name of the page's own that resolves to this machine.
+	for _, host := range []string{"evil.example", "evil.example:80", "127.0.0.1.evil.example"} {
+		s.call("GET", "/api/v1/overview", "", "Host", host).problem(t, 421)
+	}
+	for _, host := range []string{"localhost", "LOCALHOST:1", "[::1]:9", "127.0.0.9"} {
+		s.ok(nil, "GET", "/api/v1/ping", "", "Host", host)
+	}
+	r := s.call("GET", "/api/v1/ping", "")
+	for name, want := range map[string]string{"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Cache-Control": "no-store", "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"} {
+		if r.header.Get(name) != want {
+			t.Errorf("%s: %q", name, r.header.Get(name))
+		}
+	}
+}
+
+func TestClientsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := open(t, func(o *AdminOptions) { o.Access.Rate = 1 })
+	var refused reply
+	for range 30 {
+		if r := s.call("GET", "/api/v1/whoami", ""); r.status == http.StatusTooManyRequests {
+			refused = r
+			break
+		}
+	}
+	if p := refused.problem(t, 429); refused.header.Get("Retry-After") == "" || p.Hint == "" {
+		t.Errorf("%+v %v", p, refused.header)
+	}
+	s.ok(nil, "GET", "/api/v1/whoami", "", "Authorization", basic("bob", operatorToken)) // each has a rate of its own
+	l := newLimiter(1)
+	for i := range maxClients + 100 {
+		l.take("client " + itoa(i))
+	}
+	if len(l.clients) > maxClients {
+		t.Errorf("%d clients are remembered", len(l.clients))
+	}
+	s = open(t)
+	s.call("POST", "/api/v1/failed/reset", `{"ids":["`+strings.Repeat("x", smallBody)+`"]}`).problem(t, 413)
+	s.call("POST", "/api/v1/failed/reset", `{"ids":`).problem(t, 400)
+	s.call("POST", "/api/v1/failed/reset", `{"idz":[]}`).problem(t, 422)
+	if r := s.call("DELETE", "/api/v1/failed/reset", ""); r.header.Get("Allow") != "POST" {
+		t.Errorf("%d %v", r.status, r.header)
+	}
+	s.call("DELETE", "/api/v1/failed/reset", "").problem(t, 405)
+	s.call("GET", "/api/v2", "").problem(t, 404)
+}
+
+// authority signs certificates.
+type authority struct {
+	t    *testing.T
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{t: t}
+	var pair tls.Certificate
+	pair, a.key = a.sign("root", nil)
+	a.cert = pair.Leaf
+	return a
+}
+
+func (a *authority) sign(name string, parent *authority) (tls.Certificate, *ecdsa.PrivateKey) {
+	a.t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: parent == nil, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth}, DNSNames: []string{"localhost"},
+	}
+	signer, by := c, key
+	if parent != nil {
+		signer, by = parent.cert, parent.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, signer, key.Public(), by)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key, Leaf: leaf}, key
+}
+
+func TestClientCertificates(t *testing.T) {
+	t.Parallel()
+	ca := newAuthority(t)
+	pool := x509.NewCertPool()
+	pool.AddCert(ca.cert)
+	server, _ := ca.sign("server", ca)
+	s := open(t, func(o *AdminOptions) {
+		o.Access = Access{Operators: []string{"ann"}, Rate: 1000, Local: true}
+		o.TLS = func() (*tls.Config, error) {
+			return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{server}, ClientCAs: pool, ClientAuth: tls.VerifyClientCertIfGiven}, nil
+		}
+	})
+	as := func(certs ...tls.Certificate) {
+		tr := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "localhost", Certificates: certs}}
+		t.Cleanup(tr.CloseIdleConnections)
+		s.client = &http.Client{Transport: tr, Timeout: time.Minute}
+	}
+	for name, role := range map[string]string{"ann": "operator", "bob": "viewer"} {
+		pair, _ := ca.sign(name, ca)
+		as(pair)
+		var got who
+		s.ok(&got, "GET", "/api/v1/whoami", "", "Authorization", "")
+		if got.Name != name || got.Role != role || got.Source != "api/certificate" {
+			t.Errorf("%+v", got)
+		}
+	}
+	as()
+	s.call("GET", "/api/v1/whoami", "", "Authorization", "").problem(t, 401)
+	stranger, _ := newAuthority(t).sign("ann", nil)
+	as(stranger)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/api/v1/whoami", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if res, err := s.client.Do(req); err == nil {
+		res.Body.Close()
+		if res.StatusCode != 401 {
+			t.Errorf("a stranger got %d", res.StatusCode)
+		}
+	}
+}

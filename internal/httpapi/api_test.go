@@ -1,0 +1,327 @@
+package httpapi
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// logged are the entries of the log of one kind.
+func (s *site) logged(kind store.Kind) []store.Event {
+	s.t.Helper()
+	list, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(s.t.Context(), 1000)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return slices.DeleteFunc(list, func(e store.Event) bool { return e.Kind != kind })
+}
+
+func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	ann := []string{"Authorization", basic("ann", operatorToken)}
+	s.ok(nil, "POST", "/api/v1/watchers/orders/pause", "", ann...)
+	list := s.logged(store.Paused)
+	if len(list) != 1 || list[0].Fields.Lookup("actor").StringValue() != "ann" || list[0].Fields.Lookup("source").StringValue() != "api/token" {
+		t.Fatalf("%+v", list)
+	}
+	d, _, err := lease.Read(t.Context(), s.state.Collection("watchers"), "orders/"+admin.Slot)
+	if err != nil || !d.Control.Paused {
+		t.Errorf("%+v, %v", d.Control, err)
+	}
+	var page admin.EventPage
+	s.ok(&page, "GET", "/api/v1/events?actor=ann&kind=paused,resumed", "")
+	if len(page.Events) != 1 || page.Total != 1 || page.Events[0].Actor != "ann" || page.Events[0].Source != "api/token" {
+		t.Errorf("%+v", page)
+	}
+	s.ok(nil, "POST", "/api/v1/watchers/orders/resume", "", ann...)
+	s.ok(nil, "POST", "/api/v1/watchers/orders/step-down", `{"hold_s": 0.5}`, ann...)
+	if list := s.logged(store.SteppedDown); len(list) != 1 || list[0].Fields.Lookup("hold_ms").AsInt64() != 500 {
+		t.Errorf("%+v", list)
+	}
+	s.ok(nil, "POST", "/api/v1/watchers/orders/pin", `{"node":"n9"}`, ann...)
+	if p := s.call("POST", "/api/v1/watchers/nobody/pause", "", ann...).problem(t, 404); p.Hint == "" {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestDeadLettersOverHTTP(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	for i := range 5 {
+		s.die(fmt.Sprint("d", i))
+	}
+	var got, all admin.DeadPage
+	after := ""
+	for range 3 {
+		s.ok(&got, "GET", "/api/v1/dead?limit=2&class=record_refused&after="+url.QueryEscape(after), "")
+		all.Letters = append(all.Letters, got.Letters...)
+		if after = got.Next; got.Total != 5 {
+			t.Errorf("total %d", got.Total)
+		}
+		got = admin.DeadPage{}
+	}
+	if len(all.Letters) != 5 || after != "" {
+		t.Errorf("%d letters, next %q", len(all.Letters), after)
+	}
+	s.ok(&got, "POST", "/api/v1/dead/search", `{"filter":{"ids":["d1","d2"]},"limit":1}`)
+	if len(got.Letters) != 1 || got.Total != 2 || got.Next == "" {
+		t.Errorf("%+v", got)
+	}
+	s.call("GET", "/api/v1/dead?after=xyz", "").problem(t, 422)
+	s.call("GET", "/api/v1/dead?class=bad", "").problem(t, 422)
+	s.call("POST", "/api/v1/dead/requeue", `{"filter":{}}`).problem(t, 422)
+	s.call("POST", "/api/v1/dead/discard", `{"filter":{}}`).problem(t, 422)
+
+	var out admin.DeadOutcome
+	s.ok(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"dry_run":true}`)
+	if !out.DryRun || out.Matched != 2 {
+		t.Errorf("%+v", out)
+	}
+	if p := s.call("POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"expect":3}`).problem(t, 409); !strings.Contains(p.Detail, "nothing was done") {
+		t.Errorf("%+v", p)
+	}
+	s.ok(&out, "POST", "/api/v1/dead/requeue", `{"filter":{"ids":["d1","d2"]},"expect":2}`)
+	if out.Requeued != 2 || len(s.logged("dead_requeued")) != 1 {
+		t.Errorf("%+v", out)
+	}
+	var gone admin.DeadDiscarded
+	s.ok(&gone, "POST", "/api/v1/dead/discard", `{"filter":{"class":"record_refused","stand":"replayable"},"expect":3}`)
+	if gone.Discarded != 3 || len(s.logged("dead_discarded")) != 1 {
+		t.Errorf("%+v", gone)
+	}
+}
+
+func TestAnEditNamesTheVersionThatItWasMadeFrom(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	s.die("a/b c?", bson.E{Key: "payload", Value: planted})
+	path := "/api/v1/dead/letter?id=" + url.QueryEscape("a/b c?")
+	r := s.call("GET", path, "")
+	tag := r.header.Get("ETag")
+	if r.status != 200 || tag != `"0"` || strings.Contains(string(r.body), planted) {
+		t.Fatalf("%d %s %s", r.status, tag, r.body)
+	}
+	if p := s.call("PATCH", path, `{"fields":{"topic":"x"}}`).problem(t, 428); p.Hint == "" {
+		t.Errorf("%+v", p)
+	}
+	s.call("PATCH", path, `{"fields":{"topic":"x"}}`, "If-Match", `"7"`).problem(t, 412)
+	s.call("PATCH", path, `{"fields":{"topic":"x"}}`, "If-Match", "*").problem(t, 412)
+	s.call("PATCH", path, `{"fields":{"nosuch":"x"}}`, "If-Match", tag).problem(t, 422)
+	s.call("PATCH", path, `{"payload":"a","payload_base64":"YQ=="}`, "If-Match", tag).problem(t, 422)
+	s.call("PATCH", path, `{"payload_base64":"%"}`, "If-Match", tag).problem(t, 422)
+	s.call("PATCH", "/api/v1/dead/letter?id=none", `{"fields":{"topic":"x"}}`, "If-Match", tag).problem(t, 404)
+	var e admin.DeadEdited
+	s.ok(&e, "PATCH", path, `{"payload":"new","fields":{"topic":"x"}}`, "If-Match", tag)
+	if e.Delivery != 1 || !slices.Equal(e.Edited, []string{"payload", "topic"}) {
+		t.Errorf("%+v", e)
+	}
+	s.call("PATCH", path, `{"payload":"again"}`, "If-Match", tag).problem(t, 409) // it was requeued
+	if list := s.logged("dead_edited"); len(list) != 1 || strings.Contains(string(list[0].Fields), "new") {
+		t.Errorf("%+v", list)
+	}
+}
+
+func TestPayloadsAreShownToWhoAsksAndMay(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	s.die("j", bson.E{Key: "payload", Value: `{"card": "` + planted + `", "n": 12345678901234567890}`},
+		bson.E{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "Authorization"}, {Key: "v", Value: bson.Binary{Data: []byte(planted)}}}, bson.D{{Key: "k", Value: "x"}, {Key: "v", Value: bson.Binary{Data: []byte("kept")}}}}})
+	s.die("b", bson.E{Key: "payload", Value: bson.Binary{Data: []byte(planted)}})
+	r := s.call("GET", "/api/v1/dead/letter?id=j&payload=true", "")
+	if r.status != 200 || strings.Contains(string(r.body), planted) || !strings.Contains(string(r.body), "12345678901234567890") || !strings.Contains(string(r.body), "a2VwdA==") {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	if r := s.call("GET", "/api/v1/dead/letter?id=b&payload=true", ""); r.status != 200 || strings.Contains(string(r.body), "aHVudGVy") {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	for _, path := range []string{"/api/v1/dead", "/api/v1/dead/letter?id=j", "/api/v1/lookup?id=j", "/api/v1/events", "/api/v1/overview", "/api/v1/dead/summary"} {
+		if r := s.call("GET", path, ""); r.status != 200 || strings.Contains(string(r.body), planted) {
+			t.Errorf("%s: %d %s", path, r.status, r.body)
+		}
+	}
+	if strings.Contains(s.log.String(), planted) || strings.Contains(s.log.String(), operatorToken) {
+		t.Error("the log has a secret")
+	}
+}
+
+func TestReplaysAreCarriedOutByTheProcess(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	old := uint32(time.Now().Add(-time.Hour).Unix())
+	if _, err := s.outbox.InsertOne(t.Context(), bson.D{
+		{Key: "_id", Value: "r1"}, {Key: "ts", Value: bson.Timestamp{T: old, I: 1}}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: "x"},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: uint32(time.Now().Unix())}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	s.call("POST", "/api/v1/replays", `{}`).problem(t, 422)
+	var plan admin.ReplayPlan
+	s.ok(&plan, "POST", "/api/v1/replays/plan", `{"ids":["r1"]}`, "Authorization", "Bearer "+viewerToken)
+	if plan.Found != 1 || len(plan.Topics) != 1 || plan.Topics[0].Name != "outbox.event.order" {
+		t.Fatalf("%+v", plan)
+	}
+	var info admin.ReplayInfo
+	s.ok(&info, "POST", "/api/v1/replays", `{"ids":["r1"]}`)
+	deadline := time.After(time.Minute)
+	for info.Queued == 0 {
+		select {
+		case <-deadline:
+			t.Fatalf("%+v", info)
+		case <-time.After(20 * time.Millisecond):
+		}
+		s.ok(&info, "GET", "/api/v1/replays/"+info.ID, "")
+	}
+	if info.Outstanding != 1 {
+		t.Errorf("%+v", info)
+	}
+	s.call("GET", "/api/v1/replays/none", "").problem(t, 404)
+	s.call("GET", "/api/v1/replays/"+info.ID+"?watcher=other", "").problem(t, 404)
+	if p := s.call("POST", "/api/v1/replays?watcher=other", `{"ids":["r1"]}`).problem(t, 422); !strings.Contains(p.Detail, "rules of watcher orders only") {
+		t.Errorf("%+v", p)
+	}
+}
+
+func TestLiveFigures(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+livePath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+viewerToken)
+	res, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
+		t.Fatalf("%d %v", res.StatusCode, res.Header)
+	}
+	lines, seen, name := bufio.NewScanner(res.Body), 0, ""
+	lines.Buffer(nil, 1<<20)
+	for seen < 2 && lines.Scan() {
+		if rest, ok := strings.CutPrefix(lines.Text(), "event: "); ok {
+			name = rest
+		}
+		if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+			var o admin.Overview
+			if err := json.Unmarshal([]byte(data), &o); err != nil || name != "overview" || len(o.Watchers) != 1 {
+				t.Fatalf("%s: %v %s", name, err, data)
+			}
+			seen++
+		}
+	}
+	if seen < 2 {
+		t.Fatalf("%d events, %v", seen, lines.Err())
+	}
+}
+
+func TestLiveClientsAreBounded(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	for i := range maxLive + 1 {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, s.url+livePath, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+operatorToken)
+		res, err := s.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = res.Body.Close() })
+		if want := map[bool]int{true: 503, false: 200}[i == maxLive]; res.StatusCode != want {
+			t.Fatalf("client %d: %d; want %d", i, res.StatusCode, want)
+		}
+	}
+}
+
+func TestAStopEndsWhoFollows(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	dep := &admin.Deployment{State: s.state, Watcher: "orders"}
+	srv, err := ListenAdmin(AdminOptions{Listen: "127.0.0.1:0", Deployment: dep, Log: discard(), Access: Access{Anonymous: admin.RoleViewer, Local: true, Rate: 100}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- srv.Run(ctx) }()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+srv.Addr()+livePath, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := s.client.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestClearWantsItsPhrase(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	s.die("1")
+	var out admin.Cleared
+	s.ok(&out, "POST", "/api/v1/clear", `{"what":["dead","events"],"dry_run":true}`)
+	if out.Confirm != "clear orders" || out.Found != 1 || out.Removed != 0 {
+		t.Errorf("%+v", out)
+	}
+	s.call("POST", "/api/v1/clear", `{"what":["dead"]}`).problem(t, 409)
+	s.call("POST", "/api/v1/clear", `{"what":["everything"],"confirm":"clear orders"}`).problem(t, 422)
+	if p := s.call("POST", "/api/v1/clear", `{"what":["dead"],"confirm":"clear orders"}`).problem(t, 409); !strings.Contains(p.Detail, "owns slot") {
+		t.Errorf("%+v", p)
+	}
+	s.ok(&out, "POST", "/api/v1/clear", `{"what":["dead"],"confirm":"clear orders","force":true}`)
+	if out.Removed != 1 || len(s.logged("clearing")) != 1 || len(s.logged("cleared")) != 1 {
+		t.Errorf("%+v", out)
+	}
+}
+
+func TestProblemsOfUseCasesHaveTheirStatus(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{fmt.Errorf("x: %w", store.ErrNotFound), 404},
+		{admin.ErrCursor, 422},
+		{&admin.InvalidError{Reason: "no"}, 422},
+		{admin.ErrLive, 409},
+		{&admin.CompactedError{Topics: []string{"t"}}, 409},
+		{&store.PrivilegeError{Action: "find", On: "a.b", Err: errors.New("x")}, 424},
+		{context.DeadlineExceeded, 503},
+		{admin.ErrReplaysFull, 503},
+		{errors.New("mongodb://u:" + planted + "@h is meant"), 422},
+	} {
+		var p *Problem
+		if !errors.As(problemOf(c.err), &p) || p.Status != c.want || strings.Contains(p.Detail, planted) {
+			t.Errorf("%v: %+v; want %d", c.err, p, c.want)
+		}
+	}
+}

@@ -1,0 +1,77 @@
+package httpapi
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"os"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write docs/openapi.json")
+
+const openAPIFile = "../../docs/openapi.json"
+
+func described(t *testing.T) []byte {
+	t.Helper()
+	raw, err := OpenAPI()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	if err := json.Indent(&out, raw, "", "  "); err != nil {
+		t.Fatal(err)
+	}
+	out.WriteByte('\n')
+	return out.Bytes()
+}
+
+func TestOpenAPIFileIsCurrent(t *testing.T) {
+	t.Parallel()
+	now := described(t)
+	if *update {
+		if err := os.WriteFile(openAPIFile, now, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	have, err := os.ReadFile(openAPIFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(have, now) {
+		t.Errorf("%s is not what the code describes: go test ./internal/httpapi -run TestOpenAPIFileIsCurrent -update", openAPIFile)
+	}
+}
+
+func TestEveryOperationSaysWhoMayAndHasAHintWithItsErrors(t *testing.T) {
+	t.Parallel()
+	doc := spec(t)
+	if doc.OpenAPI != "3.1.0" {
+		t.Errorf("version %s", doc.OpenAPI)
+	}
+	n := 0
+	for path, item := range doc.Paths {
+		for method, op := range item {
+			n++
+			if r := op.Role; r != "viewer" && r != "operator" {
+				t.Errorf("%s %s: role %q", method, path, r)
+			}
+			if op.Summary == "" || op.OperationID == "" || !strings.HasPrefix(path, "/api/v1/") {
+				t.Errorf("%s %s has no summary, no id or another path", method, path)
+			}
+			if method == "get" && op.Role != "viewer" {
+				t.Errorf("%s %s: looking is for everybody", method, path)
+			}
+			if _, ok := op.Responses["422"]; !ok && method != "get" {
+				t.Errorf("%s %s names no problem", method, path)
+			}
+		}
+	}
+	if n < 50 {
+		t.Errorf("%d operations", n)
+	}
+	if p := doc.Components.Schemas["Problem"]; p == nil || p.Properties["hint"] == nil {
+		t.Errorf("problems have no hint: %+v", p)
+	}
+}

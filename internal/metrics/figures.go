@@ -1,0 +1,97 @@
+package metrics
+
+import (
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// MaxCollections is how many collections get a label of their own; what the others hold is added up under "other".
+const MaxCollections = 100
+
+// Figures are counts of what lies in collections, which an owner takes by bounded queries now and then, and of the nodes.
+// Every owner of a watcher counts the same: dashboards take the maximum, not the sum.
+type Figures struct {
+	Pending     *prometheus.GaugeVec // {collection}: envelopes behind the persisted watermark
+	OldestAge   *prometheus.GaugeVec // {collection}: seconds since the oldest of them was written
+	Scheduled   *prometheus.GaugeVec // {collection}
+	Overdue     *prometheus.GaugeVec // {collection}: seconds since the first scheduled envelope was due; 0 if none is
+	DeadLetters *prometheus.GaugeVec // {collection}
+	Inbox       *prometheus.GaugeVec // {collection}: markers of handled messages and claims
+	Nodes       *prometheus.GaugeVec // {state}: alive or stale
+	Age         *Live                // seconds since all of it was counted last
+	Limit       prometheus.Gauge     // at which counting stops
+	Watcher     *prometheus.GaugeVec // {watcher, node}: always 1
+	Health      *States              // {state}: ok, degraded or unhealthy
+	Ready       *Live                // 1 while /readyz says ready
+}
+
+// Telemetry counts what is exported by OTLP.
+type Telemetry struct {
+	Exports *prometheus.CounterVec // {signal, result}
+	Limited prometheus.Counter     // deliveries that got no span because there were too many
+}
+
+// figures makes what belongs to the process, not to one slot.
+func (b builder) figures(s *Set) {
+	f := &s.Figures
+	f.Pending = b.gaugeVec("pending_envelopes", "Envelopes behind the watermark, counted now and then up to the limit.", "collection")
+	f.OldestAge = b.gaugeVec("oldest_pending_seconds", "Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection")
+	f.Scheduled = b.gaugeVec("scheduled_envelopes", "Envelopes that wait for their due time, up to the limit.", "collection")
+	f.Overdue = b.gaugeVec("scheduled_overdue_seconds", "Time since the first scheduled envelope was due; 0 if none is.", "collection")
+	f.DeadLetters = b.gaugeVec("dead_letters_stored", "Dead letters in the collection, requeued ones too, by its metadata.", "collection")
+	f.Inbox = b.gaugeVec("inbox_entries", "Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection")
+	f.Nodes = b.gaugeVec("nodes", "Processes of the state database by whether they gave a sign of life lately.", "state")
+	f.Age = b.live("figures_age_seconds", "Time since the collections were counted last; 0 in a process that owns nothing.")
+	f.Limit = b.gauge("figures_limit", "Number at which counting a collection stops.")
+	f.Watcher = b.gaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node")
+	f.Health = b.states("health", "1 for the health that the relay sees itself in.")
+	f.Ready = b.live("ready", "1 while /readyz says that the process does its part, as owner or as standby.")
+	t := &s.Telemetry
+	t.Exports = b.counterVec("otlp_exports_total", "Exports to the OTLP collector by what became of them.", "signal", "result")
+	t.Limited = b.counter("spans_limited_total", "Deliveries that got no span because the rate of spans did not allow it.")
+}
+
+// Collection is what was counted of one outbox.
+type Collection struct {
+	Name                                        string
+	Pending, Scheduled, DeadLetters, Inbox      int64
+	OldestAge, Overdue                          time.Duration
+	HasPending, HasScheduled, HasDead, HasInbox bool // whether it could be counted at all
+}
+
+// counted keeps Show from being called twice at once.
+var counted sync.Mutex
+
+// Show replaces what is told of collections. Those beyond [MaxCollections] are added up; of their ages the highest counts.
+func (f *Figures) Show(list []Collection) {
+	counted.Lock()
+	defer counted.Unlock()
+	for _, v := range []*prometheus.GaugeVec{f.Pending, f.OldestAge, f.Scheduled, f.Overdue, f.DeadLetters, f.Inbox} {
+		v.Reset()
+	}
+	var ages, overdue time.Duration
+	for i, c := range list {
+		name := c.Name
+		if i >= MaxCollections {
+			name = OtherTopics
+			ages, overdue = max(ages, c.OldestAge), max(overdue, c.Overdue)
+			c.OldestAge, c.Overdue = ages, overdue
+		}
+		if c.HasPending {
+			f.Pending.WithLabelValues(name).Add(float64(c.Pending))
+			f.OldestAge.WithLabelValues(name).Set(c.OldestAge.Seconds())
+		}
+		if c.HasScheduled {
+			f.Scheduled.WithLabelValues(name).Add(float64(c.Scheduled))
+			f.Overdue.WithLabelValues(name).Set(c.Overdue.Seconds())
+		}
+		if c.HasDead {
+			f.DeadLetters.WithLabelValues(name).Add(float64(c.DeadLetters))
+		}
+		if c.HasInbox {
+			f.Inbox.WithLabelValues(name).Add(float64(c.Inbox))
+		}
+	}
+}

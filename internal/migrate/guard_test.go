@@ -1,0 +1,91 @@
+package migrate
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+func TestSchemaIsTheLastStepsNumber(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]int{"0001": 1, "0042": 42, "": 0, "x": 0} {
+		if got := Number(id); got != want {
+			t.Errorf("%q: %d, want %d", id, got, want)
+		}
+	}
+	if got := Schema([]Step{{ID: "0007"}, {ID: "0012"}}); got != 12 {
+		t.Errorf("%d", got)
+	}
+	steps := Steps()
+	if got := Schema(steps); got != len(steps) || got == 0 {
+		t.Errorf("this version's schema is %d, with %d steps", got, len(steps))
+	}
+}
+
+// A step that older versions cannot work with is asked about before it is announced, and again afterwards: one that must
+// wait leaves nothing behind, and one that is announced keeps older versions out before it is done.
+func TestABreakingStepWaitsUntilAllKnowIt(t *testing.T) {
+	t.Parallel()
+	d := deploy(t, stacktest.Client(t), "outbox")
+	steps := []Step{
+		{ID: "0001", Name: "first", Create: []Change{{Outbox, index("ts")}}},
+		{ID: "0002", Name: "second", Breaking: true, Create: []Change{{Outbox, index("type")}}},
+		{ID: "0003", Name: "third", Create: []Change{{Outbox, index("topic")}}},
+	}
+	old, m := d.migrator(steps[:1]), d.migrator(steps)
+	if up(t, old); !slices.Equal(names(t, d.shop.Collection("outbox")), []string{"ts_1"}) {
+		t.Fatal("the first step")
+	}
+	pending, err := m.Guard(t.Context())
+	if err != nil || len(pending) != 1 || pending[0].ID != "0002" {
+		t.Fatalf("%v, %v", pending, err)
+	}
+	older := errors.New("an older node lives")
+	ledger := d.state.Collection(Collection)
+	for name, answers := range map[string][]error{"at once": {older}, "seen after the announcement": {nil, older}} {
+		asked := 0
+		m.Ready = func(ctx context.Context, s Step) error {
+			if s.ID != "0002" {
+				t.Errorf("asked about %s", s.ID)
+			}
+			announced, err := ledger.CountDocuments(ctx, bson.D{{Key: "_id", Value: "0002"}, {Key: "outcome", Value: begun}})
+			if err != nil || announced != int64(asked) {
+				t.Errorf("%s: announced %d times at question %d, %v", name, announced, asked, err)
+			}
+			asked++
+			return answers[asked-1]
+		}
+		r, err := m.Up(t.Context())
+		if !errors.Is(err, older) || asked != len(answers) || !slices.Contains(r.Pending, "0002") {
+			t.Errorf("%s: %v after %d questions, %+v", name, err, asked, r)
+		}
+		if n, err := ledger.CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "0002"}}); err != nil || n != 0 {
+			t.Errorf("%s: the announcement is left: %d, %v", name, n, err)
+		}
+		if _, err := old.Guard(t.Context()); err != nil {
+			t.Errorf("%s: the older version is kept out: %v", name, err)
+		}
+	}
+	m.Ready = func(ctx context.Context, _ Step) error {
+		if n, _ := ledger.CountDocuments(ctx, bson.D{{Key: "outcome", Value: begun}}); n == 1 {
+			if _, err := old.Guard(ctx); !errors.Is(err, ErrNewer) {
+				t.Errorf("announced, and an older version may start: %v", err)
+			}
+		}
+		return nil
+	}
+	if r := up(t, m); !slices.Equal(r.Applied, []string{"0002", "0003"}) {
+		t.Errorf("%+v", r)
+	}
+	if _, err := old.Guard(t.Context()); !errors.Is(err, ErrNewer) {
+		t.Errorf("the older version: %v", err)
+	}
+	if pending, err := m.Guard(t.Context()); err != nil || len(pending) != 0 {
+		t.Errorf("%v, %v", pending, err)
+	}
+}

@@ -1,0 +1,377 @@
+package nodes
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/migrate"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+var upsert = options.UpdateOne().SetUpsert(true)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func state(t *testing.T) *mongo.Database {
+	t.Helper()
+	return stacktest.Database(t, stacktest.Client(t))
+}
+
+func member(db *mongo.Database, node string, change func(*Config)) *Member {
+	c := Config{
+		State: db, Node: node, Address: node + ":9464", Version: "1.4.0", Watcher: "orders", Roles: []Role{Relay, Cleaner},
+		Capabilities: []string{"recording:watermark"}, Schema: 3,
+	}
+	if change != nil {
+		change(&c)
+	}
+	return New(c)
+}
+
+func beat(t *testing.T, m *Member, v Vital) {
+	t.Helper()
+	if err := m.Beat(t.Context(), v); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func list(t *testing.T, db *mongo.Database) []store.Node {
+	t.Helper()
+	all, err := store.NewNodes(db.Collection("nodes")).List(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(all, func(a, b store.Node) int { return strings.Compare(a.Node, b.Node) })
+	return all
+}
+
+// kinds are the entries of the events log about a node, in their order.
+func kinds(t *testing.T, db *mongo.Database, node string) []string {
+	t.Helper()
+	all, err := store.NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := []string{}
+	for _, e := range slices.Backward(all) {
+		if e.Node == node {
+			out = append(out, string(e.Kind))
+		}
+	}
+	return out
+}
+
+// silence sets a node's last sign of life back, by the server's clock.
+func silence(t *testing.T, db *mongo.Database, node string, d time.Duration) {
+	t.Helper()
+	res, err := db.Collection("nodes").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: node}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "seenAt", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", d.Milliseconds()}}}},
+	}}}})
+	if err != nil || res.MatchedCount != 1 {
+		t.Fatalf("%v, %+v", err, res)
+	}
+}
+
+func TestAMemberIsListedFromItsFirstHeartbeatToItsLeave(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	if got := list(t, db); len(got) != 0 {
+		t.Fatalf("on a blank slate: %+v", got)
+	}
+	m := member(db, "a", nil)
+	beat(t, m, Vital{KafkaReachable: true, SinceAck: time.Second, Holds: []string{"orders/0of1"}})
+	got := list(t, db)
+	if len(got) != 1 {
+		t.Fatalf("%+v", got)
+	}
+	n := got[0]
+	if n.Node != "a" || n.Address != "a:9464" || n.Version != "1.4.0" || n.Schema != 3 || n.Instance == "" || !n.KafkaReachable || n.LastAck == nil ||
+		!slices.Equal(n.Watchers, []string{"orders"}) || !slices.Equal(n.Roles, []string{"relay", "cleaner"}) ||
+		!slices.Equal(n.Capabilities, []string{"recording:watermark"}) || !slices.Equal(n.Holds, []string{"orders/0of1"}) {
+		t.Errorf("%+v", n)
+	}
+	beat(t, m, Vital{SinceAck: -1})
+	again := list(t, db)[0]
+	if !again.StartedAt.Equal(n.StartedAt) || again.SeenAt.Before(n.SeenAt) || len(again.Holds) != 0 || again.LastAck != nil {
+		t.Errorf("the second heartbeat: %+v", again)
+	}
+	for range 2 { // a second one does nothing
+		if err := m.Leave(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	beat(t, m, Vital{})
+	if got := list(t, db); len(got) != 0 {
+		t.Errorf("after it left: %+v", got)
+	}
+	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_stopped"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// Somebody removes a node that lives: its next heartbeat lists it again as what it was.
+func TestANodeThatWasRemovedIsListedAgainAsItself(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	m := member(db, "a", nil)
+	m.began = m.began.Add(-time.Hour) // it runs for an hour
+	beat(t, m, Vital{})
+	before := list(t, db)[0]
+	if err := store.NewNodes(db.Collection("nodes")).Leave(t.Context(), "a"); err != nil {
+		t.Fatal(err)
+	}
+	beat(t, m, Vital{})
+	after := list(t, db)[0]
+	if after.Instance != before.Instance || after.Schema != 3 || !slices.Equal(after.Capabilities, before.Capabilities) || !slices.Equal(after.Roles, before.Roles) {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+	if d := after.StartedAt.Sub(before.StartedAt).Abs(); d > 30*time.Second {
+		t.Errorf("it started %v, and before %v", after.StartedAt, before.StartedAt)
+	}
+	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_listed_again"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// A process that was killed is followed by another of its name, whose start is its own.
+func TestASuccessorOfTheSameNameIsAnotherProcess(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	killed := member(db, "a", nil)
+	killed.began = killed.began.Add(-48 * time.Hour)
+	beat(t, killed, Vital{})
+	old := list(t, db)[0].StartedAt
+	next := member(db, "a", nil)
+	for range 3 {
+		beat(t, next, Vital{})
+	}
+	if got := list(t, db)[0]; got.StartedAt.Sub(old) < 47*time.Hour || got.Instance != next.instance {
+		t.Errorf("%+v, before %v", got, old)
+	}
+	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "node_started"}) {
+		t.Errorf("%v", got)
+	}
+	// The killed one was only away, and stops now: the other one stays.
+	if err := killed.Leave(t.Context()); err != nil || len(list(t, db)) != 1 {
+		t.Errorf("%v, %+v", err, list(t, db))
+	}
+}
+
+func TestTwoProcessesOfOneNameAreToldOnce(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	one, two := member(db, "a", nil), member(db, "a", nil)
+	for range 3 {
+		beat(t, one, Vital{})
+		beat(t, two, Vital{})
+	}
+	got := kinds(t, db, "a")
+	slices.Sort(got)
+	if !slices.Equal(got, []string{"node_name_taken_twice", "node_name_taken_twice", "node_started", "node_started"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+// Silence is noted once, whoever looks and however often, and so is the return.
+func TestSilenceIsNotedOnce(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	silent := member(db, "silent", nil)
+	beat(t, silent, Vital{Holds: []string{"orders/0of1"}})
+	var lookers []*Member
+	for _, name := range []string{"b", "c", "d"} {
+		m := member(db, name, nil)
+		beat(t, m, Vital{})
+		if err := m.Look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		lookers = append(lookers, m)
+	}
+	if n := list(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
+		t.Errorf("%+v", n)
+	}
+	silence(t, db, "silent", StaleAfter+time.Second)
+	var wg sync.WaitGroup
+	for _, m := range lookers {
+		wg.Go(func() {
+			for range 3 {
+				if err := m.Look(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	var noted []string
+	all, err := store.NewEvents(db.Collection("events"), "", "").Latest(t.Context(), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		if e.Kind == store.NodeStale {
+			of, _ := e.Fields.Lookup("of").StringValueOK()
+			noted = append(noted, of+" "+e.Fields.Lookup("held").String())
+		}
+	}
+	if !slices.Equal(noted, []string{`silent ["orders/0of1"]`}) {
+		t.Errorf("%v", noted)
+	}
+	if n := list(t, db)[3]; n.StaleSince == nil || n.Alive(StaleAfter) {
+		t.Errorf("%+v", n)
+	}
+	beat(t, silent, Vital{})
+	beat(t, silent, Vital{})
+	if n := list(t, db)[3]; n.StaleSince != nil || !n.Alive(StaleAfter) {
+		t.Errorf("%+v", n)
+	}
+	if got := kinds(t, db, "silent"); !slices.Equal(got, []string{"node_started", "node_returned"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestConfigurationsOfAWatcherAreCompared(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	config := func(p string) func(*Config) { return func(c *Config) { c.Fingerprint = p } }
+	a, b, same := member(db, "a", config("1")), member(db, "b", config("2")), member(db, "same", config("1"))
+	stranger := member(db, "stranger", func(c *Config) { c.Fingerprint, c.Watcher = "9", "invoices" })
+	old := member(db, "old", nil)
+	for _, m := range []*Member{a, b, same, stranger, old} {
+		beat(t, m, Vital{})
+	}
+	for range 2 {
+		if err := a.Look(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := kinds(t, db, "a"); !slices.Equal(got, []string{"node_started", "configuration_differs"}) {
+		t.Errorf("%v", got)
+	}
+}
+
+func TestTidyForgetsAndTrims(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	m := member(db, "a", nil)
+	beat(t, m, Vital{})
+	for node, age := range map[string]time.Duration{"gone": ForgetAfter + time.Hour, "week": 7 * 24 * time.Hour} {
+		beat(t, member(db, node, nil), Vital{})
+		silence(t, db, node, age)
+	}
+	// One more than the bound; those that were there before are the oldest.
+	var docs []any
+	for range store.EventsKept {
+		docs = append(docs, bson.D{{Key: "at", Value: time.Now().Add(time.Minute)}, {Key: "kind", Value: "filler"}})
+	}
+	if _, err := db.Collection("events").InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Tidy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := list(t, db); len(got) != 2 || got[0].Node != "a" || got[1].Node != "week" {
+		t.Errorf("%+v", got)
+	}
+	if n, err := db.Collection("events").CountDocuments(t.Context(), bson.D{}); err != nil || n != store.EventsKept {
+		t.Errorf("%d entries are left, %v", n, err)
+	}
+	if got := kinds(t, db, "a"); len(got) != 0 {
+		t.Errorf("the oldest are left: %v", got)
+	}
+}
+
+func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
+	t.Parallel()
+	db := state(t)
+	step := migrate.Step{ID: "0007", Name: "slots", Breaking: true}
+	ready := Ready(db)
+	schema := func(n int) func(*Config) { return func(c *Config) { c.Schema, c.Version = n, "1.0."+c.Node } }
+	if err := ready(t.Context(), step); err != nil {
+		t.Fatalf("nobody is there: %v", err)
+	}
+	beat(t, member(db, "new", schema(7)), Vital{})
+	beat(t, member(db, "newer", schema(9)), Vital{})
+	if err := ready(t.Context(), step); err != nil {
+		t.Errorf("all know it: %v", err)
+	}
+	old := member(db, "old", schema(6))
+	beat(t, old, Vital{})
+	var e *OlderError
+	if err := ready(t.Context(), step); !errors.As(err, &e) || !errors.Is(err, ErrOlder) || !slices.Equal(e.Nodes, []string{"old (1.0.old)"}) ||
+		!strings.Contains(err.Error(), "migration 0007 (slots) waits") {
+		t.Errorf("%v", err)
+	}
+	silence(t, db, "old", time.Minute)
+	if err := ready(t.Context(), step); err != nil {
+		t.Errorf("it is dead: %v", err)
+	}
+	// It owns a lease, though: dead it is not.
+	own := func(node, version string, ms int64) {
+		t.Helper()
+		if _, err := db.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+			{Key: "owner", Value: node + "/x"},
+			{Key: "node", Value: node},
+			{Key: "version", Value: version},
+			{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", ms}}}},
+		}}}}, upsert); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, node := range []string{"old", "unlisted"} {
+		own(node, "0.9", 60_000)
+		if err := ready(t.Context(), step); !errors.As(err, &e) || !slices.Equal(e.Nodes, []string{node + " (0.9)"}) {
+			t.Errorf("%s owns: %v", node, err)
+		}
+	}
+	own("new", "1.0", 60_000)
+	if err := ready(t.Context(), step); err != nil {
+		t.Errorf("the owner knows it: %v", err)
+	}
+	own("old", "0.9", -1)
+	if err := ready(t.Context(), step); err != nil {
+		t.Errorf("the lease expired: %v", err)
+	}
+}
+
+// Whoever comes first, an older node that starts while a breaking step begins is seen, or sees it: never do both go on.
+func TestAnOlderNodeAndABreakingStepDoNotMissEachOther(t *testing.T) {
+	t.Parallel()
+	client := stacktest.Client(t)
+	steps := []migrate.Step{{ID: "0001", Name: "one"}, {ID: "0002", Name: "two", Breaking: true}}
+	for range 25 {
+		db := stacktest.Database(t, client)
+		migrator := func(n int) *migrate.Migrator {
+			return &migrate.Migrator{State: db, Node: "n", Steps: steps[:n], Ready: Ready(db), Outboxes: func(context.Context) ([]store.Outbox, error) { return nil, nil }}
+		}
+		if _, err := migrator(1).Up(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		var wg sync.WaitGroup
+		var started, migrated error
+		wg.Go(func() {
+			old := member(db, "old", func(c *Config) { c.Schema = 1 })
+			if started = old.Beat(t.Context(), Vital{}); started == nil {
+				_, started = migrator(1).Guard(t.Context())
+			}
+		})
+		wg.Go(func() { _, migrated = migrator(2).Up(t.Context()) })
+		wg.Wait()
+		if started != nil && !errors.Is(started, migrate.ErrNewer) || migrated != nil && !errors.Is(migrated, ErrOlder) {
+			t.Fatalf("%v; %v", started, migrated)
+		}
+		if started == nil && migrated == nil {
+			t.Fatal("the older node works with what the newer one migrated")
+		}
+	}
+}

@@ -1,0 +1,127 @@
+package opspage
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+// overview is what an operator sees first.
+type overview struct {
+	admin.Overview
+	Worst    string   // status of the worst check
+	Failing  int      // checks that are not ok
+	Others   []string // names of all watchers
+	HeldLive int      // slots of the watcher that are live
+	Slots    int
+	Paused   bool
+}
+
+var order = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
+
+func newOverview(o admin.Overview, watcher string) overview {
+	v := overview{Overview: o, Worst: admin.CheckOK}
+	v.Checks = slices.Clone(o.Checks)
+	slices.SortStableFunc(v.Checks, func(a, b admin.Check) int { return cmp.Compare(order[a.Status], order[b.Status]) })
+	for _, c := range v.Checks {
+		if c.Status != admin.CheckOK {
+			v.Failing++
+		}
+	}
+	if len(v.Checks) > 0 {
+		v.Worst = v.Checks[0].Status
+	}
+	for i := range o.Watchers {
+		w := &o.Watchers[i]
+		if !slices.Contains(v.Others, w.Name) {
+			v.Others = append(v.Others, w.Name)
+		}
+		if w.Name != watcher {
+			continue
+		}
+		v.Slots++
+		if w.State == "live" {
+			v.HeldLive++
+		}
+		v.Paused = v.Paused || w.Paused
+	}
+	return v
+}
+
+func showOverview(c *call) (any, error) {
+	o, err := c.desk.Overview(c.ctx)
+	if err != nil {
+		return nil, err
+	}
+	return newOverview(o, c.v.Watcher), nil
+}
+
+// pending is what waits: by topic, and the envelopes themselves.
+type pending struct {
+	Topics []admin.PendingTopic
+	Page   admin.WaitingPage
+}
+
+func showPending(c *call) (any, error) {
+	var d pending
+	var err error
+	if d.Topics, err = c.desk.Pending(c.ctx); err != nil {
+		return nil, err
+	}
+	f := admin.WaitingFilter{Collection: c.get("collection"), State: c.get("state"), Topic: c.get("topic"), Key: c.get("key")}
+	d.Page, err = c.desk.WaitingPage(c.ctx, f, c.limit(), c.get("after"))
+	return d, err
+}
+
+type nodes struct {
+	Nodes    []admin.Node
+	Watchers []admin.Watcher
+}
+
+func showNodes(c *call) (any, error) {
+	o, err := c.desk.Overview(c.ctx)
+	return nodes{o.Nodes, o.Watchers}, err
+}
+
+func showLog(c *call) (any, error) {
+	f := admin.EventFilter{Watcher: c.get("of"), Node: c.get("node"), Actor: c.get("actor"), Kinds: words(c.get("kind"))}
+	var err error
+	if f.From, f.To, err = c.window(); err != nil {
+		return nil, err
+	}
+	return c.desk.Events(c.ctx, f, c.limit(), c.get("after"))
+}
+
+// control is what the forms of the page for actions offer.
+type control struct {
+	overview
+	Collections []string
+	Replays     []admin.ReplayInfo
+	Index       *admin.Verification
+}
+
+func showControl(c *call) (any, error) {
+	o, err := c.desk.Overview(c.ctx)
+	if err != nil {
+		return nil, err
+	}
+	d := control{overview: newOverview(o, c.v.Watcher)}
+	if d.Slots == 0 {
+		return d, nil // nothing runs yet, so nothing is registered
+	}
+	if d.Collections, err = c.desk.Collections(c.ctx, ""); err != nil {
+		return nil, err
+	}
+	if d.Replays, err = c.desk.ReplayList(c.ctx, 20); err != nil {
+		return nil, err
+	}
+	if c.get("indexes") != "" {
+		v, err := c.desk.IndexesVerify(c.ctx)
+		if err != nil {
+			return nil, err
+		}
+		d.Index = &v
+	}
+	return d, nil
+}

@@ -1,0 +1,559 @@
+package opspage
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// hostile is what somebody writes into an event to take over the page of an operator.
+const hostile = `<i>hostile"' onload=alert(1) javascript:alert(1)</i>{{.}}`
+
+// fill puts text into every string below v, true into flags, 2 into numbers, and two entries into lists.
+func fill(v reflect.Value, text string) {
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(text)
+	case reflect.Bool:
+		v.SetBool(true)
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		v.SetInt(2)
+	case reflect.Float64:
+		v.SetFloat(2)
+	case reflect.Pointer:
+		v.Set(reflect.New(v.Type().Elem()))
+		fill(v.Elem(), text)
+	case reflect.Slice:
+		if v.Type().Elem().Kind() == reflect.Uint8 {
+			v.SetBytes([]byte(`{"payload":"<i>hostile\"</i>","type":"<i>hostile\"</i>","<i>hostile":1}`))
+			return
+		}
+		v.Set(reflect.MakeSlice(v.Type(), 2, 2))
+		for i := range 2 {
+			fill(v.Index(i), text)
+		}
+	case reflect.Struct:
+		if v.Type() == reflect.TypeFor[time.Time]() {
+			v.Set(reflect.ValueOf(time.Date(2026, 11, 20, 8, 0, 0, 0, time.UTC)))
+			return
+		}
+		for i := range v.NumField() {
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i), text)
+			}
+		}
+	}
+}
+
+func filled[T any](text string) T {
+	var v T
+	fill(reflect.ValueOf(&v).Elem(), text)
+	return v
+}
+
+// desk answers everything with values full of text, or with err, and remembers what it was told to do.
+type desk struct {
+	UseCases // nil: what is not overridden would panic
+	text     string
+	err      error
+	actor    admin.Actor
+	watcher  string
+	count    int64
+	payload  bool // of the last show
+	did      []string
+	filter   admin.DeadFilter
+	edit     admin.DeadEdit
+}
+
+func answer[T any](d *desk) (T, error) {
+	if d.err != nil {
+		var none T
+		return none, d.err
+	}
+	return filled[T](d.text), nil
+}
+
+func (d *desk) Overview(context.Context) (admin.Overview, error) {
+	o, err := answer[admin.Overview](d)
+	if err == nil {
+		o.Watchers[0].Name, o.Watchers[0].State = "orders", "live"
+		o.Checks[0].Status, o.Checks[1].Status = admin.CheckWarn, admin.CheckOK
+	}
+	return o, err
+}
+func (d *desk) Events(context.Context, admin.EventFilter, int, string) (admin.EventPage, error) {
+	return answer[admin.EventPage](d)
+}
+func (d *desk) Pending(context.Context) ([]admin.PendingTopic, error) {
+	return answer[[]admin.PendingTopic](d)
+}
+func (d *desk) WaitingPage(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
+	return answer[admin.WaitingPage](d)
+}
+func (d *desk) Lookup(context.Context, admin.LookupQuery) (admin.Found, error) {
+	return answer[admin.Found](d)
+}
+func (d *desk) ScheduledList(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {
+	return answer[admin.ScheduledPage](d)
+}
+func (d *desk) ScheduledSummary(context.Context, admin.ScheduledFilter) ([]admin.ScheduledGroup, error) {
+	return answer[[]admin.ScheduledGroup](d)
+}
+func (d *desk) SagaTypes(context.Context) ([]admin.SagaType, error) {
+	return answer[[]admin.SagaType](d)
+}
+func (d *desk) Sagas(context.Context, string, string, int, string) (admin.SagaPage, error) {
+	return answer[admin.SagaPage](d)
+}
+func (d *desk) Saga(_ context.Context, _, _, _ string, payload bool) (admin.Saga, error) {
+	d.payload = payload
+	return answer[admin.Saga](d)
+}
+func (d *desk) Inboxes(context.Context) ([]admin.InboxCounts, error) {
+	return answer[[]admin.InboxCounts](d)
+}
+func (d *desk) InboxMarks(context.Context, string, string) ([]admin.InboxMark, error) {
+	return answer[[]admin.InboxMark](d)
+}
+func (d *desk) ReplayList(context.Context, int) ([]admin.ReplayInfo, error) {
+	return answer[[]admin.ReplayInfo](d)
+}
+func (d *desk) Collections(context.Context, string) ([]string, error) { return answer[[]string](d) }
+func (d *desk) DeadList(_ context.Context, f admin.DeadFilter, _ int, _ string) (admin.DeadPage, error) {
+	d.filter = f
+	p, err := answer[admin.DeadPage](d)
+	p.Next = ""
+	return p, err
+}
+func (d *desk) DeadSummary(context.Context, admin.DeadFilter) ([]admin.DeadGroup, error) {
+	return answer[[]admin.DeadGroup](d)
+}
+func (d *desk) DeadShow(_ context.Context, _ admin.DeadRef, payload bool) (admin.DeadLetter, error) {
+	d.payload = payload
+	l, err := answer[admin.DeadLetter](d)
+	l.Replayed = nil
+	return l, err
+}
+func (d *desk) DeadRequeue(_ context.Context, f admin.DeadFilter, o admin.DeadOptions, _ func(int64)) (admin.DeadOutcome, error) {
+	d.filter = f
+	out, err := answer[admin.DeadOutcome](d)
+	out.Matched, out.Refused = d.count, 1
+	if !o.DryRun {
+		d.did = append(d.did, "requeue")
+	}
+	return out, err
+}
+func (d *desk) DeadDiscard(_ context.Context, f admin.DeadFilter, dry bool, _ func(int64)) (admin.DeadDiscarded, error) {
+	d.filter = f
+	if !dry {
+		d.did = append(d.did, "discard")
+	}
+	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count}, d.err
+}
+func (d *desk) DeadEdit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o admin.DeadOptions) (admin.DeadEdited, error) {
+	d.edit = e
+	if !o.DryRun {
+		d.did = append(d.did, "edit")
+	}
+	return answer[admin.DeadEdited](d)
+}
+func (d *desk) Pause(context.Context) error {
+	d.did = append(d.did, "pause "+d.watcher)
+	return d.err
+}
+func (d *desk) Pin(_ context.Context, node string) error {
+	d.did = append(d.did, "pin "+node)
+	return d.err
+}
+
+type caller = admin.Caller
+
+var (
+	operator = caller{Actor: admin.Actor{Name: "ada", Source: "page/token"}, Role: admin.RoleOperator, Payloads: true}
+	viewer   = caller{Actor: admin.Actor{Name: "bob", Source: "page/token"}, Role: admin.RoleViewer}
+)
+
+// site is the page over a desk.
+func site(d *desk) http.Handler {
+	return New(Options{Watcher: "orders", Node: "n1", Version: "v1", Desk: func(a admin.Actor, w string) UseCases {
+		d.actor, d.watcher = a, w
+		return d
+	}})
+}
+
+func ask(t *testing.T, h http.Handler, who *caller, method, target string, form url.Values, header ...string) (*http.Response, string) {
+	t.Helper()
+	var body io.Reader
+	if form != nil {
+		body = strings.NewReader(form.Encode())
+	}
+	r := httptest.NewRequestWithContext(t.Context(), method, target, body)
+	if form != nil {
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	}
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	if who != nil {
+		r = r.WithContext(admin.WithCaller(r.Context(), *who))
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result(), w.Body.String()
+}
+
+// everywhere are addresses that show every template with everything in it.
+func everywhere() []string {
+	x := url.QueryEscape(hostile)
+	return []string{
+		"/", "/strip", "/pending?topic=" + x + "&key=" + x + "&collection=" + x, "/dead?message=" + x + "&topic=" + x + "&key=" + x + "&stand=any",
+		"/dead/letter?id=" + x + "&collection=" + x, "/dead/letter?payload=1&id=" + x, "/lookup?q=" + x, "/lookup?by=key&q=" + x, "/nodes", "/log?kind=" + x + "&node=" + x + "&actor=" + x + "&of=" + x,
+		"/scheduled?type=" + x + "&id=" + x, "/sagas?database=" + x + "&saga=" + x, "/sagas?payload=1&database=" + x + "&saga=" + x + "&id=" + x, "/inbox?database=" + x, "/control", "/nowhere/" + url.PathEscape(hostile), "/?watcher=" + x,
+	}
+}
+
+// Nothing that an event, a node or an address says becomes part of the document, whatever field it is in.
+func TestHostileTextIsText(t *testing.T) {
+	t.Parallel()
+	for _, who := range []caller{operator, viewer} {
+		who.Actor.Name = hostile
+		h := site(&desk{text: hostile})
+		for _, at := range everywhere() {
+			_, body := ask(t, h, &who, "GET", at, nil)
+			for _, raw := range []string{"<i>hostile", `hostile"`, `hostile\"'`} {
+				if strings.Contains(body, raw) {
+					i := strings.Index(body, raw)
+					t.Errorf("%s as %s: raw text in the document: …%s…", at, who.Role, body[max(0, i-80):min(len(body), i+80)])
+				}
+			}
+			if !strings.HasPrefix(at, "/nowhere/") && at != "/strip" && !strings.Contains(body, "hostile") {
+				t.Errorf("%s: the text is not shown at all", at)
+			}
+		}
+	}
+	d := &desk{text: hostile, count: 2}
+	form := url.Values{"scope": {"ticked"}, "pick": {hostile}, "message": {hostile}, hostile: {hostile}}
+	_, body := ask(t, site(d), &operator, "POST", "/confirm/dead-requeue", form)
+	if strings.Contains(body, "<i>hostile") || strings.Contains(body, `hostile"`) || !strings.Contains(body, "hostile") {
+		t.Errorf("the question holds raw text, or none: %s", body)
+	}
+	_, body = ask(t, site(&desk{err: errors.New(hostile)}), &operator, "GET", "/dead", nil)
+	if strings.Contains(body, "<i>hostile") || !strings.Contains(body, "hostile") {
+		t.Errorf("an error holds raw text, or none: %s", body)
+	}
+}
+
+var inline = regexp.MustCompile(`(?i)<style|\sstyle=|\son[a-z]+=|<script(?:[^>]*)>[^<]|javascript:`)
+
+// The policy allows no script and no style in a document, and there is none.
+func TestNothingIsInline(t *testing.T) {
+	t.Parallel()
+	h := site(&desk{text: "x"})
+	for _, at := range everywhere() {
+		if at = strings.ReplaceAll(at, url.QueryEscape(hostile), "x"); strings.HasPrefix(at, "/nowhere") {
+			at = "/nowhere"
+		}
+		r, body := ask(t, h, &operator, "GET", at, nil)
+		if m := inline.FindString(body); m != "" {
+			t.Errorf("%s: %q", at, m)
+		}
+		csp := r.Header.Get("Content-Security-Policy")
+		for _, want := range []string{"default-src 'none'", "script-src 'self'", "style-src 'self'", "frame-ancestors 'none'", "base-uri 'none'", "form-action 'self'"} {
+			if !strings.Contains(csp, want) {
+				t.Errorf("%s: the policy %q lacks %q", at, csp, want)
+			}
+		}
+		if strings.Contains(csp, "unsafe") || r.Header.Get("Cache-Control") != "no-store" || r.Header.Get("X-Content-Type-Options") != "nosniff" {
+			t.Errorf("%s: headers %v", at, r.Header)
+		}
+	}
+}
+
+// A viewer sees everything but payloads and has no form that acts; an action that is sent all the same is refused.
+func TestViewersLookAndDoNotAct(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 3}
+	h := site(d)
+	for _, at := range everywhere() {
+		_, body := ask(t, h, &viewer, "GET", at, nil)
+		for _, form := range []string{"formaction=", "Requeue …", "Retry the", "Pause …", "Purge …"} {
+			if strings.Contains(body, form) {
+				t.Errorf("%s: a viewer is offered %q", at, form)
+			}
+		}
+		if d.payload {
+			t.Fatalf("%s: a payload was read for somebody who may not see any", at)
+		}
+	}
+	for name := range actions {
+		for _, way := range []string{"/confirm/", "/act/"} {
+			r, _ := ask(t, h, &viewer, "POST", way+name, url.Values{"scope": {"all"}, "_count": {"3"}, "node": {"n"}})
+			if r.StatusCode != http.StatusForbidden {
+				t.Errorf("%s%s: %d for a viewer", way, name, r.StatusCode)
+			}
+		}
+	}
+	if len(d.did) > 0 {
+		t.Errorf("a viewer did %v", d.did)
+	}
+	if r, _ := ask(t, h, nil, "GET", "/", nil); r.StatusCode != http.StatusForbidden {
+		t.Errorf("%d without a caller", r.StatusCode)
+	}
+	ask(t, h, &operator, "GET", "/dead/letter?id=1", nil)
+	if d.payload {
+		t.Error("a payload was read that nobody asked for")
+	}
+	if ask(t, h, &operator, "GET", "/dead/letter?id=1&payload=1", nil); !d.payload {
+		t.Error("a payload was asked for and not read")
+	}
+}
+
+// What a page of another origin has a browser send is refused; a GET never acts.
+func TestForeignPagesCannotAct(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 1}
+	h := site(d)
+	form := url.Values{"_count": {"-1"}}
+	for _, header := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", "https://evil.example"}} {
+		if r, _ := ask(t, h, &operator, "POST", "http://relay.example/act/pause", form, header...); r.StatusCode != http.StatusForbidden {
+			t.Errorf("%v: %d", header, r.StatusCode)
+		}
+	}
+	for name := range actions {
+		for _, way := range []string{"/confirm/", "/act/"} {
+			if r, _ := ask(t, h, &operator, "GET", way+name+"?_count=-1", nil); r.StatusCode < 400 {
+				t.Errorf("GET %s%s: %d", way, name, r.StatusCode)
+			}
+		}
+	}
+	if r, _ := ask(t, h, &operator, "POST", "/act/pause", form, "Content-Type", "text/plain"); r.StatusCode != http.StatusBadRequest {
+		t.Errorf("a form of another type: %d", r.StatusCode)
+	}
+	if len(d.did) > 0 {
+		t.Fatalf("it did %v", d.did)
+	}
+	r, _ := ask(t, h, &operator, "POST", "http://relay.example/act/pause", form, "Sec-Fetch-Site", "same-origin")
+	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"pause orders"}) {
+		t.Errorf("the page's own form: %d, %v", r.StatusCode, d.did)
+	}
+}
+
+// Each action asks first; what is carried out is what was confirmed.
+func TestActionsAreConfirmed(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x", count: 12}
+	h := site(d)
+	form := url.Values{"scope": {"all"}, "topic": {"orders"}, "class": {"expired"}}
+	r, body := ask(t, h, &operator, "POST", "/confirm/dead-discard", form)
+	if r.StatusCode != http.StatusOK || !strings.Contains(body, "12 letters are removed for good") || !strings.Contains(body, "discard 12") || !strings.Contains(body, "cannot be taken back") {
+		t.Fatalf("%d %s", r.StatusCode, body)
+	}
+	refused := func(why string, change func(url.Values)) {
+		t.Helper()
+		f := url.Values{"_count": {"12"}, "_phrase": {"discard 12"}}
+		for k, v := range form {
+			f[k] = v
+		}
+		change(f)
+		r, body := ask(t, h, &operator, "POST", "/act/dead-discard", f)
+		if r.StatusCode != http.StatusConflict || !strings.Contains(body, "othing") {
+			t.Errorf("%s: %d", why, r.StatusCode)
+		}
+		if len(d.did) > 0 {
+			t.Fatalf("%s: done", why)
+		}
+	}
+	refused("not confirmed", func(f url.Values) { f.Del("_count") })
+	refused("phrase not typed", func(f url.Values) { f.Del("_phrase") })
+	refused("there were fewer", func(f url.Values) { f.Set("_count", "11"); f.Set("_phrase", "discard 11") })
+	d.count = 0
+	refused("nothing left", func(f url.Values) { f.Set("_count", "0"); f.Set("_phrase", "discard 0") })
+	d.count = 12
+	form.Set("_count", "12")
+	form.Set("_phrase", "discard 12")
+	r, _ = ask(t, h, &operator, "POST", "/act/dead-discard", form)
+	if r.StatusCode != http.StatusSeeOther || !slices.Equal(d.did, []string{"discard"}) || d.actor.Name != "ada" {
+		t.Fatalf("%d, did %v as %v", r.StatusCode, d.did, d.actor)
+	}
+	if f := d.filter; f.Topic != "orders" || f.Class != "expired" || !f.All || f.Stand != "replayable" {
+		t.Errorf("by the filter %+v", f)
+	}
+	to := r.Header.Get("Location")
+	if _, body = ask(t, h, &operator, "GET", to, nil); !strings.Contains(body, "12 letters discarded") {
+		t.Errorf("%s does not say what was done", to)
+	}
+	if _, body = ask(t, h, &viewer, "GET", to, nil); strings.Contains(body, "12 letters discarded") {
+		t.Error("somebody else is told that they did it")
+	}
+	for _, bad := range []url.Values{{}, {"scope": {"ticked"}}, {"scope": {"all"}, "from": {"yesterday"}}, {"scope": {"all"}, "since": {"-1h"}}} {
+		if r, _ := ask(t, h, &operator, "POST", "/confirm/dead-requeue", bad); r.StatusCode != http.StatusBadRequest {
+			t.Errorf("%v: %d", bad, r.StatusCode)
+		}
+	}
+}
+
+// "since" is a time when it is confirmed: what is carried out does not move with the clock.
+func TestAWindowIsPinnedWhenItIsConfirmed(t *testing.T) {
+	t.Parallel()
+	_, body := ask(t, site(&desk{text: "x", count: 1}), &operator, "POST", "/confirm/dead-requeue", url.Values{"scope": {"all"}, "since": {"2h"}})
+	if strings.Contains(body, `name="since"`) || !regexp.MustCompile(`name="from" value="20[0-9-]+T[0-9:]+Z"`).MatchString(body) {
+		t.Error(body)
+	}
+}
+
+func TestEditHoldsOnlyWhatWasChanged(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x"}
+	form := url.Values{
+		"id": {"e1"}, "collection": {"shop.outbox"}, "delivery": {"1"}, "version": {"7"}, "_count": {"-1"},
+		"was.type": {"A"}, "set.type": {"A"}, "was.topic": {"old"}, "set.topic": {"new"}, "was.key": {"k"}, "set.key": {""},
+		"payload": {"ignored"}, "headers": {"ignored"},
+	}
+	if r, body := ask(t, site(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusSeeOther {
+		t.Fatalf("%d %s", r.StatusCode, body)
+	}
+	e := d.edit
+	if e.Version != 7 || len(e.Fields) != 1 || e.Fields["topic"] != "new" || !slices.Equal(e.Unset, []string{"key"}) || e.Payload != nil || e.Headers != nil {
+		t.Errorf("%+v", e)
+	}
+	form.Set("replace-payload", "1")
+	form.Set("payload", "{\r\n}")
+	form.Set("replace-headers", "1")
+	form.Set("headers", "a: 1\r\nb:2")
+	ask(t, site(d), &operator, "POST", "/act/dead-edit", form)
+	if e = d.edit; string(e.Payload) != "{\n}" || !slices.Equal(e.Headers, [][2]string{{"a", "1"}, {"b", "2"}}) {
+		t.Errorf("%+v", e)
+	}
+	form.Del("version")
+	if r, _ := ask(t, site(d), &operator, "POST", "/act/dead-edit", form); r.StatusCode != http.StatusBadRequest {
+		t.Errorf("an edit of no version: %d", r.StatusCode)
+	}
+}
+
+// Errors have their own state, on the page and for the block that is fetched again.
+func TestErrorStates(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err    error
+		status int
+	}{
+		{context.DeadlineExceeded, http.StatusServiceUnavailable},
+		{admin.ErrUnavailable, http.StatusServiceUnavailable},
+		{admin.ErrCursor, http.StatusBadRequest},
+		{admin.ErrLive, http.StatusConflict},
+	} {
+		h := site(&desk{err: c.err})
+		for _, at := range []string{"/", "/pending", "/dead", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/lookup?q=1"} {
+			r, body := ask(t, h, &operator, "GET", at, nil)
+			if r.StatusCode != c.status || !strings.Contains(body, `role="alert"`) || !strings.Contains(body, c.err.Error()) || !strings.Contains(body, "Try again") {
+				t.Errorf("%s with %v: %d", at, c.err, r.StatusCode)
+			}
+		}
+		r, body := ask(t, h, &operator, "GET", "/", nil, "HX-Request", "true")
+		if r.StatusCode != c.status || strings.Contains(body, "<") || !strings.HasPrefix(r.Header.Get("Content-Type"), "text/plain") {
+			t.Errorf("fetched again with %v: %d %s", c.err, r.StatusCode, body)
+		}
+	}
+}
+
+// The empty states say that there is nothing, not nothing.
+func TestEmptyStates(t *testing.T) {
+	t.Parallel()
+	empty := New(Options{Watcher: "orders", Desk: func(admin.Actor, string) UseCases { return nothing{} }})
+	for at, want := range map[string]string{
+		"/": "No watcher has run", "/pending": "Nothing waits", "/dead": "No dead letter waits", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
+		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node gives a sign of life", "/log": "Nothing has happened", "/scheduled": "No scheduled event", "/sagas": "has sagas", "/inbox": "has an inbox", "/control": "has never run",
+	} {
+		if r, body := ask(t, empty, &operator, "GET", at, nil); r.StatusCode != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %d without %q", at, r.StatusCode, want)
+		}
+	}
+}
+
+// nothing has no data at all.
+type nothing struct{ UseCases }
+
+func (nothing) Overview(context.Context) (o admin.Overview, err error)               { return }
+func (nothing) Pending(context.Context) (p []admin.PendingTopic, err error)          { return }
+func (nothing) Lookup(context.Context, admin.LookupQuery) (f admin.Found, err error) { return }
+func (nothing) SagaTypes(context.Context) (s []admin.SagaType, err error)            { return }
+func (nothing) Inboxes(context.Context) (s []admin.InboxCounts, err error)           { return }
+func (nothing) WaitingPage(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
+	return
+}
+func (nothing) DeadList(context.Context, admin.DeadFilter, int, string) (p admin.DeadPage, err error) {
+	return
+}
+func (nothing) Events(context.Context, admin.EventFilter, int, string) (p admin.EventPage, err error) {
+	return
+}
+func (nothing) ScheduledList(context.Context, admin.ScheduledFilter, int, string) (p admin.ScheduledPage, err error) {
+	return
+}
+
+// The block that is fetched again has no document around it; files have a name of their own for each content.
+func TestFragmentsAndFiles(t *testing.T) {
+	t.Parallel()
+	h := site(&desk{text: "x"})
+	for _, at := range []string{"/", "/pending", "/nodes", "/strip"} {
+		if _, body := ask(t, h, &operator, "GET", at, nil, "HX-Request", "true"); strings.Contains(body, "<html") || len(body) < 50 {
+			t.Errorf("%s: %.200s", at, body)
+		}
+	}
+	_, body := ask(t, h, &operator, "GET", "/", nil)
+	links := regexp.MustCompile(`(?:src|href)="(/static/[^"]+)"`).FindAllStringSubmatch(body, -1)
+	if len(links) < 6 {
+		t.Fatalf("%d files", len(links))
+	}
+	for _, l := range links {
+		r, text := ask(t, h, &operator, "GET", l[1], nil)
+		if r.StatusCode != http.StatusOK || text == "" || !strings.Contains(r.Header.Get("Cache-Control"), "immutable") {
+			t.Errorf("%s: %d %s", l[1], r.StatusCode, r.Header)
+		}
+	}
+	for _, licence := range []string{"htmx", "uplot"} {
+		if r, text := ask(t, h, &operator, "GET", "/static/vendor/"+licence+"/LICENSE", nil); r.StatusCode != http.StatusOK || len(text) < 200 {
+			t.Errorf("the licence of %s is not there", licence)
+		}
+	}
+	if r, _ := ask(t, h, &operator, "GET", "/static/../page.go", nil); r.StatusCode == http.StatusOK {
+		t.Error("a file beside the static ones")
+	}
+}
+
+func TestDownload(t *testing.T) {
+	t.Parallel()
+	d := &desk{text: "x"}
+	r, body := ask(t, site(d), &viewer, "GET", "/dead/download?payload=1&topic=x", nil)
+	if r.StatusCode != http.StatusOK || strings.Count(body, "\n") != 2 || d.payload || d.filter.Topic != "x" {
+		t.Errorf("%d, filter %+v: %s", r.StatusCode, d.filter, body)
+	}
+}
+
+func TestFiguresForPeople(t *testing.T) {
+	t.Parallel()
+	for got, want := range map[string]string{
+		number(1234567): "1,234,567", number(int64(-1234)): "−1,234", number(0): "0", rate(0.04): "0/s", rate(3.26): "3.3/s", rate(1234.5): "1,235/s",
+		span(0.034): "0.03 s", span(61): "61 s", span(600): "10 min", span(9000): "2 h 30 min", span(-5): "−5 s", span(400000): "4 d",
+		size(512): "512 B", size(2048): "2.0 KiB", size(3 << 20): "3.0 MiB", plain([]byte(`{"$date":"2026-11-20T08:00:00Z"}`)): "2026-11-20T08:00:00Z", plain([]byte(`"a"`)): "a", plain([]byte("null")): "",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

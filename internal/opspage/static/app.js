@@ -1,0 +1,125 @@
+// What the page does with scripts: refreshing, charts, colours, ticking all. Everything else is HTML.
+(() => {
+  'use strict';
+  const every = 2000; // ms between two refreshes
+  const points = 450; // of a chart: a quarter of an hour
+  const $ = (id) => document.getElementById(id);
+  const kept = {
+    get(k) { try { return localStorage.getItem('outrelay.' + k); } catch { return null; } },
+    set(k, v) { try { localStorage.setItem('outrelay.' + k, v); } catch { /* not kept */ } },
+  };
+
+  // Refreshing: live blocks ask again at each tick. What somebody ticked or types in a block must not vanish below the hands.
+  const refresh = $('refresh');
+  let paused = kept.get('paused') === '1';
+  let last = new Date();
+  const label = () => {
+    refresh.setAttribute('aria-pressed', String(paused));
+    refresh.textContent = paused ? 'Refresh paused' : 'Pause refresh';
+    document.body.dataset.paused = String(paused);
+  };
+  const busyWith = (el) => el && (el.querySelector('input:checked') || el.contains(document.activeElement) && document.activeElement.matches('input,select,textarea'));
+  if (document.querySelector('[hx-get]')) {
+    refresh.hidden = false;
+    label();
+    refresh.addEventListener('click', () => {
+      paused = !paused;
+      kept.set('paused', paused ? '1' : '0');
+      label();
+      if (!paused) tick();
+    });
+    setInterval(() => { if (!paused && !document.hidden) tick(); }, every);
+  }
+  function tick() { document.body.dispatchEvent(new CustomEvent('tick')); }
+  const ticked = (e) => e.detail.triggeringEvent?.type === 'tick' || e.detail.requestConfig?.triggeringEvent?.type === 'tick';
+  document.body.addEventListener('htmx:beforeRequest', (e) => {
+    if (ticked(e) && busyWith(e.detail.elt)) { e.preventDefault(); return; }
+    $('busy').hidden = false;
+  });
+  document.body.addEventListener('htmx:afterRequest', (e) => {
+    $('busy').hidden = true;
+    const stale = $('stale');
+    if (e.detail.successful) { last = new Date(); stale.hidden = true; return; }
+    const why = (e.detail.xhr && e.detail.xhr.responseText || 'this node of outrelay does not answer').slice(0, 400);
+    stale.textContent = 'Not refreshed since ' + last.toISOString().slice(11, 19) + 'Z; what is shown is as it was then. ' + why;
+    stale.hidden = false;
+  });
+
+  // Charts, from the figures that the overview brings along.
+  const series = (() => {
+    const key = 'outrelay.series.' + document.body.dataset.watcher;
+    let s = { t: [], rate: [], lag: [] };
+    try { s = JSON.parse(sessionStorage.getItem(key)) || s; } catch { /* begins anew */ }
+    return {
+      s,
+      add(t, rate, lag) {
+        if (s.t.length && t <= s.t[s.t.length - 1]) return;
+        s.t.push(t); s.rate.push(rate); s.lag.push(lag);
+        for (const k of Object.keys(s)) if (s[k].length > points) s[k].shift();
+        try { sessionStorage.setItem(key, JSON.stringify(s)); } catch { /* not kept */ }
+      },
+    };
+  })();
+  const charts = {};
+  function draw() {
+    const f = $('figures');
+    if (!f || !window.uPlot) return;
+    series.add(Number(f.dataset.at) / 1000, Number(f.dataset.rate), Number(f.dataset.lag));
+    if (series.s.t.length < 2) return;
+    for (const name of ['rate', 'lag']) {
+      const data = [series.s.t, series.s[name]];
+      if (charts[name]) { charts[name].setData(data); continue; }
+      const at = $('chart-' + name);
+      if (!at) continue;
+      at.textContent = '';
+      const css = getComputedStyle(document.documentElement);
+      const line = css.getPropertyValue('--accent'), text = css.getPropertyValue('--muted'), grid = css.getPropertyValue('--line');
+      const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+      charts[name] = new uPlot({
+        width: at.clientWidth, height: 120, legend: { show: false }, cursor: { show: false },
+        tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), 'Etc/UTC'),
+        scales: { y: { range: (u, min, max) => [0, Math.max(max * 1.1, 1)] } },
+        axes: [axis, { ...axis, size: 56 }],
+        series: [{}, { stroke: line, width: 1.5, fill: line + '22' }],
+      }, data, at);
+    }
+  }
+  function redraw() {
+    for (const name of Object.keys(charts)) { charts[name].destroy(); delete charts[name]; }
+    draw();
+  }
+  document.body.addEventListener('htmx:afterSettle', draw);
+  new ResizeObserver(() => {
+    for (const [name, c] of Object.entries(charts)) c.setSize({ width: $('chart-' + name).clientWidth, height: 120 });
+  }).observe(document.body);
+  matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);
+
+  // Colours: as the system has them, dark, light.
+  const themes = ['system', 'dark', 'light'];
+  const theme = $('theme');
+  let now = document.documentElement.dataset.theme || 'system';
+  const tell = () => { theme.textContent = 'Theme: ' + now; };
+  theme.hidden = false;
+  tell();
+  theme.addEventListener('click', () => {
+    now = themes[(themes.indexOf(now) + 1) % themes.length];
+    if (now === 'system') delete document.documentElement.dataset.theme; else document.documentElement.dataset.theme = now;
+    kept.set('theme', now);
+    tell();
+    redraw();
+  });
+
+  // Ticking. Listened to on the document: blocks are replaced.
+  document.addEventListener('change', (e) => {
+    const form = e.target.closest && e.target.closest('[data-ticks]');
+    if (!form) return;
+    const picks = [...form.querySelectorAll('input[name=pick]')];
+    if (e.target.matches('[data-tick-all]')) for (const p of picks) p.checked = e.target.checked;
+    const n = picks.filter((p) => p.checked).length;
+    const all = form.querySelector('[data-tick-all]');
+    if (all) { all.checked = n > 0 && n === picks.length; all.indeterminate = n > 0 && n < picks.length; }
+    for (const s of form.querySelectorAll('[data-ticked]')) s.textContent = '(' + n + ')';
+  });
+
+  draw();
+})();

@@ -1,0 +1,90 @@
+package consumermetrics
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// values are all series as name{label values} and their value; of a histogram the count.
+func values(t *testing.T, r *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := r.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			name := f.GetName()[len("outrelay_consumer_"):]
+			for _, l := range m.GetLabel() {
+				name += " " + l.GetValue()
+			}
+			switch {
+			case m.GetCounter() != nil:
+				out[name] = m.GetCounter().GetValue()
+			case m.GetGauge() != nil:
+				out[name] = m.GetGauge().GetValue()
+			default:
+				out[name] = float64(m.GetHistogram().GetSampleCount())
+			}
+		}
+	}
+	return out
+}
+
+func TestEverythingIsCounted(t *testing.T) {
+	t.Parallel()
+	r := prometheus.NewRegistry()
+	o, err := New(r, "billing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := New(r, "billing"); err == nil {
+		t.Error("a second one of the same group counts beside the first")
+	}
+	if _, err := New(r, "shipping"); err != nil {
+		t.Errorf("another group: %v", err)
+	}
+	o.Assigned(2)
+	o.Handled("pay", 3, 4*time.Millisecond)
+	o.Duplicates("pay", 1)
+	o.Dropped("", 2)
+	o.Failed("pay", consumer.Discard)
+	o.Lag("orders", 1, 40)
+	o.Held(5, 1000)
+	o.Running(2)
+	o.Committed(nil)
+	o.Committed(errors.New("x"))
+	o.Suspended("database", true)
+	got := values(t, r)
+	for key := range got {
+		if len(key) > 8 && key[len(key)-8:] == "shipping" {
+			delete(got, key)
+		}
+	}
+	want := map[string]float64{
+		"handled_total billing pay": 3, "handle_seconds billing pay": 1, "duplicates_total billing pay": 1, "dropped_total billing ": 2,
+		fmt.Sprintf("failures_total %s billing pay", consumer.Discard): 1, "lag_messages billing 1 orders": 40, "held_messages billing": 5,
+		"held_bytes billing": 1000, "running_lanes billing": 2, "assigned_partitions billing": 2, "generations_total billing": 1,
+		"commits_total billing ok": 1, "commits_total billing failed": 1, "suspended billing database": 1,
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	o.Suspended("database", false)
+	o.Assigned(1)
+	got = values(t, r)
+	if _, stays := got["lag_messages billing 1 orders"]; stays || got["suspended billing database"] != 0 {
+		t.Errorf("after a rebalance: %v", got)
+	}
+}

@@ -1,0 +1,113 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/consumer/consumermetrics"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// family is a metric as a scrape shows it, with the names of its labels.
+type family struct {
+	labels    []string
+	histogram bool
+}
+
+var described = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: \{([^}]*)\}, variableLabels: \{([^}]*)\}`)
+
+// existing are all metrics of the relay and of a consumer, whether they have a series yet or not.
+func existing(t *testing.T) map[string]family {
+	t.Helper()
+	relay, group := metrics.New("test"), prometheus.NewRegistry()
+	o, err := consumermetrics.New(group, "g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Handled("h", 1, time.Second) // makes the series of the histogram
+	o.Failed("h", consumer.Discard)
+	out := map[string]family{}
+	for _, r := range []*prometheus.Registry{relay.Registry, group} {
+		ch := make(chan *prometheus.Desc)
+		go func() { r.Describe(ch); close(ch) }()
+		for d := range ch {
+			m := described.FindStringSubmatch(d.String())
+			if m == nil {
+				t.Fatalf("a description of another form: %s", d)
+			}
+			f := family{}
+			for pair := range strings.SplitSeq(m[2], ",") {
+				if name, _, ok := strings.Cut(pair, "="); ok {
+					f.labels = append(f.labels, name)
+				}
+			}
+			for name := range strings.SplitSeq(m[3], ",") {
+				if name != "" {
+					f.labels = append(f.labels, name)
+				}
+			}
+			slices.Sort(f.labels)
+			out[m[1]] = f
+		}
+		families, err := r.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, g := range families {
+			if g.GetType() == dto.MetricType_HISTOGRAM {
+				f := out[g.GetName()]
+				f.histogram = true
+				out[g.GetName()] = f
+			}
+		}
+	}
+	return out
+}
+
+// series is the family of a name in an expression, which for a histogram has a suffix.
+func series(all map[string]family, name string) (family, bool) {
+	f, ok := all[name]
+	if ok {
+		return f, !f.histogram
+	}
+	for _, suffix := range []string{"_bucket", "_sum", "_count"} {
+		base, cut := strings.CutSuffix(name, suffix)
+		if f, ok = all[base]; cut && ok && f.histogram {
+			if suffix == "_bucket" {
+				f.labels = append(slices.Clone(f.labels), "le")
+			}
+			return f, true
+		}
+	}
+	return family{}, false
+}
+
+func root(t *testing.T, parts ...string) string {
+	t.Helper()
+	path := filepath.Join(append([]string{"..", ".."}, parts...)...)
+	if _, err := os.Stat(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func read(t *testing.T, parts ...string) []byte {
+	t.Helper()
+	b, err := os.ReadFile(root(t, parts...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}

@@ -1,0 +1,278 @@
+//go:build unix
+
+package integration
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/doctor"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+const rolePassword = "a-password-of-the-test"
+
+// A guarded scene has servers that enforce rights, and a user for each role that `outrelay roles` prints, with exactly it.
+type guarded struct {
+	*kit.Scene
+	t     *testing.T
+	stack *devstack.Stack
+	roles doctor.Roles
+}
+
+func guard(t *testing.T) *guarded {
+	t.Helper()
+	stack := stacktest.Own(t, devstack.Options{
+		Mongods: 1, Brokers: 1, Quick: true,
+		Mongo: devstack.MongoOptions{Root: devstack.User{Name: "root", Password: rolePassword}},
+		Kafka: devstack.KafkaOptions{Users: []devstack.User{{Name: "relay", Password: rolePassword}}, ACLs: true},
+	})
+	brokers, err := stack.BrokersOn(devstack.SASL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &guarded{t: t, stack: stack}
+	g.Scene = kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: g.as("relay"), Types: []string{"order", "old"}, Set: map[string]any{
+		"mongodb.indexes": false, "retention": "10m", "purge.interval": "500ms",
+		"kafka.sasl": map[string]any{"mechanism": "scram-sha-512", "username": "relay", "password": rolePassword},
+	}})
+	code, out, errOut := g.Run("roles", "--json")
+	if err := json.Unmarshal([]byte(out), &g.roles); err != nil || code != 0 {
+		t.Fatalf("roles: exit code %d, %v\n%s", code, err, errOut)
+	}
+	admin := g.Client.Database("admin")
+	for _, r := range g.roles.MongoDB {
+		privileges := bson.A{}
+		if r.Name == "outrelayService" { // which writes its own documents in the same transactions
+			privileges = append(privileges, bson.D{{Key: "resource", Value: bson.D{{Key: "db", Value: g.DB.Name()}, {Key: "collection", Value: "orders"}}}, {Key: "actions", Value: bson.A{"insert"}}})
+		}
+		for _, p := range r.Privileges {
+			raw, err := json.Marshal(p.Resource)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var on bson.D
+			if err := bson.UnmarshalExtJSON(raw, false, &on); err != nil {
+				t.Fatal(err)
+			}
+			privileges = append(privileges, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: p.Actions}})
+		}
+		user := strings.ToLower(strings.TrimPrefix(r.Name, "outrelay"))
+		for _, cmd := range []bson.D{
+			{{Key: "createRole", Value: r.Name}, {Key: "privileges", Value: privileges}, {Key: "roles", Value: bson.A{}}},
+			{{Key: "createUser", Value: user}, {Key: "pwd", Value: rolePassword}, {Key: "roles", Value: bson.A{r.Name}}},
+		} {
+			if err := admin.RunCommand(t.Context(), cmd).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	g.allow()
+	return g
+}
+
+func (g *guarded) as(user string) string {
+	return g.stack.MongoURIAs(devstack.User{Name: user, Password: rolePassword})
+}
+
+// allow creates the printed ACLs.
+func (g *guarded) allow() {
+	g.t.Helper()
+	kinds := map[string]kafka.ResourceType{"topic": kafka.ResourceTypeTopic, "transactional-id": kafka.ResourceTypeTransactionalID}
+	patterns := map[string]kafka.PatternType{"literal": kafka.PatternTypeLiteral, "prefixed": kafka.PatternTypePrefixed}
+	operations := map[string]kafka.ACLOperationType{
+		"WRITE": kafka.ACLOperationTypeWrite, "READ": kafka.ACLOperationTypeRead,
+		"DESCRIBE": kafka.ACLOperationTypeDescribe, "DESCRIBE_CONFIGS": kafka.ACLOperationTypeDescribeConfigs,
+	}
+	var list []kafka.ACLEntry
+	for _, a := range g.roles.Kafka {
+		for _, op := range a.Operations {
+			list = append(list, kafka.ACLEntry{
+				ResourceType: kinds[a.Resource], ResourceName: a.Name, ResourcePatternType: patterns[a.Pattern],
+				Principal: a.Principal, Host: "*", Operation: operations[op], PermissionType: kafka.ACLPermissionTypeAllow,
+			})
+		}
+	}
+	tr := &kafka.Transport{}
+	defer tr.CloseIdleConnections()
+	cl := &kafka.Client{Addr: kafka.TCP(g.stack.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
+	res, err := cl.CreateACLs(g.t.Context(), &kafka.CreateACLsRequest{ACLs: list})
+	if err == nil {
+		err = errors.Join(res.Errors...)
+	}
+	if err != nil {
+		g.t.Fatal(err)
+	}
+}
+
+// connect is a client of that user.
+func (g *guarded) connect(user string) *mongo.Client {
+	g.t.Helper()
+	c, err := mongo.Connect(options.Client().ApplyURI(g.as(user)))
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	g.t.Cleanup(func() { _ = c.Disconnect(context.WithoutCancel(g.t.Context())) })
+	return c
+}
+
+// command runs one as that user.
+func (g *guarded) command(user string, args ...string) (code int, out, errOut string) {
+	g.t.Helper()
+	return g.Run(append(args, "--set", "mongodb.uri="+g.as(user))...)
+}
+
+// do is command for what has to succeed.
+func (g *guarded) do(user string, args ...string) (out string) {
+	g.t.Helper()
+	code, out, errOut := g.command(user, args...)
+	if code != 0 {
+		g.t.Fatalf("%s: %v: exit code %d\n%s%s", user, args, code, out, errOut)
+	}
+	return out
+}
+
+// Each role is enough for what it is for: an event is appended, held, delivered, moved to the dead letters and back, purged
+// and replayed, and nobody is refused anything on the way.
+func TestRolesAreEnough(t *testing.T) {
+	t.Parallel()
+	g := guard(t)
+	topics := g.Read()
+	root, rootDB := g.Client, g.DB
+	service := g.connect("service")
+	g.Client, g.DB = service, service.Database(rootDB.Name())
+	g.Write(kit.Load{Events: 20}).Wait() // by the service, before anything else is there
+	g.do("setup", "migrate", "up", "--yes")
+	g.do("setup", "migrate", "verify")
+
+	// One that is older than the retention.
+	old := bson.D{{Key: "_id", Value: "old"}, {Key: "aggregatetype", Value: "old"}, {Key: "aggregateid", Value: "1"}, {Key: "type", Value: "Placed"},
+		{Key: "payload", Value: "x"}, {Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix())}}}
+	if _, err := rootDB.Collection("outbox").InsertOne(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	relay := g.Start()
+	relay.TookOver()
+	g.Write(kit.Load{Events: 30}).Wait()
+	g.Client, g.DB = root, rootDB
+	g.Check(topics)
+
+	// Held until its topic is there, and then delivered.
+	late := event.New("late", "1", "Placed", bson.D{{Key: "n", Value: 1}})
+	if err := outbox.Transaction(t.Context(), service, func(ctx context.Context) error {
+		box, err := outbox.New(service.Database(rootDB.Name()))
+		if err != nil {
+			return err
+		}
+		return box.Append(ctx, late)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	kit.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.Held() > 0 })
+	g.CreateTopic("late", 1, 1)
+	g.NoneHeld()
+
+	// Dead, shown, discarded.
+	g.AppendMalformed("wrong")
+	g.CheckDead()
+	g.do("reader", "dead", "list")
+	g.do("reader", "status", "--json")
+	g.do("operator", "dead", "discard", "--all", "--yes")
+
+	// An old one was delivered, and is purged.
+	kit.Eventually(t, "the old envelope is purged", func() bool {
+		g.do("operator", "purge", "--older-than", "30m", "--yes")
+		return g.Count(bson.D{{Key: "_id", Value: "old"}}) == 0
+	})
+
+	before := len(topics.All())
+	g.do("operator", "replay", "--from", "1h", "--aggregate-type", "order", "--yes")
+	if again := len(topics.All()) - before; again < 50 {
+		kit.Eventually(t, "all are sent again", func() bool { return len(topics.All())-before >= 50 })
+	}
+	g.do("operator", "pause", "--yes")
+	g.do("operator", "resume", "--yes")
+
+	schedules(t, g.connect("scheduler").Database(rootDB.Name()), service.Database(rootDB.Name()))
+	consumes(t, g.connect("consumer").Database(rootDB.Name()))
+
+	for _, refused := range []string{"not authorized", "Unauthorized", "may not", "not allowed", "AUTHORIZATION"} {
+		for line := range strings.SplitSeq(relay.Log(), "\n") {
+			if strings.Contains(line, refused) {
+				t.Errorf("the relay was refused something: %s", line)
+			}
+		}
+	}
+	if code, _, errOut := g.command("reader", "pause", "--yes"); code == 0 || strings.Contains(errOut, rolePassword) {
+		t.Errorf("a reader pauses: exit code %d, %s", code, errOut)
+	}
+	if err := service.Database(rootDB.Name()).Collection("outbox").FindOne(t.Context(), bson.D{}).Err(); err == nil {
+		t.Error("a service that only appends can read the outbox")
+	}
+	if code, out, errOut := g.Run("doctor"); strings.Contains(out+errOut, "missing") || code != 0 {
+		t.Errorf("doctor: exit code %d\n%s", code, errOut)
+	}
+}
+
+// schedules: one role finds and cancels what another appended.
+func schedules(t *testing.T, scheduler, service *mongo.Database) {
+	t.Helper()
+	appending, err := outbox.New(service, outbox.WithoutTransaction())
+	if err != nil {
+		t.Fatal(err)
+	}
+	waiting, err := outbox.New(scheduler, outbox.WithoutTransaction())
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, err := appending.Schedule(t.Context(), event.New("order", "1", "Reminded", nil), time.Now().Add(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := waiting.Reschedule(t.Context(), id, time.Now().Add(2*time.Hour)); err != nil {
+		t.Error(err)
+	}
+	if err := waiting.Cancel(t.Context(), id); err != nil {
+		t.Error(err)
+	}
+}
+
+// consumes: the collections of a consumer are made and written.
+func consumes(t *testing.T, db *mongo.Database) {
+	t.Helper()
+	box, err := inbox.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.EnsureIndexes(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if err := box.Once(t.Context(), "payments", "1", func(context.Context) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	if err := box.Once(t.Context(), "payments", "1", func(context.Context) error { return nil }); !errors.Is(err, inbox.ErrDuplicate) {
+		t.Error(err)
+	}
+	letters, err := consumer.NewDeadLetters(db, consumer.LettersExpire(time.Hour))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := letters.EnsureIndexes(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,72 @@
+//go:build unix
+
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// A relay that talks TLS to both servers, and shows a certificate, goes on when all certificates are replaced while it
+// runs: its own, those of the servers, and the authority behind them.
+func TestCertificatesAreReplacedWhileARelayRuns(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Own(t, devstack.Options{
+		Mongods: 1, Brokers: 1, Quick: true,
+		Mongo: devstack.MongoOptions{TLS: true},
+		Kafka: devstack.KafkaOptions{TLS: true, Props: map[string]string{"listener.name.ssl.ssl.client.auth": "required"}},
+	})
+	brokers, err := stack.BrokersOn(devstack.TLS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	ca, cert, key := filepath.Join(dir, "ca.pem"), filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	write := func() {
+		t.Helper()
+		chain, private, err := stack.ClientCert("relay")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for path, text := range map[string][]byte{ca: stack.CA(), cert: chain, key: private} {
+			if err := os.WriteFile(path, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	write()
+	files := map[string]any{"ca": ca, "cert": cert, "key": key}
+	s := kit.New(t, kit.Options{Stack: stack, Brokers: brokers, Set: map[string]any{"mongodb.tls": files, "kafka.tls": files}})
+	topics := s.Read()
+	relay := s.Start()
+	relay.TookOver()
+	s.Write(kit.Load{Events: 40}).Wait()
+	s.Check(topics)
+
+	if err := stack.RenewTLS(); err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range append(stack.Mongods(), stack.Kafkas()...) {
+		if err := m.Restart(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The relay still trusts the old authority alone, and the servers know no certificate but those of the new one.
+	s.Write(kit.Load{Events: 40, Prefix: "later-", Tolerant: true}).Wait()
+	write()
+	relay.Says("TLS files have changed and are used from now on")
+	s.Check(topics)
+	select {
+	case <-relay.Done():
+		t.Error("the relay ended")
+	default:
+	}
+	if code, _, errOut := s.Run("doctor"); code != 0 {
+		t.Errorf("doctor: exit code %d\n%s", code, errOut)
+	}
+}
