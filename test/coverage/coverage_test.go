@@ -220,12 +220,13 @@ func target(from, to string) error {
 	if name == "" {
 		file = from
 	}
+	if !has {
+		_, err := os.Stat(filepath.Join(top, filepath.FromSlash(file)))
+		return err
+	}
 	text, err := os.ReadFile(filepath.Join(top, filepath.FromSlash(file)))
 	if err != nil {
 		return err
-	}
-	if !has {
-		return nil
 	}
 	for s := range strings.Lines(string(text)) {
 		if heading := strings.TrimLeft(s, "#"); heading != s && strings.HasPrefix(heading, " ") && anchor(strings.TrimSpace(heading)) == fragment {
