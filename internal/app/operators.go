@@ -98,7 +98,7 @@ func (o *Operators) Run(ctx context.Context) error {
 
 // operators is the operator's listener beside the relay; nil where it is not configured.
 func (r *Relay) operators() (*Operators, error) {
-	if r.cfg.HTTP.Admin == nil {
+	if r.cfg.HTTP.Admin == nil || !r.cfg.Is(config.RoleAdmin) {
 		return nil, nil
 	}
 	o, err := NewOperators(r.cfg, r.version, r.log)
