@@ -2,6 +2,7 @@ package kafka
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 // placed creates a topic of one partition with one replica, on that broker.
@@ -22,16 +24,21 @@ func placed(t *testing.T, s *devstack.Stack, broker int) string {
 	name := stacktest.Name(t) + fmt.Sprint("-", broker)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
-		Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{broker}}},
-	}}})
-	if err == nil {
-		err = res.Errors[name]
+	back := retry.Reopen.Start()
+	for {
+		res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
+			Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{broker}}},
+		}}})
+		if err == nil {
+			err = res.Errors[name]
+		}
+		if err == nil {
+			return name
+		}
+		if !errors.Is(err, kafka.BrokerNotAvailable) || back.Wait(ctx) != nil { // the controller may not know it yet
+			t.Fatal(err)
+		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return name
 }
 
 // TestN11_ALeaderlessPartitionIsParked on three real brokers: one of them stops answering under load, in the middle of a
