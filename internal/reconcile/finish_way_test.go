@@ -1,14 +1,15 @@
 package reconcile
 
 import (
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 )
 
-type fakeTable struct{ due bool }
+type fakeTable struct{ due atomic.Bool }
 
-func (f *fakeTable) behind() bool    { return f.due }
+func (f *fakeTable) behind() bool    { return f.due.Load() }
 func (f *fakeTable) landed([]uint64) {}
 func (f *fakeTable) token() string   { return "token" }
 
@@ -17,7 +18,8 @@ func (f *fakeTable) token() string   { return "token" }
 func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		table := &fakeTable{due: true}
+		table := &fakeTable{}
+		table.due.Store(true)
 		f := NewFinisher(Finishing{})
 		f.table = table
 		f.spent.add(spent{ns: "db.outbox"})
@@ -35,12 +37,12 @@ func TestTidyingGivesWayToWhatIsDue(t *testing.T) {
 		}
 		go func() {
 			<-time.After(patience / 5)
-			table.due = false
+			table.due.Store(false)
 		}()
 		if d := waits(); d < patience/5 || d > patience/4 {
 			t.Errorf("it waited %v, want until nothing is due any more", d)
 		}
-		table.due = true
+		table.due.Store(true)
 		f.queue = []*answered{{Delivery: &Delivery{}}}
 		if next, wait := f.tidying(); next || wait {
 			t.Error("an exception, whose key waits for it, does not go first")
