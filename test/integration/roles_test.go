@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -195,8 +196,11 @@ func TestRolesAreEnough(t *testing.T) {
 	g.do("operator", "dead", "discard", "--all", "--yes")
 
 	// An old one was delivered, and is purged.
+	last := ""
+	defer func() { t.Logf("the last purge said:\n%s", last) }()
 	kit.Eventually(t, "the old envelope is purged", func() bool {
-		g.do("operator", "purge", "--older-than", "30m", "--yes")
+		code, out, errOut := g.command("operator", "purge", "--older-than", "30m", "--yes")
+		last = fmt.Sprint(code, out, errOut, g.Watcher().Lookup("clusterTime"))
 		return g.Count(bson.D{{Key: "_id", Value: "old"}}) == 0
 	})
 
