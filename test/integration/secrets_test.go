@@ -123,7 +123,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		command(args...)
 	}
 	s.Set("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
-	s.Set("retention", plantedToken)
+	s.Set("retention", "${env:PLANTED_TOKEN}")
 	command("run")
 	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "exceptions were written") {
 		t.Error("too little was printed for the test to mean anything")
