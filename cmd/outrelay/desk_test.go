@@ -38,7 +38,10 @@ func deployed(t *testing.T) *deployment {
 	d := &deployment{t: t, env: env, shop: coll.Database()}
 	d.state = coll.Database().Client().Database(value(env, "OUTRELAY_MONGODB_STATE"))
 	d.insert(d.state.Collection("watchers"), bson.D{
-		{Key: "_id", Value: "default/0of1"}, {Key: "owner", Value: "one/x"}, {Key: "node", Value: "one"}, {Key: "epoch", Value: int64(7)},
+		{Key: "_id", Value: "default/0of1"},
+		{Key: "owner", Value: "one/x"},
+		{Key: "node", Value: "one"},
+		{Key: "epoch", Value: int64(7)},
 		{Key: "expiresAt", Value: time.Now().Add(time.Hour)},
 		{Key: "stats", Value: bson.D{{Key: "at", Value: time.Now()}, {Key: "state", Value: "live"}, {Key: "lagMs", Value: int64(120)}, {Key: "rate", Value: 40.0}}},
 	})
@@ -268,10 +271,10 @@ func TestEventsAreFollowed(t *testing.T) {
 	d.run(nil, exitOK, "pause")
 	out.wait(t, `"kind":"paused"`, 1)
 	d.run(nil, exitOK, "resume")
-	all := out.wait(t, `"kind":"resumed"`, 1)
+	out.wait(t, `"kind":"resumed"`, 1)
 	people.wait(t, "paused", 1)
 	d.run(nil, exitOK, "pause")
-	all = out.wait(t, `"kind":"paused"`, 2)
+	all := out.wait(t, `"kind":"paused"`, 2)
 	for _, line := range strings.Split(strings.TrimSpace(all), "\n") {
 		var e admin.LogEvent
 		if err := json.Unmarshal([]byte(line), &e); err != nil {
@@ -398,8 +401,10 @@ func TestSagaCommands(t *testing.T) {
 	}
 	for i := range 3 {
 		d.insert(d.shop.Collection("payments"), bson.D{
-			{Key: "_id", Value: fmt.Sprint("p", i)}, {Key: "version", Value: int64(i + 1)},
-			{Key: "createdAt", Value: time.Now()}, {Key: "updatedAt", Value: time.Now().Add(time.Duration(i) * time.Second)},
+			{Key: "_id", Value: fmt.Sprint("p", i)},
+			{Key: "version", Value: int64(i + 1)},
+			{Key: "createdAt", Value: time.Now()},
+			{Key: "updatedAt", Value: time.Now().Add(time.Duration(i) * time.Second)},
 			{Key: "state", Value: order{i}},
 		})
 	}

@@ -58,7 +58,7 @@ func Explain(err error) (kind Failure, hint string) {
 		return FailConflict, "type the phrase that the preview shows"
 	case errors.As(err, &compacted):
 		return FailConflict, "force: true if the readers of these topics can bear it, or other topics"
-	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed), is(ErrLive, ErrNodeAlive, store.ErrReplayMoved, ErrReplayStalled):
+	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed), is(ErrLive, ErrNodeAlive, ErrOlderNodes, store.ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 	case is(ErrUnavailable, ErrReplaysFull):
 		return FailUnavailable, ""

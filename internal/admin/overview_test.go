@@ -37,9 +37,17 @@ func (f *office) outboxes(context.Context) ([]store.Outbox, error) {
 func (f *office) wait(coll *mongo.Collection, id, state, key string, topics ...string) {
 	f.t.Helper()
 	_, err := coll.InsertOne(f.t.Context(), bson.D{
-		{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: key}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: planted},
-		{Key: "state", Value: state}, {Key: "key", Value: key}, {Key: "pos", Value: store.PosAt(bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())})},
-		{Key: "pending", Value: topics}, {Key: "attempts", Value: int32(1)}, {Key: "origin", Value: "stream"},
+		{Key: "_id", Value: id},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: key},
+		{Key: "type", Value: "OrderPlaced"},
+		{Key: "payload", Value: planted},
+		{Key: "state", Value: state},
+		{Key: "key", Value: key},
+		{Key: "pos", Value: store.PosAt(bson.Timestamp{T: uint32(time.Now().Add(-time.Minute).Unix())})},
+		{Key: "pending", Value: topics},
+		{Key: "attempts", Value: int32(1)},
+		{Key: "origin", Value: "stream"},
 	})
 	if err != nil {
 		f.t.Fatal(err)
@@ -177,16 +185,29 @@ func fill(t *testing.T, coll *mongo.Collection, envelopes, dead int) {
 	old := uint32(time.Now().Add(-time.Hour).Unix())
 	insert(coll, envelopes, func(i int) bson.D {
 		return bson.D{
-			{Key: "_id", Value: fmt.Sprintf("e%07d", i)}, {Key: "ts", Value: bson.Timestamp{T: old, I: uint32(i + 1)}}, {Key: "aggregatetype", Value: "order"},
-			{Key: "aggregateid", Value: fmt.Sprint(i % 1000)}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: "x"},
+			{Key: "_id", Value: fmt.Sprintf("e%07d", i)},
+			{Key: "ts", Value: bson.Timestamp{T: old, I: uint32(i + 1)}},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: fmt.Sprint(i % 1000)},
+			{Key: "type", Value: "OrderPlaced"},
+			{Key: "payload", Value: "x"},
 		}
 	})
 	insert(letters, dead, func(i int) bson.D {
 		at := time.Now().Add(-time.Duration(i) * time.Second)
 		return bson.D{
 			{Key: "_id", Value: deadletter.ID{NS: store.Namespace(coll), ID: bson.RawValue{Type: bson.TypeInt64, Value: raw64(t, int64(i))}}},
-			{Key: "class", Value: "malformed"}, {Key: "reason", Value: "no"}, {Key: "topic", Value: "orders"}, {Key: "type", Value: "OrderPlaced"}, {Key: "key", Value: fmt.Sprint(i % 1000)},
-			{Key: "size", Value: 100}, {Key: "attempts", Value: bson.A{}}, {Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}}, {Key: "movedAt", Value: at}, {Key: "firstFailure", Value: at}, {Key: "lastFailure", Value: at},
+			{Key: "class", Value: "malformed"},
+			{Key: "reason", Value: "no"},
+			{Key: "topic", Value: "orders"},
+			{Key: "type", Value: "OrderPlaced"},
+			{Key: "key", Value: fmt.Sprint(i % 1000)},
+			{Key: "size", Value: 100},
+			{Key: "attempts", Value: bson.A{}},
+			{Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}},
+			{Key: "movedAt", Value: at},
+			{Key: "firstFailure", Value: at},
+			{Key: "lastFailure", Value: at},
 		}
 	})
 }

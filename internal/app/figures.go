@@ -20,6 +20,8 @@ const (
 	figuresEvery = 10 * time.Second
 	// figuresShare bounds what that may cost: where it takes long, the next one comes so many times later.
 	figuresShare = 30
+	// indexesEvery is how often indexes are compared with those that are declared.
+	indexesEvery = 5 * time.Minute
 	// figuresLimit is where counting one collection stops.
 	figuresLimit = 100_000
 	// figuresWait bounds one question.
@@ -37,6 +39,9 @@ type figures struct {
 	judge   *health.Evaluator
 	counted atomic.Int64 // when it was counted last, Unix nanoseconds; 0 while nothing is owned
 	waiting atomic.Int64 // exceptions at the last audit
+
+	indexed time.Time      // when indexes were looked at last; these two are the loop's alone
+	missing map[string]int // by collection: declared indexes that are not there
 }
 
 // run counts until ctx ends. What cannot be counted is no failure of the relay; health tells of it.
@@ -74,6 +79,7 @@ func (f *figures) once(ctx context.Context, now time.Time) {
 	t := f.running.get()
 	if t == nil { // a standby has nothing to judge: what the owner sees is the owner's
 		f.counted.Store(0)
+		f.indexed = time.Time{}
 		f.metrics.Figures.Show(nil)
 		f.judge = new(health.Evaluator)
 		f.metrics.Figures.Health.Enter(string(health.OK))
@@ -132,12 +138,26 @@ func (f *figures) count(ctx context.Context, t *term) ([]metrics.Collection, err
 	now := f.clock.now()
 	var list []metrics.Collection
 	var failed error
+	every := indexesEvery
+	for _, n := range f.missing {
+		if n > 0 { // a start makes them beside the delivery
+			every = indexesEvery / 10
+		}
+	}
+	look := time.Since(f.indexed) > every
+	if look {
+		f.indexed, f.missing = time.Now(), map[string]int{}
+	}
 	inboxes := map[string]bool{}
 	for _, o := range t.outboxes() {
 		c := metrics.Collection{Name: o.NS()}
 		one, cancel := context.WithTimeout(ctx, figuresWait)
 		err := f.countOne(one, o, after, now, &c, !inboxes[o.DB])
+		if look && err == nil {
+			f.countIndexes(one, o)
+		}
 		cancel()
+		c.MissingIndexes, c.HasIndexes = f.missing[c.Name]
 		inboxes[o.DB] = true // one for all outboxes of a database
 		if err != nil && failed == nil {
 			failed = err
@@ -179,6 +199,14 @@ func (f *figures) countOne(ctx context.Context, o store.Outbox, after bson.Times
 	}
 	c.HasInbox = c.Inbox > 0 // else there is none, as far as metadata tell
 	return nil
+}
+
+// countIndexes compares the indexes of one collection. What cannot be listed now has no series until the next look.
+func (f *figures) countIndexes(ctx context.Context, o store.Outbox) {
+	missing, err := store.MissingIndexes(ctx, f.mongo.state.Database(o.DB).Collection(o.Coll))
+	if err == nil {
+		f.missing[o.NS()] = len(missing)
+	}
 }
 
 // unauthorized is the server's code for what a user may not do.

@@ -24,9 +24,13 @@ var ErrOutdated = errors.New("this version is too old for the state database")
 
 // newMember is this process in the registry of nodes.
 func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
+	watcher, compared := r.cfg.Watcher, fingerprint(r.cfg)
+	if !r.cfg.Is(config.RoleRelay) {
+		watcher, compared = "", "" // it works for none
+	}
 	return nodes.New(nodes.Config{
-		State: db, Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version, Watcher: r.cfg.Watcher,
-		Roles: roles(r.cfg), Capabilities: capabilities(r.cfg), Schema: migrate.Schema(r.migrations()), Fingerprint: fingerprint(r.cfg), Log: r.log,
+		State: db, Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version, Watcher: watcher,
+		Roles: roles(r.cfg), Capabilities: capabilities(r.cfg), Schema: migrate.Schema(r.migrations()), Fingerprint: compared, Log: r.log,
 	})
 }
 
@@ -40,14 +44,25 @@ func (r *Relay) migrations() []migrate.Step {
 
 // roles are what this process does by its configuration.
 func roles(cfg config.Config) []nodes.Role {
-	out := []nodes.Role{nodes.Relay}
-	if cfg.Retention > 0 {
-		out = append(out, nodes.Cleaner)
-	}
-	if cfg.HTTP.Admin != nil {
-		out = append(out, nodes.Admin)
+	var out []nodes.Role
+	for _, one := range []struct {
+		role nodes.Role
+		does bool
+	}{
+		{nodes.Relay, cfg.Is(config.RoleRelay)},
+		{nodes.Cleaner, cleans(cfg)},
+		{nodes.Admin, cfg.Is(config.RoleAdmin) && cfg.HTTP.Admin != nil},
+	} {
+		if one.does {
+			out = append(out, one.role)
+		}
 	}
 	return out
+}
+
+// cleans reports whether this process purges while it owns the watcher.
+func cleans(cfg config.Config) bool {
+	return cfg.Retention > 0 && cfg.Is(config.RoleRelay) && cfg.Is(config.RoleCleaner)
 }
 
 // capabilities tell operators in what this process could differ from others of its watcher.
@@ -79,6 +94,13 @@ func (r *Relay) vital() nodes.Vital {
 		v.Holds = []string{r.cfg.Watcher + "/" + Slot}
 	}
 	return v
+}
+
+// idle is own for a process without the role of a relay: it never seeks the lease.
+func (r *Relay) idle(stop context.Context) error {
+	r.state.setRole(RoleAdmin)
+	<-stop.Done()
+	return nil
 }
 
 // look notes what became of other nodes. It may fail as often as it likes: the next look finds the same.

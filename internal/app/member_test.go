@@ -179,3 +179,32 @@ func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
 	stopNew()
 	waitFor(t, func() bool { return len(b.nodes()) == 0 })
 }
+
+// A process with the role of an admin alone is listed, is ready, and never seeks the lease.
+func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	desk := b.start("node=desk", "roles=admin", "http.admin.listen=127.0.0.1:0", "http.admin.anonymous=viewer")
+	waitFor(t, func() bool { return len(b.nodes()) == 1 })
+	if n := b.nodes()[0]; n.Node != "desk" || !slices.Equal(n.Roles, []string{"admin"}) || len(n.Watchers) != 0 {
+		t.Errorf("%+v", n)
+	}
+	first := b.start("node=one", "roles=relay")
+	b.owned("one")
+	for _, n := range b.nodes() {
+		if n.Node == "one" && !slices.Equal(n.Roles, []string{"relay"}) {
+			t.Errorf("%+v", n)
+		}
+	}
+	if err := first(); err != nil {
+		t.Error(err)
+	}
+	b.start("node=two")
+	b.owned("two") // it was free: whoever wanted it has it
+	if err := desk(); err != nil {
+		t.Error(err)
+	}
+	if got := b.kinds("desk"); !slices.Equal(got, []string{"node_started", "node_stopped"}) {
+		t.Errorf("%v", got)
+	}
+}

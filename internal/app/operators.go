@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"time"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/opspage"
@@ -45,10 +43,7 @@ func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operato
 		State: state, Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Router: router, Redact: redact, Log: log,
 		Outboxes:  Outboxes(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) { return CompactedTopics(ctx, cfg, topics) },
-		Oplog: func(ctx context.Context) (oldest, newest time.Time, err error) {
-			first, last, err := changestream.OplogWindow(ctx, state.Client())
-			return time.Unix(int64(first.T), 0), time.Unix(int64(last.T), 0), err
-		},
+		Oplog:     Oplog(state.Client()),
 	}}
 	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log, Page: o.page(cfg, version, log)}
 	if a.TLS != nil {
@@ -103,7 +98,7 @@ func (o *Operators) Run(ctx context.Context) error {
 
 // operators is the operator's listener beside the relay; nil where it is not configured.
 func (r *Relay) operators() (*Operators, error) {
-	if r.cfg.HTTP.Admin == nil {
+	if r.cfg.HTTP.Admin == nil || !r.cfg.Is(config.RoleAdmin) {
 		return nil, nil
 	}
 	o, err := NewOperators(r.cfg, r.version, r.log)

@@ -103,10 +103,10 @@ func (t *term) unsure() (after string, unsure func(pos string) bool) {
 	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && len(pos) == len(cursor) }
 }
 
-// mayPurge reports whether the position can be trusted to tell what was delivered: the lease is confirmed (N2), and the stream
-// goes on from it. A position that the server does not accept says nothing.
+// mayPurge reports whether this process is to purge, and the position can be trusted to tell what was delivered: the lease is
+// confirmed (N2), and the stream goes on from it. A position that the server does not accept says nothing.
 func (t *term) mayPurge() bool {
-	return t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
+	return cleans(t.cfg) && t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
 }
 
 // loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions

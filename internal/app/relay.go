@@ -134,6 +134,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	g.Go(func() error { return systemd.New(r.cfg.Watcher, r.state, r.log).Run(ctx, work) })
 	g.Go(func() error {
 		defer cancel()
+		if !r.cfg.Is(config.RoleRelay) {
+			return r.idle(ctx)
+		}
 		if err := r.admitted(ctx); err != nil {
 			return err
 		}

@@ -21,6 +21,7 @@ const (
 	RoleStandby  Role = "standby"
 	RoleTakeOver Role = "taking-over"
 	RoleOwner    Role = "owner"
+	RoleAdmin    Role = "admin"             // it runs no watcher
 	RoleUpgrade  Role = "waits-for-upgrade" // for nodes of older versions to go
 	RoleHalted   Role = "halted"
 	RoleStopping Role = "stopping"

@@ -25,8 +25,12 @@ type Config struct {
 	Node string `yaml:"node"`
 	// Address is where operators find this process, shown beside the node's name; it is never connected to. Defaults to the
 	// host's name and the port of http.listen.
-	Address string  `yaml:"address"`
-	MongoDB MongoDB `yaml:"mongodb"`
+	Address string `yaml:"address"`
+	// Roles are what this process does: relay runs the watcher or stands by for it; cleaner purges, while it runs it; admin
+	// serves the page and the API, where http.admin is set. A process without relay serves people alone; one without cleaner
+	// leaves the purge to the owner after it. Defaults to relay, cleaner, admin.
+	Roles   []string `yaml:"roles"`
+	MongoDB MongoDB  `yaml:"mongodb"`
 	// Watch lists the outbox collections as database.collection; * stands for any run of characters
 	// (tenant_*.outbox). One exact name opens a stream on that collection, several in one database a stream on the
 	// database, patterns one on the cluster. Defaults to <database of mongodb.uri>.outbox, or *.outbox where the URI names
@@ -367,6 +371,7 @@ type Log struct {
 func Default() Config {
 	return Config{
 		Watcher:     "default",
+		Roles:       []string{RoleRelay, RoleCleaner, RoleAdmin},
 		Start:       Start{},
 		MongoDB:     MongoDB{State: "outrelay", ReadPreference: "primary", Indexes: true},
 		Kafka:       Kafka{Compression: "none", Delivery: "idempotent", RequestTimeout: 10 * time.Second, Lanes: 1, ReadBack: ReadBack{Bytes: 2 * GiB, Time: time.Minute}},

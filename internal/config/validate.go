@@ -64,6 +64,7 @@ func (c *Config) validate(p *Problems) {
 	v := validator{p}
 	v.check("watcher", nameShape.MatchString(c.Watcher), strconv.Quote(c.Watcher), "expected letters, digits, dot, dash, underscore; at most 100")
 	v.check("node", nameShape.MatchString(c.Node), strconv.Quote(c.Node), "expected letters, digits, dot, dash, underscore; at most 100")
+	c.validateRoles(v)
 	c.validateMongo(v)
 	c.validateKafka(v)
 	c.validateRecords(v)

@@ -115,9 +115,6 @@ type option func(*huma.Operation)
 // role names the extension that says who may.
 const role = "x-role"
 
-// body bounds the body of a request.
-func body(n int64) option { return func(op *huma.Operation) { op.MaxBodyBytes = n } }
-
 // look registers something that anybody who is let in may see.
 func look[I scoped, O any](a *api, at, id, summary string, f func(context.Context, admin.Desk, *I) (O, error), opts ...option) {
 	register(a, huma.Operation{Method: http.MethodGet, Path: at, OperationID: id, Summary: summary, Extensions: map[string]any{role: admin.RoleViewer}}, lookTime, f, opts)

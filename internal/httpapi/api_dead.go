@@ -111,7 +111,8 @@ func (a *api) dead() {
 		Scope
 		Paging
 		DeadQuery
-	}) (admin.DeadPage, error) {
+	},
+	) (admin.DeadPage, error) {
 		return k.DeadList(ctx, in.filter(), in.Limit, in.After)
 	})
 	act(a, "/dead/search", "search-dead", "The same list, with the condition in a body", func(ctx context.Context, k admin.Desk, in *struct {
@@ -121,13 +122,15 @@ func (a *api) dead() {
 			Limit  int           `json:"limit,omitempty" minimum:"1" maximum:"1000" default:"100"`
 			After  string        `json:"after,omitempty" maxLength:"8192"`
 		}
-	}) (admin.DeadPage, error) {
+	},
+	) (admin.DeadPage, error) {
 		return k.DeadList(ctx, in.Body.Filter.filter(), in.Body.Limit, in.Body.After)
 	}, viewers)
 	look(a, "/dead/summary", "summarize-dead", "Counts by topic, type and class, the most frequent first", func(ctx context.Context, k admin.Desk, in *struct {
 		Scope
 		DeadQuery
-	}) (deadGroups, error) {
+	},
+	) (deadGroups, error) {
 		list, err := k.DeadSummary(ctx, in.filter())
 		return deadGroups{list}, err
 	})
@@ -213,7 +216,8 @@ func (a *api) letter() {
 			Scope
 			LetterRef
 			Payload bool `query:"payload" doc:"Show the payload too; for roles that may see it."`
-		}) (*letterOut, error) {
+		},
+		) (*letterOut, error) {
 			if err := mayShow(ctx, in.Payload); err != nil {
 				return nil, err
 			}
@@ -229,7 +233,8 @@ func (a *api) letter() {
 			LetterRef
 			IfMatch string `header:"If-Match" doc:"The ETag of the letter that the edit was made from. Required."`
 			Body    EditBody
-		}) (*answerOf[admin.DeadEdited], error) {
+		},
+		) (*answerOf[admin.DeadEdited], error) {
 			version, err := versionOf(in.IfMatch)
 			if err != nil {
 				return nil, err

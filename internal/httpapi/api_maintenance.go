@@ -24,7 +24,8 @@ func (a *api) maintenance() {
 			Rate        int      `json:"rate,omitempty" minimum:"0" maximum:"10000000" doc:"Envelopes a second; 0 is no limit."`
 			DryRun      bool     `json:"dry_run,omitempty"`
 		}
-	}) (admin.PurgeReport, error) {
+	},
+	) (admin.PurgeReport, error) {
 		return k.Purge(ctx, admin.Purge{Collections: in.Body.Collections, OlderThan: seconds(in.Body.OlderThanS), Rate: in.Body.Rate, DryRun: in.Body.DryRun})
 	})
 	act(a, "/recover", "recover", "Order a sweep: the next owner delivers every envelope again that its place does not cover", func(ctx context.Context, k admin.Desk, in *struct {
@@ -33,7 +34,8 @@ func (a *api) maintenance() {
 			From   *time.Time `json:"from,omitempty" doc:"Of envelopes from then on; none is everything."`
 			DryRun bool       `json:"dry_run,omitempty"`
 		}
-	}) (recovered, error) {
+	},
+	) (recovered, error) {
 		out := recovered{DryRun: in.Body.DryRun, Collections: []admin.Swept{}}
 		list, err := k.RecoverPlan(ctx, or(in.Body.From))
 		if err != nil {
@@ -57,7 +59,8 @@ func (a *api) maintenance() {
 		Body struct {
 			Collection string `json:"collection" minLength:"3" maxLength:"255"`
 		}
-	}) (done, error) {
+	},
+	) (done, error) {
 		if _, err := k.Collections(ctx, in.Body.Collection); err != nil { // an error where there is no such claim
 			return done{}, err
 		}
@@ -82,7 +85,8 @@ func (a *api) maintenance() {
 			Force      bool     `json:"force,omitempty" doc:"Also while a relay works."`
 			DryRun     bool     `json:"dry_run,omitempty"`
 		}
-	}) (admin.Cleared, error) {
+	},
+	) (admin.Cleared, error) {
 		b := &in.Body
 		return k.Clear(ctx, admin.ClearOrder{What: b.What, Collection: b.Collection, Confirm: b.Confirm, Force: b.Force, DryRun: b.DryRun})
 	})

@@ -49,7 +49,8 @@ func (a *api) replays() {
 	look(a, "/replays", "list-replays", "The latest replays of the watcher", func(ctx context.Context, k admin.Desk, in *struct {
 		Scope
 		Limit int `query:"limit" minimum:"1" maximum:"1000" default:"100"`
-	}) (replayList, error) {
+	},
+	) (replayList, error) {
 		list, err := k.ReplayList(ctx, in.Limit)
 		return replayList{list}, err
 	})

@@ -36,7 +36,8 @@ func (a *api) services() {
 		From  time.Time `query:"from" doc:"For a key: written then or later; an hour ago by default."`
 		To    time.Time `query:"to"`
 		Limit int       `query:"limit" minimum:"1" maximum:"1000" default:"100"`
-	}) (admin.Found, error) {
+	},
+	) (admin.Found, error) {
 		return k.Lookup(ctx, admin.LookupQuery{ID: in.ID, Key: in.Key, Collection: in.Collection.Collection, From: in.From, To: in.To, Limit: in.Limit})
 	})
 	look(a, "/history", "history", "Where marked envelopes stand in Kafka (recording: mark)", func(ctx context.Context, k admin.Desk, in *struct {
@@ -47,7 +48,8 @@ func (a *api) services() {
 		Key         string    `query:"key" maxLength:"4096"`
 		From        time.Time `query:"from"`
 		To          time.Time `query:"to"`
-	}) (admin.History, error) {
+	},
+	) (admin.History, error) {
 		return k.History(ctx, admin.HistoryQuery{Collections: in.Collections, IDs: in.IDs, Key: in.Key, From: in.From, To: in.To, Limit: in.Limit, After: in.After})
 	})
 	a.sagas()
@@ -64,7 +66,8 @@ func (a *api) sagas() {
 		Paging
 		Database
 		Saga string `query:"saga" required:"true" minLength:"1" maxLength:"200"`
-	}) (admin.SagaPage, error) {
+	},
+	) (admin.SagaPage, error) {
 		return k.Sagas(ctx, in.Database.Database, in.Saga, in.Limit, in.After)
 	})
 	look(a, "/sagas/one", "show-saga", "One instance; its state only where it is asked for", func(ctx context.Context, k admin.Desk, in *struct {
@@ -73,7 +76,8 @@ func (a *api) sagas() {
 		Saga    string `query:"saga" required:"true" minLength:"1" maxLength:"200"`
 		ID      string `query:"id" required:"true" minLength:"1" maxLength:"1024"`
 		Payload bool   `query:"payload" doc:"Show the state too; for roles that may see it."`
-	}) (admin.Saga, error) {
+	},
+	) (admin.Saga, error) {
 		if err := mayShow(ctx, in.Payload); err != nil {
 			return admin.Saga{}, err
 		}
@@ -90,7 +94,8 @@ func (a *api) inbox() {
 		Scope
 		Database
 		Collection string `query:"collection" maxLength:"200" doc:"The collection of markers; inbox by default."`
-	}) (inboxMarks, error) {
+	},
+	) (inboxMarks, error) {
 		list, err := k.InboxMarks(ctx, in.Database.Database, in.Collection)
 		return inboxMarks{list}, err
 	})
@@ -102,7 +107,8 @@ func (a *api) inbox() {
 			OlderThanS float64 `json:"older_than_s" minimum:"60" maximum:"315360000"`
 			DryRun     bool    `json:"dry_run,omitempty"`
 		}
-	}) (admin.InboxPurged, error) {
+	},
+	) (admin.InboxPurged, error) {
 		b := &in.Body
 		return k.InboxPurge(ctx, admin.InboxPurge{Database: b.Database, Collection: b.Collection, OlderThan: seconds(b.OlderThanS), DryRun: b.DryRun})
 	})
@@ -114,7 +120,8 @@ func (a *api) inbox() {
 			Force      bool   `json:"force,omitempty" doc:"Also those that somebody holds."`
 			DryRun     bool   `json:"dry_run,omitempty"`
 		}
-	}) (admin.InboxReleased, error) {
+	},
+	) (admin.InboxReleased, error) {
 		return k.InboxRelease(ctx, in.Body.Database, in.Body.Collection, in.Body.Force, in.Body.DryRun)
 	})
 }

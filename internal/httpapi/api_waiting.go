@@ -45,7 +45,8 @@ func (a *api) waiting() {
 	look(a, "/waiting/summary", "summarize-waiting", "Counts by collection, state and topic, scheduled and dead ones too", func(ctx context.Context, k admin.Desk, in *struct {
 		Scope
 		Collection
-	}) (waitingGroups, error) {
+	},
+	) (waitingGroups, error) {
 		list, err := k.WaitingSummary(ctx, in.Collection.Collection)
 		return waitingGroups{list}, err
 	})
@@ -56,14 +57,16 @@ func (a *api) waiting() {
 		State string `query:"state" enum:"retry,blocked,parked"`
 		Topic string `query:"topic" maxLength:"255"`
 		Key   string `query:"key" maxLength:"4096"`
-	}) (admin.WaitingPage, error) {
+	},
+	) (admin.WaitingPage, error) {
 		return k.WaitingPage(ctx, admin.WaitingFilter{Collection: in.Collection.Collection, State: in.State, Topic: in.Topic, Key: in.Key}, in.Limit, in.After)
 	})
 	look(a, "/failed", "list-failed", "Envelopes that were refused and will be tried again, those that failed last first", func(ctx context.Context, k admin.Desk, in *struct {
 		Scope
 		Collection
 		Limit int `query:"limit" minimum:"1" maximum:"100" default:"100"`
-	}) (failedList, error) {
+	},
+	) (failedList, error) {
 		list, err := k.FailedList(ctx, in.Collection.Collection, in.Limit)
 		return failedList{list}, err
 	})
@@ -129,13 +132,15 @@ func (a *api) scheduled() {
 		Scope
 		Paging
 		ScheduledQuery
-	}) (admin.ScheduledPage, error) {
+	},
+	) (admin.ScheduledPage, error) {
 		return k.ScheduledList(ctx, in.filter(), in.Limit, in.After)
 	})
 	look(a, "/scheduled/summary", "summarize-scheduled", "Counts by type, with the first and the last due time", func(ctx context.Context, k admin.Desk, in *struct {
 		Scope
 		ScheduledQuery
-	}) (scheduledGroups, error) {
+	},
+	) (scheduledGroups, error) {
 		list, err := k.ScheduledSummary(ctx, in.filter())
 		return scheduledGroups{list}, err
 	})
@@ -145,7 +150,8 @@ func (a *api) scheduled() {
 			Filter ScheduledSelection `json:"filter"`
 			Preview
 		}
-	}) (cancelled, error) {
+	},
+	) (cancelled, error) {
 		out := cancelled{DryRun: in.Body.DryRun}
 		f := in.Body.Filter.filter()
 		if f.Empty() && !f.All {
@@ -168,7 +174,8 @@ func (a *api) scheduled() {
 			IDs        []string  `json:"ids" minItems:"1" maxItems:"1000"`
 			To         time.Time `json:"to"`
 		}
-	}) (admin.Rescheduled, error) {
+	},
+	) (admin.Rescheduled, error) {
 		return k.Reschedule(ctx, admin.ScheduledFilter{Collection: in.Body.Collection, IDs: in.Body.IDs}, in.Body.To)
 	})
 }

@@ -50,7 +50,8 @@ func (a *api) watchers() {
 		Body struct {
 			Node string `json:"node" maxLength:"100" pattern:"^[A-Za-z0-9._-]*$"`
 		}
-	}) (done, error) {
+	},
+	) (done, error) {
 		if in.Body.Node == "" {
 			return done{true, "not pinned any more"}, k.Pin(ctx, "")
 		}
@@ -61,7 +62,8 @@ func (a *api) watchers() {
 		Body struct {
 			HoldS float64 `json:"hold_s,omitempty" minimum:"0" maximum:"86400" default:"10" doc:"Seconds for which the owner keeps away."`
 		}
-	}) (done, error) {
+	},
+	) (done, error) {
 		return done{true, "the owner steps down"}, k.StepDown(ctx, seconds(in.Body.HoldS))
 	})
 }
@@ -99,7 +101,8 @@ func (a *api) nodes() {
 			NodeAction
 			HoldS float64 `json:"hold_s,omitempty" minimum:"0" maximum:"86400" default:"10"`
 		}
-	}) (released, error) {
+	},
+	) (released, error) {
 		slots, err := k.NodeRelease(ctx, in.Body.Node, seconds(in.Body.HoldS))
 		return released{slots}, err
 	})
@@ -109,7 +112,8 @@ func (a *api) nodes() {
 			NodeAction
 			Force bool `json:"force,omitempty" doc:"Also one that gives signs of life."`
 		}
-	}) (done, error) {
+	},
+	) (done, error) {
 		return done{true, "the node is off the list"}, k.NodeRemove(ctx, in.Body.Node, in.Body.Force)
 	})
 	look(a, "/events", "list-events", "The log of what happened and who did what, the newest first", func(ctx context.Context, k admin.Desk, in *struct {
@@ -120,7 +124,8 @@ func (a *api) nodes() {
 		Actor string    `query:"actor" maxLength:"200"`
 		From  time.Time `query:"from"`
 		To    time.Time `query:"to"`
-	}) (admin.EventPage, error) {
+	},
+	) (admin.EventPage, error) {
 		return k.Events(ctx, admin.EventFilter{Watcher: in.Watcher, Node: in.Node, Actor: in.Actor, Kinds: in.Kinds, From: in.From, To: in.To}, in.Limit, in.After)
 	})
 	act(a, "/events/trim", "trim-events", "Keep only the newest entries of the log", func(ctx context.Context, k admin.Desk, in *struct {
@@ -128,7 +133,8 @@ func (a *api) nodes() {
 		Body struct {
 			Keep int `json:"keep" doc:"Entries to keep; 0 or less keeps all."`
 		}
-	}) (trimmed, error) {
+	},
+	) (trimmed, error) {
 		n, err := k.EventsTrim(ctx, in.Body.Keep)
 		return trimmed{n}, err
 	})

@@ -19,6 +19,7 @@ type Figures struct {
 	Overdue     *prometheus.GaugeVec // {collection}: seconds since the first scheduled envelope was due; 0 if none is
 	DeadLetters *prometheus.GaugeVec // {collection}
 	Inbox       *prometheus.GaugeVec // {collection}: markers of handled messages and claims
+	Indexes     *prometheus.GaugeVec // {collection}: declared indexes that are not there
 	Nodes       *prometheus.GaugeVec // {state}: alive or stale
 	Age         *Live                // seconds since all of it was counted last
 	Limit       prometheus.Gauge     // at which counting stops
@@ -42,6 +43,7 @@ func (b builder) figures(s *Set) {
 	f.Overdue = b.gaugeVec("scheduled_overdue_seconds", "Time since the first scheduled envelope was due; 0 if none is.", "collection")
 	f.DeadLetters = b.gaugeVec("dead_letters_stored", "Dead letters in the collection, requeued ones too, by its metadata.", "collection")
 	f.Inbox = b.gaugeVec("inbox_entries", "Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection")
+	f.Indexes = b.gaugeVec("missing_indexes", "Declared indexes that the collection does not have; looked at every few minutes.", "collection")
 	f.Nodes = b.gaugeVec("nodes", "Processes of the state database by whether they gave a sign of life lately.", "state")
 	f.Age = b.live("figures_age_seconds", "Time since the collections were counted last; 0 in a process that owns nothing.")
 	f.Limit = b.gauge("figures_limit", "Number at which counting a collection stops.")
@@ -59,6 +61,8 @@ type Collection struct {
 	Pending, Scheduled, DeadLetters, Inbox      int64
 	OldestAge, Overdue                          time.Duration
 	HasPending, HasScheduled, HasDead, HasInbox bool // whether it could be counted at all
+	MissingIndexes                              int
+	HasIndexes                                  bool
 }
 
 // counted keeps Show from being called twice at once.
@@ -68,7 +72,7 @@ var counted sync.Mutex
 func (f *Figures) Show(list []Collection) {
 	counted.Lock()
 	defer counted.Unlock()
-	for _, v := range []*prometheus.GaugeVec{f.Pending, f.OldestAge, f.Scheduled, f.Overdue, f.DeadLetters, f.Inbox} {
+	for _, v := range []*prometheus.GaugeVec{f.Pending, f.OldestAge, f.Scheduled, f.Overdue, f.DeadLetters, f.Inbox, f.Indexes} {
 		v.Reset()
 	}
 	var ages, overdue time.Duration
@@ -89,6 +93,9 @@ func (f *Figures) Show(list []Collection) {
 		}
 		if c.HasDead {
 			f.DeadLetters.WithLabelValues(name).Add(float64(c.DeadLetters))
+		}
+		if c.HasIndexes {
+			f.Indexes.WithLabelValues(name).Add(float64(c.MissingIndexes))
 		}
 		if c.HasInbox {
 			f.Inbox.WithLabelValues(name).Add(float64(c.Inbox))

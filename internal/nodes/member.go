@@ -160,7 +160,7 @@ func (m *Member) Leave(ctx context.Context) error {
 func (m *Member) Look(ctx context.Context) error {
 	silent, err := m.nodes.MarkStale(ctx, StaleAfter)
 	for _, n := range silent {
-		m.c.Log.Warn("a node gives no sign of life; what it owned is taken over when its leases expire", "silent node", n.Node, "for", n.Age().Round(time.Second))
+		m.c.Log.Warn("a node gives no sign of life; what it owned is taken over when its leases expire", "silent_node", n.Node, "for", n.Age().Round(time.Second))
 		m.note(ctx, store.NodeStale, bson.D{
 			{Key: "of", Value: n.Node}, {Key: "silent_ms", Value: n.AgeMS}, {Key: "version", Value: n.Version}, {Key: "held", Value: held(n.Holds)},
 		})
@@ -192,7 +192,7 @@ func (m *Member) compare(ctx context.Context) error {
 			continue
 		}
 		m.differs[one] = true
-		m.c.Log.Warn("a node of this watcher has another configuration: what is delivered depends on who owns the watcher; give all of them the same", "other", n.Node, "other version", n.Version)
+		m.c.Log.Warn("a node of this watcher has another configuration: what is delivered depends on who owns the watcher; give all of them the same", "other", n.Node, "other_version", n.Version)
 		m.note(ctx, store.ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
 	}
 	return nil

@@ -243,8 +243,8 @@ func TestSilenceIsNotedOnce(t *testing.T) {
 func TestConfigurationsOfAWatcherAreCompared(t *testing.T) {
 	t.Parallel()
 	db := state(t)
-	print := func(p string) func(*Config) { return func(c *Config) { c.Fingerprint = p } }
-	a, b, same := member(db, "a", print("1")), member(db, "b", print("2")), member(db, "same", print("1"))
+	config := func(p string) func(*Config) { return func(c *Config) { c.Fingerprint = p } }
+	a, b, same := member(db, "a", config("1")), member(db, "b", config("2")), member(db, "same", config("1"))
 	stranger := member(db, "stranger", func(c *Config) { c.Fingerprint, c.Watcher = "9", "invoices" })
 	old := member(db, "old", nil)
 	for _, m := range []*Member{a, b, same, stranger, old} {
@@ -320,7 +320,9 @@ func TestReadyNamesLiveNodesThatDoNotKnowAStep(t *testing.T) {
 	own := func(node, version string, ms int64) {
 		t.Helper()
 		if _, err := db.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
-			{Key: "owner", Value: node + "/x"}, {Key: "node", Value: node}, {Key: "version", Value: version},
+			{Key: "owner", Value: node + "/x"},
+			{Key: "node", Value: node},
+			{Key: "version", Value: version},
 			{Key: "expiresAt", Value: bson.D{{Key: "$add", Value: bson.A{"$$NOW", ms}}}},
 		}}}}, upsert); err != nil {
 			t.Fatal(err)

@@ -108,7 +108,8 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 	for try := 0; ; try++ {
 		err := n.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: s.Node}}, mongo.Pipeline{{{Key: "$set", Value: set}}},
 			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before).SetProjection(bson.D{
-				{Key: "instance", Value: 1}, {Key: "staleSince", Value: 1},
+				{Key: "instance", Value: 1},
+				{Key: "staleSince", Value: 1},
 				{Key: "ageMs", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}},
 			})).Decode(&before)
 		switch {
@@ -176,10 +177,15 @@ func (n *Nodes) Alive(ctx context.Context, node string, stale time.Duration) (bo
 	return found[0].Alive(stale), nil
 }
 
+// relays are the nodes that could own a watcher; older versions did not tell.
+var relays = bson.E{Key: "$or", Value: bson.A{
+	bson.D{{Key: "roles", Value: "relay"}}, bson.D{{Key: "roles", Value: bson.D{{Key: "$in", Value: bson.A{nil, bson.A{}}}}}},
+}}
+
 // AnotherReachesKafka reports whether a live node other than self reaches Kafka: then an owner that makes no progress
 // had better step down (N6).
 func (n *Nodes) AnotherReachesKafka(ctx context.Context, self string, stale time.Duration) (bool, error) {
-	found, err := n.find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: self}}}, {Key: "kafkaReachable", Value: true}})
+	found, err := n.find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: self}}}, {Key: "kafkaReachable", Value: true}, relays})
 	if err != nil || len(found) == 0 {
 		return false, err
 	}

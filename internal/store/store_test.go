@@ -181,6 +181,15 @@ func TestN06_NodesKnowOfEachOther(t *testing.T) {
 	if all, _ := n.List(t.Context()); len(all) != 0 {
 		t.Errorf("left: %+v", all)
 	}
+	// A node that runs no watcher takes none over.
+	for roles, want := range map[string]bool{"admin": false, "relay": true} {
+		if _, err := n.Heartbeat(t.Context(), Sign{Node: "c", KafkaReachable: true, Facts: Facts{Roles: []string{roles}}}); err != nil {
+			t.Fatal(err)
+		}
+		if ok, err := n.AnotherReachesKafka(t.Context(), "$a", time.Minute); err != nil || ok != want {
+			t.Errorf("with the role %s: %v, %v", roles, ok, err)
+		}
+	}
 }
 
 func TestEventsAreKeptInOrderAndTrimmed(t *testing.T) {

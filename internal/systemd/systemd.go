@@ -31,6 +31,7 @@ const (
 	lookEvery = time.Second
 	starting  = "starting"
 	maxStatus = 400 // of a line that people read
+	surely    = 5   // looks, until it is said: after a suspend every loop seems to have been silent
 )
 
 // Supervisor tells the service manager of one process.
@@ -41,7 +42,7 @@ type Supervisor struct {
 	every    time.Duration // between signs of life; 0 if no watchdog asks for them
 	look     time.Duration
 	told     bool
-	silent   bool
+	silent   int // looks in a row at which the process did not live
 	lastLine string
 	lastSign time.Time
 }
@@ -102,10 +103,12 @@ func (s *Supervisor) once(now time.Time) {
 		s.lastSign = now
 		s.send(daemon.SdNotifyWatchdog)
 	}
-	if err != nil && !s.silent && s.every > 0 {
+	if s.silent++; err == nil {
+		s.silent = 0
+	}
+	if s.silent == surely && s.every > 0 {
 		s.log.Error("the watchdog gets no sign of life any more: the service manager will restart this process", "reason", err)
 	}
-	s.silent = err != nil
 }
 
 // line is the status for people, without what changes at every look.

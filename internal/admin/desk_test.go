@@ -1,0 +1,415 @@
+package admin_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/saga"
+)
+
+// logged are the entries of one kind; all of the log are by ann and hold no payload.
+func (f *office) logged(kind store.Kind) []store.Event {
+	f.t.Helper()
+	return slices.DeleteFunc(f.log(), func(e store.Event) bool { return e.Kind != kind })
+}
+
+func TestNodesAreJoinedWithTheirSlots(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	k := f.desk()
+	nodes := f.state.Collection("nodes")
+	for _, n := range []string{"n1", "n2"} {
+		if _, err := store.NewNodes(nodes).Heartbeat(t.Context(), store.Sign{Node: n, SinceAck: -1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := nodes.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "n2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "seenAt", Value: time.Now().Add(-time.Hour)}}}}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := k.Nodes(t.Context())
+	if err != nil || len(list) != 2 || list[0].Node != "n1" || list[0].Role != "owner" || list[0].Stale || list[1].Role != "standby" || !list[1].Stale {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	if err := k.NodeRemove(t.Context(), "n1", false); !errors.Is(err, admin.ErrNodeAlive) {
+		t.Errorf("%v", err)
+	}
+	if err := k.NodeRemove(t.Context(), "nobody", false); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+	if err := k.NodeRemove(t.Context(), "n2", false); err != nil {
+		t.Error(err)
+	}
+	slots, err := k.NodeRelease(t.Context(), "n1", time.Minute)
+	if err != nil || !slices.Equal(slots, []string{"orders/" + admin.Slot}) {
+		t.Errorf("%v, %v", slots, err)
+	}
+	yields(t, f.owner)
+	if len(f.logged("node_removed")) != 1 || len(f.logged("node_released")) != 1 {
+		t.Error("the log does not say so")
+	}
+	if slots, err = k.NodeRelease(t.Context(), "n7", time.Minute); err != nil || len(slots) != 0 {
+		t.Errorf("%v, %v", slots, err)
+	}
+}
+
+func TestTheEventsLogIsReadByPagesAndTrimmed(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	k := f.desk()
+	at := time.Now().Add(-time.Minute).Truncate(time.Millisecond)
+	var docs []any
+	for i := range 25 { // some at the same moment
+		docs = append(docs, bson.D{{Key: "at", Value: at.Add(time.Duration(i/4) * time.Second)}, {Key: "kind", Value: []string{"took_over", "paused"}[i%2]}, {Key: "watcher", Value: "orders"}, {Key: "node", Value: fmt.Sprint("n", i%3)}, {Key: "fields", Value: bson.D{{Key: "actor", Value: "ann"}, {Key: "i", Value: i}}}})
+	}
+	if _, err := f.state.Collection("events").InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+	seen, after := map[string]bool{}, ""
+	for pages := 0; ; pages++ {
+		p, err := k.Events(t.Context(), admin.EventFilter{Watcher: "orders"}, 7, after)
+		if err != nil || p.Total != 25 || pages > 4 {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		for _, e := range p.Events {
+			if seen[e.ID] || e.Actor != "ann" {
+				t.Errorf("%+v", e)
+			}
+			seen[e.ID] = true
+		}
+		if after = p.Next; after == "" {
+			break
+		}
+	}
+	if len(seen) != 25 {
+		t.Errorf("%d of 25", len(seen))
+	}
+	p, err := k.Events(t.Context(), admin.EventFilter{Kinds: []string{"paused"}, Node: "n1", Actor: "ann", From: at, To: at.Add(time.Hour)}, 0, "")
+	if err != nil || len(p.Events) != 4 {
+		t.Errorf("%d, %v", len(p.Events), err)
+	}
+	if _, err := k.Events(t.Context(), admin.EventFilter{}, 0, "bad"); !errors.Is(err, admin.ErrCursor) {
+		t.Errorf("%v", err)
+	}
+	for keep, want := range map[int]int64{0: 0, -1: 0, 100: 0, 10: 15} {
+		if n, err := k.EventsTrim(t.Context(), keep); err != nil || n != want {
+			t.Errorf("keeping %d: %d, %v", keep, n, err)
+		}
+	}
+	if n, err := k.Of("other").EventsTrim(t.Context(), 0); err != nil || n != 0 {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+func TestWhatWaitsIsListedByPages(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	k := f.desk()
+	for i := range 23 {
+		f.wait([]*mongo.Collection{f.a, f.b}[i%2], fmt.Sprintf("e%02d", i), []string{"retry", "blocked", "parked"}[i%3], fmt.Sprint("k", i%4), []string{"orders", "audit"}[i%2])
+	}
+	seen, after := map[string]bool{}, ""
+	for pages := 0; ; pages++ {
+		p, err := k.WaitingPage(t.Context(), admin.WaitingFilter{}, 5, after)
+		if err != nil || p.Total != 23 || pages > 6 {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		for _, e := range p.Envelopes {
+			if seen[e.ID] {
+				t.Errorf("%s twice", e.ID)
+			}
+			seen[e.ID] = true
+		}
+		if pages == 1 { // what is settled meanwhile moves no other
+			if _, err := f.a.DeleteMany(t.Context(), bson.D{{Key: "_id", Value: "none"}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if after = p.Next; after == "" {
+			break
+		}
+	}
+	if len(seen) != 23 {
+		t.Errorf("%d of 23", len(seen))
+	}
+	p, err := k.WaitingPage(t.Context(), admin.WaitingFilter{State: "retry", Topic: "orders", Key: "k0"}, 0, "")
+	if err != nil || p.Total != 2 || len(p.Envelopes) != 2 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if _, err := k.WaitingPage(t.Context(), admin.WaitingFilter{State: "dead"}, 0, ""); err == nil {
+		t.Error("a state that is none")
+	}
+	if _, err := k.WaitingPage(t.Context(), admin.WaitingFilter{}, 0, "e30"); !errors.Is(err, admin.ErrCursor) {
+		t.Errorf("%v", err)
+	}
+	topics, err := k.Pending(t.Context())
+	if err != nil || len(topics) != 2 || topics[0].Retry+topics[0].Blocked+topics[0].Parked < 11 {
+		t.Errorf("%+v, %v", topics, err)
+	}
+}
+
+func TestAnEventIsLookedUpWithItsHistory(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	k := f.desk()
+	now := uint32(time.Now().Unix())
+	sent := time.Now().Add(-time.Minute)
+	mustInsert(t, f.a, append(letterOf("sent", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 120, I: 1}}, bson.E{Key: "sentAt", Value: sent},
+		bson.E{Key: "sent", Value: bson.A{bson.D{{Key: "topic", Value: "orders"}, {Key: "partition", Value: 3}, {Key: "offset", Value: int64(77)}}}}))
+	mustInsert(t, f.a, append(letterOf("young", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now, I: 2}}))
+	mustInsert(t, f.b, append(letterOf("later", planted), bson.E{Key: "ts", Value: bson.Timestamp{T: now - 60, I: 3}}, bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}))
+	mustInsert(t, f.b, bson.D{{Key: "_id", Value: "odd"}, {Key: "type", Value: 5}, {Key: "attempts", Value: "many"}, {Key: "payload", Value: planted}})
+	f.wait(f.a, "waits", "retry", "7", "orders")
+	if _, err := f.a.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "waits"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "history", Value: bson.A{bson.D{{Key: "at", Value: sent}, {Key: "topic", Value: "orders"}, {Key: "class", Value: "record_refused"}, {Key: "reason", Value: "no"}, {Key: "node", Value: "n1"}}}}}}}); err != nil {
+		t.Fatal(err)
+	}
+	f.die(f.a, record.RecordRefused, letterOf("dead", planted))
+	one := func(id string) admin.Found {
+		t.Helper()
+		got, err := k.Lookup(t.Context(), admin.LookupQuery{ID: id})
+		if err != nil || strings.Contains(fmt.Sprintf("%+v", got), planted) {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		return got
+	}
+	if e := one("sent").Envelopes[0]; e.State != "sent" || len(e.Sent) != 1 || e.Sent[0].Offset != 77 || len(e.Timeline) != 2 || e.Timeline[1].What != "sent" || e.Timeline[1].Text != "orders/3@77" {
+		t.Errorf("%+v", e)
+	}
+	if e := one("young").Envelopes[0]; e.State != "recent" {
+		t.Errorf("%+v", e)
+	}
+	if e := one("later").Envelopes[0]; e.State != "scheduled" || e.DueAt == nil {
+		t.Errorf("%+v", e)
+	}
+	if e := one("odd").Envelopes[0]; e.ID != "odd" {
+		t.Errorf("%+v", e)
+	}
+	if e := one("waits").Envelopes[0]; e.State != "retry" || len(e.Timeline) != 1 || e.Timeline[0].Text != "orders: record_refused: no" || !slices.Equal(e.Waits, []string{"orders"}) {
+		t.Errorf("%+v", e)
+	}
+	if got := one("dead"); len(got.Envelopes) != 0 || len(got.Letters) != 1 {
+		t.Errorf("%+v", got)
+	}
+	if _, err := k.DeadRequeue(t.Context(), admin.DeadFilter{IDs: []string{"dead"}}, admin.DeadOptions{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if e := one("dead").Envelopes[0]; len(e.Timeline) < 2 || e.ReplayOf == "" || !slices.ContainsFunc(e.Timeline, func(m admin.Moment) bool { return m.What == "requeued" && strings.Contains(m.Text, "ann") }) {
+		t.Errorf("%+v", e)
+	}
+	got, err := k.Lookup(t.Context(), admin.LookupQuery{Key: "7"})
+	ids := map[string]bool{}
+	for _, e := range got.Envelopes {
+		ids[e.ID] = true
+	}
+	if err != nil || len(got.Letters) != 1 || !ids["sent"] || !ids["young"] || !ids["later"] || !ids["waits"] || !ids["dead"] || got.Since == nil || got.More {
+		t.Errorf("%v %+v, %v", ids, got, err)
+	}
+	if got, err = k.Lookup(t.Context(), admin.LookupQuery{Key: "7", Limit: 2}); err != nil || len(got.Envelopes) != 2 || !got.More {
+		t.Errorf("%+v, %v", got, err)
+	}
+	for _, q := range []admin.LookupQuery{{}, {ID: "a", Key: "b"}, {Key: "a", From: time.Now(), To: time.Now().Add(-time.Hour)}, {ID: "a", Collection: "no.such"}} {
+		if _, err := k.Lookup(t.Context(), q); err == nil {
+			t.Errorf("%+v was answered", q)
+		}
+	}
+	if got := one("nobody"); len(got.Envelopes)+len(got.Letters) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
+func mustInsert(t *testing.T, coll *mongo.Collection, doc bson.D) {
+	t.Helper()
+	if _, err := coll.InsertOne(t.Context(), doc); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSagasAreListedAndTheirStateHidden(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	redact, err := admin.NewRedaction(nil, []string{"$.card"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := (&admin.Deployment{State: f.state, Watcher: "orders", Redact: redact}).For(admin.Actor{Name: "ann"})
+	db := f.a.Database()
+	s, err := saga.NewMongoStore(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Prepare(t.Context(), saga.TypeInfo{Name: "pay_sagas", Owner: "x", ID: saga.KindString}); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		body, err := bson.Marshal(bson.D{{Key: "state", Value: bson.D{{Key: "card", Value: planted}, {Key: "step", Value: i}}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Save(t.Context(), "pay_sagas", saga.Record{ID: fmt.Sprint("s", i), Body: body}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	types, err := k.SagaTypes(t.Context())
+	if err != nil || len(types) != 1 || types[0].Count != 5 || types[0].Database != db.Name() {
+		t.Fatalf("%+v, %v", types, err)
+	}
+	var ids []string
+	for after, n := "", 0; n == 0 || after != ""; n++ {
+		p, err := k.Sagas(t.Context(), db.Name(), "pay_sagas", 2, after)
+		if err != nil || p.Total != 5 || n > 3 {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		for _, one := range p.Sagas {
+			ids = append(ids, one.ID)
+		}
+		after = p.Next
+	}
+	slices.Sort(ids)
+	if !slices.Equal(ids, []string{"s0", "s1", "s2", "s3", "s4"}) {
+		t.Errorf("%v", ids)
+	}
+	one, err := k.Saga(t.Context(), db.Name(), "pay_sagas", "s3", false)
+	if err != nil || one.State != nil || one.Version != 1 {
+		t.Errorf("%+v, %v", one, err)
+	}
+	if one, err = k.Saga(t.Context(), db.Name(), "pay_sagas", "s3", true); err != nil || string(one.State) != `{"card":"***","step":3}` {
+		t.Errorf("%s, %v", one.State, err)
+	}
+	for _, c := range [][3]string{{db.Name(), "pay_sagas", "none"}, {db.Name(), f.a.Name(), "s1"}, {"admin", "system.users", "x"}, {"", "pay_sagas", "s1"}} {
+		if got, err := k.Saga(t.Context(), c[0], c[1], c[2], true); err == nil {
+			t.Errorf("%v: %+v", c, got)
+		}
+	}
+}
+
+func TestTheInboxIsCountedPurgedAndReleased(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	k := f.desk()
+	db := f.a.Database()
+	x, err := inbox.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.EnsureIndexes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 4 {
+		if err := x.Once(t.Context(), "group/h", fmt.Sprint("m", i), func(context.Context) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := x.Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/h", ID: "held"}}, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	list, err := k.Inboxes(t.Context())
+	if err != nil || len(list) != 1 || list[0].Handled != 5 || list[0].Claimed != 1 || list[0].Expired != 0 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	if _, err := k.InboxPurge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: time.Second}); err == nil {
+		t.Error("markers that are needed were purged")
+	}
+	if _, err := db.Collection("inbox").UpdateMany(t.Context(), bson.D{{Key: "_id.i", Value: bson.D{{Key: "$in", Value: bson.A{"m0", "m1", "held"}}}}}, bson.D{{Key: "$set", Value: bson.D{{Key: "at", Value: time.Now().Add(-time.Hour)}}}}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := k.InboxPurge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute, DryRun: true})
+	if err != nil || p.Matched != 2 || p.Removed != 0 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if p, err = k.InboxPurge(t.Context(), admin.InboxPurge{Database: db.Name(), OlderThan: 10 * time.Minute}); err != nil || p.Removed != 2 || len(f.logged("inbox_purged")) != 1 {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if r, err := k.InboxRelease(t.Context(), db.Name(), "", false, false); !errors.Is(err, admin.ErrLive) || r.Live != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r, err := k.InboxRelease(t.Context(), db.Name(), "", true, false); err != nil || r.Released != 1 || len(f.logged("inbox_released")) != 1 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := x.Once(t.Context(), "group/h", "held", func(context.Context) error { return nil }, inbox.NoWait()); err != nil {
+		t.Errorf("what was released cannot be handled: %v", err)
+	}
+	if m, err := k.InboxMarks(t.Context(), db.Name(), ""); err != nil || m == nil {
+		t.Errorf("%v, %v", m, err)
+	}
+	for _, c := range [][2]string{{"admin", ""}, {db.Name(), "outbox"}, {"", ""}} {
+		if _, err := k.InboxRelease(t.Context(), c[0], c[1], true, false); err == nil {
+			t.Errorf("%v was released", c)
+		}
+	}
+}
+
+func TestClearEmptiesWhatIsNamedAndNothingElse(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	k := f.desk()
+	for i := range 3 {
+		mustInsert(t, f.a, letterOf(fmt.Sprint("e", i), planted))
+		f.die(f.a, record.Malformed, letterOf(fmt.Sprint("d", i), planted))
+	}
+	entities := f.a.Database().Collection("orders")
+	mustInsert(t, entities, bson.D{{Key: "_id", Value: 1}})
+	if _, err := k.Clear(t.Context(), admin.ClearOrder{What: []string{admin.ClearEnvelopes}}); !errors.Is(err, admin.ErrUnconfirmed) {
+		t.Errorf("%v", err)
+	}
+	order := admin.ClearOrder{What: []string{admin.ClearEnvelopes}, Confirm: admin.ClearPhrase("orders")}
+	if _, err := k.Clear(t.Context(), order); !errors.Is(err, admin.ErrLive) {
+		t.Errorf("%v", err)
+	}
+	if n := f.envelopes(f.a); n != 3 {
+		t.Fatalf("%d envelopes are left", n)
+	}
+	order.Force = true
+	out, err := k.Clear(t.Context(), order)
+	if err != nil || out.Removed != 3 || f.envelopes(f.a) != 0 {
+		t.Errorf("%+v, %v", out, err)
+	}
+	if n, err := k.DeadCount(t.Context(), admin.DeadFilter{}); err != nil || n != 3 {
+		t.Errorf("%d letters, %v", n, err)
+	}
+	if n, err := entities.CountDocuments(t.Context(), bson.D{}); err != nil || n != 1 {
+		t.Errorf("%d entities, %v", n, err)
+	}
+	if out, err = k.Clear(t.Context(), admin.ClearOrder{What: admin.Clearable(), DryRun: true}); err != nil || out.Removed != 0 || out.Found < 3 || out.Confirm != "clear orders" {
+		t.Errorf("%+v, %v", out, err)
+	}
+	for _, what := range [][]string{nil, {"all"}} {
+		if _, err := k.Clear(t.Context(), admin.ClearOrder{What: what, Confirm: "clear orders", Force: true}); err == nil {
+			t.Errorf("%v was cleared", what)
+		}
+	}
+	if len(f.logged("clearing")) != 1 || len(f.logged("cleared")) != 1 {
+		t.Error("the log does not say so")
+	}
+	if p, err := k.Ping(t.Context()); err != nil || !p.MongoDB || !p.Storage || time.Since(p.Now).Abs() > time.Minute {
+		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+func TestWhatAProcessWasNotToldItSays(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	k := (&admin.Deployment{State: f.state, Watcher: "orders"}).For(admin.Actor{Name: "ann"})
+	if _, err := k.IndexesVerify(t.Context()); !errors.Is(err, admin.ErrUnavailable) {
+		t.Errorf("%v", err)
+	}
+	if _, err := k.ReplayStart(t.Context(), admin.ReplayOrder{IDs: []string{"a"}}); !errors.Is(err, admin.ErrUnavailable) {
+		t.Errorf("%v", err)
+	}
+	if v, err := f.desk().IndexesVerify(t.Context()); err != nil || len(v.Drift) == 0 {
+		t.Errorf("%+v, %v", v, err)
+	}
+	if v, err := f.desk().IndexesRebuild(t.Context()); err != nil || !v.OK() {
+		t.Errorf("%+v, %v", v, err)
+	}
+}

@@ -1,0 +1,90 @@
+package admin
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestRedactionHidesWhatItsRulesName(t *testing.T) {
+	t.Parallel()
+	r, err := NewRedaction([]string{"authorization", "x-*-token"}, []string{"$.card.number", "$.items[*].price", "$.list[1]", "$..password"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b64 := base64.StdEncoding.EncodeToString
+	for in, want := range map[string]string{
+		`{"headers":[{"k":"Authorization","v":"s"},{"k":"X-My-Token","v":"s"},{"k":"a","v":"1"}]}`: `{"headers":[{"k":"Authorization","v":"***"},{"k":"X-My-Token","v":"***"},{"k":"a","v":"1"}]}`,
+		`{"headers":{"AUTHORIZATION":"s","a":"1"}}`:                                                `{"headers":{"AUTHORIZATION":"***","a":"1"}}`,
+		`{"payload":{"card":{"number":1,"name":"n"},"n":1.50}}`:                                    `{"payload":{"card":{"name":"n","number":"***"},"n":1.50}}`,
+		`{"payload":{"items":[{"price":1,"x":2},{"price":2}],"list":[1,2,3]}}`:                     `{"payload":{"items":[{"price":"***","x":2},{"price":"***"}],"list":[1,"***",3]}}`,
+		`{"payload":{"a":[{"password":"s","b":{"password":{"c":1}}}],"password":1}}`:               `{"payload":{"a":[{"b":{"password":"***"},"password":"***"}],"password":"***"}}`,
+		`{"payload":"{\"password\":1,\"big\":12345678901234567890}"}`:                              `{"payload":"{\"big\":12345678901234567890,\"password\":\"***\"}"}`,
+		`{"payload":"no json"}`: `{"payload":"***"}`,
+		`{"payload":{"$binary":{"base64":"` + b64([]byte(`{"password":1}`)) + `","subType":"00"}}}`: `{"payload":{"$binary":{"base64":"` + b64([]byte(`{"password":"***"}`)) + `","subType":"00"}}}`,
+		`{"payload":{"$binary":{"base64":"` + b64([]byte("secret")) + `","subType":"00"}}}`:         `{"payload":"***"}`,
+		`{"payload":{"bytes":3,"hidden":true,"type":"string"}}`:                                     `{"payload":{"bytes":3,"hidden":true,"type":"string"}}`,
+		`{"payload":null}`: `{"payload":null}`,
+	} {
+		if got := string(r.envelope(json.RawMessage(in))); got != want {
+			t.Errorf("%s\nbecame %s\nnot    %s", in, got, want)
+		}
+	}
+	if got := string((Redaction{}).envelope(json.RawMessage(`{"payload":"x"}`))); got != `{"payload":"x"}` {
+		t.Errorf("without rules: %s", got)
+	}
+	if got := string(r.json(json.RawMessage(`not json`))); got != `"***"` {
+		t.Errorf("%s", got)
+	}
+	for _, bad := range []string{"", "card", "$", "$.", "$[", "$[x]", "$.a b", "$.a[-1]"} {
+		if _, err := NewRedaction(nil, []string{bad}); err == nil {
+			t.Errorf("path %q was taken", bad)
+		}
+	}
+	if _, err := NewRedaction([]string{"[a"}, nil); err == nil {
+		t.Error("a header that cannot be matched was taken")
+	}
+}
+
+// TestADeepRuleLeavesNothing: whatever the shape, what stands under the name is gone.
+func TestADeepRuleLeavesNothing(t *testing.T) {
+	t.Parallel()
+	r, err := NewRedaction(nil, []string{"$..secret"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		v := tree(t, 4)
+		raw, err := json.Marshal(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if out := string(r.json(raw)); strings.Contains(out, "hunter2") || !json.Valid([]byte(out)) {
+			t.Fatalf("%s became %s", raw, out)
+		}
+	})
+}
+
+func tree(t *rapid.T, depth int) any {
+	switch n := rapid.IntRange(0, 5).Draw(t, "kind"); {
+	case depth == 0 || n == 0:
+		return rapid.SampledFrom([]any{nil, true, 1, "x"}).Draw(t, "leaf")
+	case n < 3:
+		list := []any{}
+		for range rapid.IntRange(0, 3).Draw(t, "length") {
+			list = append(list, tree(t, depth-1))
+		}
+		return list
+	}
+	m := map[string]any{}
+	for range rapid.IntRange(0, 3).Draw(t, "fields") {
+		m[rapid.SampledFrom([]string{"a", "b", "c"}).Draw(t, "name")] = tree(t, depth-1)
+	}
+	if rapid.Bool().Draw(t, "has") {
+		m["secret"] = rapid.SampledFrom([]any{"hunter2", map[string]any{"x": "hunter2"}, []any{"hunter2"}}).Draw(t, "value")
+	}
+	return m
+}

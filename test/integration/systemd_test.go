@@ -1,0 +1,62 @@
+//go:build unix
+
+package integration
+
+import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// A service manager hears that the program is ready, what it does, signs of life, and that it stops.
+func TestServiceManager(t *testing.T) {
+	dir, err := os.MkdirTemp("", "sd") // the path of a socket is short
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
+	t.Setenv("WATCHDOG_USEC", "1500000") // without WATCHDOG_PID it is meant for whoever asks
+	t.Setenv("WATCHDOG_PID", "")
+	buf := make([]byte, 4096)
+	until := func(want string) {
+		t.Helper()
+		var heard []string
+		for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); {
+			if err := conn.SetReadDeadline(deadline); err != nil {
+				t.Fatal(err)
+			}
+			n, err := conn.Read(buf)
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				break
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if got := string(buf[:n]); strings.HasPrefix(got, want) {
+				return
+			} else {
+				heard = append(heard, got)
+			}
+		}
+		t.Fatalf("never heard %q; heard %q", want, heard)
+	}
+	s := kit.New(t, kit.Options{})
+	p := s.Start()
+	until("READY=1")
+	until("STATUS=owner of watcher ")
+	until("WATCHDOG=1")
+	until("WATCHDOG=1")
+	p.Term()
+	until("STOPPING=1")
+}
