@@ -204,8 +204,8 @@ func TestRolesAreEnough(t *testing.T) {
 	if again := len(topics.All()) - before; again < 50 {
 		kit.Eventually(t, "all are sent again", func() bool { return len(topics.All())-before >= 50 })
 	}
-	g.do("operator", "pause", "--yes")
-	g.do("operator", "resume", "--yes")
+	g.do("operator", "pause")
+	g.do("operator", "resume")
 
 	schedules(t, g.connect("scheduler").Database(rootDB.Name()), service.Database(rootDB.Name()))
 	consumes(t, g.connect("consumer").Database(rootDB.Name()))
@@ -217,7 +217,7 @@ func TestRolesAreEnough(t *testing.T) {
 			}
 		}
 	}
-	if code, _, errOut := g.command("reader", "pause", "--yes"); code == 0 || strings.Contains(errOut, rolePassword) {
+	if code, _, errOut := g.command("reader", "pause"); code == 0 || strings.Contains(errOut, rolePassword) {
 		t.Errorf("a reader pauses: exit code %d, %s", code, errOut)
 	}
 	if err := service.Database(rootDB.Name()).Collection("outbox").FindOne(t.Context(), bson.D{}).Err(); err == nil {

@@ -119,7 +119,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	// What the servers refuse is said without what was tried.
 	s.Set("mongodb.uri", strings.Replace(uri, plantedPassword, plantedPassword+"-wrong", 1))
 	s.Set("kafka.sasl.password", plantedKafka+"-wrong")
-	for _, args := range [][]string{{"doctor"}, {"status"}, {"pause", "--yes"}, {"config", "print"}} {
+	for _, args := range [][]string{{"doctor"}, {"status"}, {"pause"}, {"config", "print"}} {
 		command(args...)
 	}
 	s.Set("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
