@@ -4,65 +4,73 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/user"
+	"io"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
 )
 
+// operated is the answer of `outrelay pause --json` and the like.
+type operated struct {
+	Watcher string `json:"watcher"`
+	Done    string `json:"done"`
+}
+
 // operate runs one action on the configured watcher, and says what was done.
-func (p *program) operate(ctx context.Context, done string, action func(context.Context, admin.Operator) error) error {
-	cfg, _, err := p.loadAndLog()
-	if err != nil {
-		return err
-	}
-	state, closeClient, err := app.StateDatabase(cfg)
-	if err != nil {
-		return err
-	}
-	defer closeClient()
-	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
-	defer cancel()
-	actor := "unknown"
-	if u, err := user.Current(); err == nil {
-		actor = u.Username
-	}
-	if err := action(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: actor, Source: source}); err != nil {
-		if errors.Is(err, context.DeadlineExceeded) {
-			err = unanswered(err)
+func (a *acting) operate(ctx context.Context, done string, action func(context.Context, admin.Operator) error) error {
+	return a.brief(ctx, func(ctx context.Context, o admin.Operator) error {
+		if err := action(ctx, o); err != nil {
+			if !errors.Is(err, context.DeadlineExceeded) {
+				err = temporary(err) // such as a watcher that has not run yet
+			}
+			return err
 		}
-		return temporary(err)
-	}
-	fmt.Fprintf(p.errOut, "watcher %s: %s\n", cfg.Watcher, done)
-	return nil
+		return a.show(operated{Watcher: o.Watcher, Done: done}, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "watcher %s: %s\n", oneLine(o.Watcher), done)
+			return err
+		})
+	})
+}
+
+// controlling adds the flags of a command that tells the watcher what to do.
+func (p *program) controlling(c *cobra.Command) *acting {
+	a := p.looking(c)
+	c.Flags().StringVar(&a.actor, "actor", "", "`name` that the events log gets; default: the user's")
+	return a
 }
 
 func newPauseCommand(p *program) *cobra.Command {
-	return &cobra.Command{
+	var a *acting
+	c := &cobra.Command{
 		Use:   "pause",
 		Short: "Stop the watcher, whoever runs it, until resume; nothing is lost meanwhile",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return p.operate(c.Context(), "paused; its owner drains and releases at its next renewal", func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
+			return a.operate(c.Context(), "paused; its owner drains and releases at its next renewal", func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
 		},
 	}
+	a = p.controlling(c)
+	return c
 }
 
 func newResumeCommand(p *program) *cobra.Command {
-	return &cobra.Command{
+	var a *acting
+	c := &cobra.Command{
 		Use:   "resume",
 		Short: "End a pause",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return p.operate(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Resume(ctx) })
+			return a.operate(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Resume(ctx) })
 		},
 	}
+	a = p.controlling(c)
+	return c
 }
 
 func newPinCommand(p *program) *cobra.Command {
+	var a *acting
 	var off bool
 	c := &cobra.Command{
 		Use:               "pin NODE",
@@ -79,14 +87,16 @@ func newPinCommand(p *program) *cobra.Command {
 			if !off {
 				node, done = args[0], "pinned to "+args[0]
 			}
-			return p.operate(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pin(ctx, node) })
+			return a.operate(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pin(ctx, node) })
 		},
 	}
+	a = p.controlling(c)
 	c.Flags().BoolVar(&off, "off", false, "end the pin")
 	return c
 }
 
 func newStepDownCommand(p *program) *cobra.Command {
+	var a *acting
 	var hold time.Duration
 	c := &cobra.Command{
 		Use:   "step-down",
@@ -96,9 +106,10 @@ func newStepDownCommand(p *program) *cobra.Command {
 			if hold <= 0 {
 				return fmt.Errorf("--hold must be a positive duration such as 30s")
 			}
-			return p.operate(c.Context(), fmt.Sprintf("its owner releases now and stays away for %s", hold), func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, hold) })
+			return a.operate(c.Context(), fmt.Sprintf("its owner releases now and stays away for %s", hold), func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, hold) })
 		},
 	}
+	a = p.controlling(c)
 	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the owner of now keeps away")
 	return c
 }

@@ -303,7 +303,11 @@ func TestStatusCommand(t *testing.T) {
 	}
 	sees(t, d.run(nil, exitOK, "status"), "default  0of1  one", "40/s", "scheduled 3", "2 nodes, 0 stale", "checks: ")
 	d.run(nil, exitOK, "pin", "two")
-	d.run(nil, exitOK, "step-down")
+	var told operated
+	d.run(&told, exitOK, "step-down", "--actor", "ann")
+	if told.Watcher != "default" || !strings.Contains(told.Done, "stays away") {
+		t.Errorf("%+v", told)
+	}
 	sees(t, d.run(nil, exitOK, "status"), "pinned to node two", "node one keeps away until")
 	d.run(nil, exitOK, "pause")
 	sees(t, d.run(nil, exitOK, "status"), "paused", "WARN slot default/0of1")

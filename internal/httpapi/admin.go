@@ -48,6 +48,7 @@ const (
 	adminWrite    = 40 * time.Second
 	adminInFlight = 64 // requests, without those of /api/v1/live
 	maxBody       = 32 << 20
+	maxAddress    = 128 << 10 // of a request: a cursor or a list of ids, escaped
 	certsEvery    = 10 * time.Second
 )
 
@@ -77,7 +78,7 @@ func ListenAdmin(o AdminOptions) (*Server, error) {
 		ReadTimeout:       adminRead,
 		WriteTimeout:      adminWrite,
 		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    maxHeader,
+		MaxHeaderBytes:    maxAddress,
 		ErrorLog:          slog.NewLogLogger(o.Log.Handler(), slog.LevelDebug),
 	}}, nil
 }

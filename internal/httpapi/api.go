@@ -89,6 +89,9 @@ func describe(mux *http.ServeMux, dep *admin.Deployment) *api {
 	a.services()
 	a.maintenance()
 	a.figures()
+	// The library has no word for an object that may be null.
+	status := c.Components.Schemas.Map()["MigrationStatus"]
+	status.Properties["lock"] = &huma.Schema{AnyOf: []*huma.Schema{status.Properties["lock"], {Type: "null"}}}
 	return a
 }
 
@@ -139,7 +142,7 @@ func register[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f
 // direct adds an operation with headers of its own.
 func direct[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f func(context.Context, admin.Desk, *I) (*O, error), opts []option) {
 	op.Path = "/api/v1" + op.Path
-	op.Errors = []int{400, 401, 403, 404, 409, 421, 422, 424, 429, 500, 503}
+	op.Errors = []int{400, 401, 403, 404, 409, 421, 422, 424, 429, 431, 500, 503}
 	op.BodyReadTimeout = adminRead
 	op.Middlewares = append(op.Middlewares, a.admit, extend(limit))
 	for _, o := range opts {

@@ -77,9 +77,8 @@
       const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
       charts[name] = new uPlot({
         width: at.clientWidth, height: 120, legend: { show: false }, cursor: { show: false },
-        tzDate: (ts) => uPlot.tzDate(new Date(ts * 1e3), 'Etc/UTC'),
         scales: { y: { range: (u, min, max) => [0, Math.max(max * 1.1, 1)] } },
-        axes: [axis, { ...axis, size: 56 }],
+        axes: [{ ...axis, space: 90, values: (u, at) => at.map((t) => new Date(t * 1e3).toISOString().slice(11, 19)) }, { ...axis, size: 56 }],
         series: [{}, { stroke: line, width: 1.5, fill: line + '22' }],
       }, data, at);
     }
