@@ -17,7 +17,7 @@ func (d *demo) page(ctx context.Context, wg *sync.WaitGroup) error {
 	if err != nil {
 		return fmt.Errorf("configuring the operator's page: %w", err)
 	}
-	o, err := app.NewOperators(cfg, "dev", slog.New(slog.DiscardHandler))
+	o, err := app.NewOperators(cfg, "dev", slog.New(slog.DiscardHandler)) //nolint:contextcheck // it disconnects after the end of ctx
 	if err != nil {
 		return err
 	}

@@ -175,8 +175,10 @@ func planDiscard(c *call) (preview, error) {
 		return preview{}, err
 	}
 	out, err := c.desk.DeadDiscard(c.ctx, f, true, nil)
-	p := preview{Count: out.Matched, Nothing: out.Matched == 0, Undo: "It cannot be taken back: the letters and their payloads are gone, and the events were never delivered. Download them first if anybody may want them.",
-		Lines: []string{things(out.Matched, "letter") + " are removed for good."}}
+	p := preview{
+		Count: out.Matched, Nothing: out.Matched == 0, Undo: "It cannot be taken back: the letters and their payloads are gone, and the events were never delivered. Download them first if anybody may want them.",
+		Lines: []string{things(out.Matched, "letter") + " are removed for good."},
+	}
 	if f.All && f.Empty() {
 		p.Lines = append(p.Lines, "No filter is set: this is every letter that matches the state alone.")
 	}
@@ -254,8 +256,10 @@ func planEdit(c *call) (preview, error) {
 	if len(out.Edited) > 0 {
 		what = strings.Join(out.Edited, ", ")
 	}
-	return preview{Count: -1, Undo: "It cannot be taken back: the event is sent again as delivery " + strconv.Itoa(int(out.Delivery)) + ". The letter stays in the list as requeued, as it was before the edit.",
-		Lines: []string{"Event " + ref.ID + " goes back to " + out.Collection + " and is sent at once.", "Changed: " + what + "."}}, err
+	return preview{
+		Count: -1, Undo: "It cannot be taken back: the event is sent again as delivery " + strconv.Itoa(int(out.Delivery)) + ". The letter stays in the list as requeued, as it was before the edit.",
+		Lines: []string{"Event " + ref.ID + " goes back to " + out.Collection + " and is sent at once.", "Changed: " + what + "."},
+	}, err
 }
 
 func doEdit(c *call) (notice, error) {

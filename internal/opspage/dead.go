@@ -62,9 +62,15 @@ type field struct {
 
 // editable are the fields that a person may want to change; of the others an edit keeps what they are.
 var editable = []field{
-	{Name: "type", Label: "Type"}, {Name: "topic", Label: "Topic"}, {Name: "partition", Label: "Partition"}, {Name: "key", Label: "Key"},
-	{Name: "aggregatetype", Label: "Aggregate type"}, {Name: "aggregateid", Label: "Aggregate id"}, {Name: "contenttype", Label: "Content type"},
-	{Name: "subject", Label: "Subject"}, {Name: "expiresAt", Label: "Expires at"},
+	{Name: "type", Label: "Type"},
+	{Name: "topic", Label: "Topic"},
+	{Name: "partition", Label: "Partition"},
+	{Name: "key", Label: "Key"},
+	{Name: "aggregatetype", Label: "Aggregate type"},
+	{Name: "aggregateid", Label: "Aggregate id"},
+	{Name: "contenttype", Label: "Content type"},
+	{Name: "subject", Label: "Subject"},
+	{Name: "expiresAt", Label: "Expires at"},
 }
 
 func (c *call) deadRef() (admin.DeadRef, error) {
@@ -141,7 +147,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, r, c, err)
 		return
 	}
-	first, err := c.desk.DeadList(c.ctx, f, admin.MaxPage, "")
+	first, err := c.desk.DeadList(c.ctx, f, admin.MaxPage, "") //nolint:contextcheck // c.ctx is that of the request, with a time-out
 	if err != nil {
 		p.fail(w, r, c, err)
 		return
@@ -152,7 +158,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request) {
 	for n, page := 0, first; ; {
 		for _, l := range page.Letters {
 			if c.get("payload") != "" && c.who.Payloads {
-				if l, err = c.desk.DeadShow(c.ctx, admin.DeadRef{Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery)}, true); err != nil {
+				if l, err = c.desk.DeadShow(c.ctx, admin.DeadRef{Collection: l.Collection, ID: l.ID, Delivery: int(l.Delivery)}, true); err != nil { //nolint:contextcheck // likewise
 					panic(http.ErrAbortHandler) // half a file must not look like a whole one
 				}
 			}
@@ -164,7 +170,7 @@ func (p *page) download(w http.ResponseWriter, r *http.Request) {
 		if page.Next == "" || n >= downloadAtMost {
 			return
 		}
-		if page, err = c.desk.DeadList(c.ctx, f, admin.MaxPage, page.Next); err != nil {
+		if page, err = c.desk.DeadList(c.ctx, f, admin.MaxPage, page.Next); err != nil { //nolint:contextcheck // likewise
 			panic(http.ErrAbortHandler)
 		}
 	}

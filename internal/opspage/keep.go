@@ -73,8 +73,10 @@ func planCancel(c *call) (preview, error) {
 		return preview{}, err
 	}
 	page, err := c.desk.ScheduledList(c.ctx, f, 1, "")
-	p := preview{Count: page.Total, Nothing: page.Total == 0, Undo: "It cannot be taken back: they are never sent, and have to be appended again.",
-		Lines: []string{things(page.Total, "scheduled event") + " are cancelled. Those that are on their way by then are sent."}}
+	p := preview{
+		Count: page.Total, Nothing: page.Total == 0, Undo: "It cannot be taken back: they are never sent, and have to be appended again.",
+		Lines: []string{things(page.Total, "scheduled event") + " are cancelled. Those that are on their way by then are sent."},
+	}
 	if f.Empty() {
 		p.Lines = append(p.Lines, "No filter is set: this is every scheduled event.")
 	}
@@ -109,8 +111,10 @@ func (c *call) moved() (admin.ScheduledFilter, time.Time, error) {
 
 func planReschedule(c *call) (preview, error) {
 	f, to, err := c.moved()
-	return preview{Count: int64(len(f.IDs)), Undo: "Another time can be given in the same way, as long as no watcher has taken them.",
-		Lines: []string{fmt.Sprintf("%s are due at %s.", things(int64(len(f.IDs)), "event"), instant(to))}}, err
+	return preview{
+		Count: int64(len(f.IDs)), Undo: "Another time can be given in the same way, as long as no watcher has taken them.",
+		Lines: []string{fmt.Sprintf("%s are due at %s.", things(int64(len(f.IDs)), "event"), instant(to))},
+	}, err
 }
 
 func doReschedule(c *call) (notice, error) {
@@ -140,8 +144,10 @@ func (c *call) purge(dry bool) (admin.PurgeReport, error) {
 
 func planPurge(c *call) (preview, error) {
 	out, err := c.purge(true)
-	p := preview{Count: -1, Nothing: out.Purgeable == 0, Undo: "It cannot be taken back: what is removed cannot be replayed or looked up any more.",
-		Lines: []string{fmt.Sprintf("About %s that were delivered and are older than %s are removed. Nothing goes that is not delivered.", things(out.Purgeable, "envelope"), span(out.KeptS))}}
+	p := preview{
+		Count: -1, Nothing: out.Purgeable == 0, Undo: "It cannot be taken back: what is removed cannot be replayed or looked up any more.",
+		Lines: []string{fmt.Sprintf("About %s that were delivered and are older than %s are removed. Nothing goes that is not delivered.", things(out.Purgeable, "envelope"), span(out.KeptS))},
+	}
 	for _, one := range out.Collections {
 		text := things(one.Purgeable, "envelope")
 		if one.Held != "" {
@@ -180,8 +186,10 @@ func planReplay(c *call) (preview, error) {
 		return preview{}, err
 	}
 	plan, err := c.desk.ReplayPlan(c.ctx, o)
-	p := preview{Count: -1, Nothing: plan.Found == 0, Undo: "What was sent cannot be taken back; a replay under way can be cancelled.",
-		Lines: []string{things(plan.Found, "event") + " are sent again, each as its next delivery and flagged as redelivered."}}
+	p := preview{
+		Count: -1, Nothing: plan.Found == 0, Undo: "What was sent cannot be taken back; a replay under way can be cancelled.",
+		Lines: []string{things(plan.Found, "event") + " are sent again, each as its next delivery and flagged as redelivered."},
+	}
 	if plan.LeftOut > 0 {
 		p.Lines = append(p.Lines, number(plan.LeftOut)+" are left out: expired, malformed, or for none of the topics.")
 	}
@@ -223,8 +231,10 @@ func doReplayResume(c *call) (notice, error) {
 
 func planIndexes(c *call) (preview, error) {
 	v, err := c.desk.IndexesVerify(c.ctx)
-	p := preview{Count: int64(len(v.Drift)), Nothing: v.OK(), Undo: "It cannot be taken back, and need not be: these are the indexes that this version declares.",
-		Lines: []string{fmt.Sprintf("%s of %s differ from what is declared. While an index is built, purge and lists of its collection are slow.", things(int64(len(v.Drift)), "index"), things(int64(v.Collections), "collection"))}}
+	p := preview{
+		Count: int64(len(v.Drift)), Nothing: v.OK(), Undo: "It cannot be taken back, and need not be: these are the indexes that this version declares.",
+		Lines: []string{fmt.Sprintf("%s of %s differ from what is declared. While an index is built, purge and lists of its collection are slow.", things(int64(len(v.Drift)), "index"), things(int64(v.Collections), "collection"))},
+	}
 	for _, d := range v.Drift {
 		p.Rows = append(p.Rows, row{d.Collection, d.Index})
 	}
@@ -246,8 +256,10 @@ func (c *call) clear(dry bool) (admin.Cleared, error) {
 
 func planClear(c *call) (preview, error) {
 	out, err := c.clear(true)
-	p := preview{Count: out.Found, Nothing: out.Found == 0, Phrase: out.Confirm, Undo: "It cannot be taken back: everything in these collections is gone, delivered or not.",
-		Lines: []string{things(out.Found, "document") + " of " + strings.Join(c.q["what"], ", ") + " are removed for good."}}
+	p := preview{
+		Count: out.Found, Nothing: out.Found == 0, Phrase: out.Confirm, Undo: "It cannot be taken back: everything in these collections is gone, delivered or not.",
+		Lines: []string{things(out.Found, "document") + " of " + strings.Join(c.q["what"], ", ") + " are removed for good."},
+	}
 	for _, one := range out.Collections {
 		p.Rows = append(p.Rows, row{one.Collection + " (" + one.What + ")", things(one.Found, "document")})
 	}
@@ -269,8 +281,10 @@ func (c *call) inboxPurge(dry bool) (admin.InboxPurged, error) {
 
 func planInboxPurge(c *call) (preview, error) {
 	out, err := c.inboxPurge(true)
-	return preview{Count: -1, Nothing: out.Matched == 0, Undo: "It cannot be taken back: a message that comes once more after that, and that no watermark covers, is handled once more.",
-		Lines: []string{"About " + things(out.Matched, "marker") + " of handled messages are removed from " + c.get("database") + "."}}, err
+	return preview{
+		Count: -1, Nothing: out.Matched == 0, Undo: "It cannot be taken back: a message that comes once more after that, and that no watermark covers, is handled once more.",
+		Lines: []string{"About " + things(out.Matched, "marker") + " of handled messages are removed from " + c.get("database") + "."},
+	}, err
 }
 
 func doInboxPurge(c *call) (notice, error) {
@@ -280,8 +294,10 @@ func doInboxPurge(c *call) (notice, error) {
 
 func planInboxRelease(c *call) (preview, error) {
 	out, err := c.desk.InboxRelease(c.ctx, c.get("database"), c.get("collection"), c.get("force") != "", true)
-	p := preview{Count: -1, Nothing: out.Matched == 0, Undo: "It cannot be taken back; whoever held them finds that out when it finishes.",
-		Lines: []string{things(out.Matched, "claimed message") + " can be handled again at once."}}
+	p := preview{
+		Count: -1, Nothing: out.Matched == 0, Undo: "It cannot be taken back; whoever held them finds that out when it finishes.",
+		Lines: []string{things(out.Matched, "claimed message") + " can be handled again at once."},
+	}
 	if out.Live > 0 {
 		p.Lines = append(p.Lines, number(out.Live)+" of them are held by somebody right now; without force this is refused.")
 	}

@@ -158,7 +158,7 @@ func (p *page) strip(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer done()
-	o, err := c.desk.Overview(c.ctx)
+	o, err := c.desk.Overview(c.ctx) //nolint:contextcheck // c.ctx is that of the request, with a time-out
 	if err != nil {
 		p.fail(w, r, c, err)
 		return

@@ -96,40 +96,52 @@ func (d *desk) Overview(context.Context) (admin.Overview, error) {
 	}
 	return o, err
 }
+
 func (d *desk) Events(context.Context, admin.EventFilter, int, string) (admin.EventPage, error) {
 	return answer[admin.EventPage](d)
 }
+
 func (d *desk) Pending(context.Context) ([]admin.PendingTopic, error) {
 	return answer[[]admin.PendingTopic](d)
 }
+
 func (d *desk) WaitingPage(context.Context, admin.WaitingFilter, int, string) (admin.WaitingPage, error) {
 	return answer[admin.WaitingPage](d)
 }
+
 func (d *desk) Lookup(context.Context, admin.LookupQuery) (admin.Found, error) {
 	return answer[admin.Found](d)
 }
+
 func (d *desk) ScheduledList(context.Context, admin.ScheduledFilter, int, string) (admin.ScheduledPage, error) {
 	return answer[admin.ScheduledPage](d)
 }
+
 func (d *desk) ScheduledSummary(context.Context, admin.ScheduledFilter) ([]admin.ScheduledGroup, error) {
 	return answer[[]admin.ScheduledGroup](d)
 }
+
 func (d *desk) SagaTypes(context.Context) ([]admin.SagaType, error) {
 	return answer[[]admin.SagaType](d)
 }
+
 func (d *desk) Sagas(context.Context, string, string, int, string) (admin.SagaPage, error) {
 	return answer[admin.SagaPage](d)
 }
+
 func (d *desk) Saga(_ context.Context, _, _, _ string, payload bool) (admin.Saga, error) {
 	d.payload = payload
 	return answer[admin.Saga](d)
 }
+
 func (d *desk) Inboxes(context.Context) ([]admin.InboxCounts, error) {
 	return answer[[]admin.InboxCounts](d)
 }
+
 func (d *desk) InboxMarks(context.Context, string, string) ([]admin.InboxMark, error) {
 	return answer[[]admin.InboxMark](d)
 }
+
 func (d *desk) ReplayList(context.Context, int) ([]admin.ReplayInfo, error) {
 	return answer[[]admin.ReplayInfo](d)
 }
@@ -140,15 +152,18 @@ func (d *desk) DeadList(_ context.Context, f admin.DeadFilter, _ int, _ string) 
 	p.Next = ""
 	return p, err
 }
+
 func (d *desk) DeadSummary(context.Context, admin.DeadFilter) ([]admin.DeadGroup, error) {
 	return answer[[]admin.DeadGroup](d)
 }
+
 func (d *desk) DeadShow(_ context.Context, _ admin.DeadRef, payload bool) (admin.DeadLetter, error) {
 	d.payload = payload
 	l, err := answer[admin.DeadLetter](d)
 	l.Replayed = nil
 	return l, err
 }
+
 func (d *desk) DeadRequeue(_ context.Context, f admin.DeadFilter, o admin.DeadOptions, _ func(int64)) (admin.DeadOutcome, error) {
 	d.filter = f
 	out, err := answer[admin.DeadOutcome](d)
@@ -158,6 +173,7 @@ func (d *desk) DeadRequeue(_ context.Context, f admin.DeadFilter, o admin.DeadOp
 	}
 	return out, err
 }
+
 func (d *desk) DeadDiscard(_ context.Context, f admin.DeadFilter, dry bool, _ func(int64)) (admin.DeadDiscarded, error) {
 	d.filter = f
 	if !dry {
@@ -165,6 +181,7 @@ func (d *desk) DeadDiscard(_ context.Context, f admin.DeadFilter, dry bool, _ fu
 	}
 	return admin.DeadDiscarded{Matched: d.count, Discarded: d.count}, d.err
 }
+
 func (d *desk) DeadEdit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o admin.DeadOptions) (admin.DeadEdited, error) {
 	d.edit = e
 	if !o.DryRun {
@@ -172,10 +189,12 @@ func (d *desk) DeadEdit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o 
 	}
 	return answer[admin.DeadEdited](d)
 }
+
 func (d *desk) Pause(context.Context) error {
 	d.did = append(d.did, "pause "+d.watcher)
 	return d.err
 }
+
 func (d *desk) Pin(_ context.Context, node string) error {
 	d.did = append(d.did, "pin "+node)
 	return d.err
@@ -496,12 +515,15 @@ func (nothing) Inboxes(context.Context) (s []admin.InboxCounts, err error)      
 func (nothing) WaitingPage(context.Context, admin.WaitingFilter, int, string) (p admin.WaitingPage, err error) {
 	return
 }
+
 func (nothing) DeadList(context.Context, admin.DeadFilter, int, string) (p admin.DeadPage, err error) {
 	return
 }
+
 func (nothing) Events(context.Context, admin.EventFilter, int, string) (p admin.EventPage, err error) {
 	return
 }
+
 func (nothing) ScheduledList(context.Context, admin.ScheduledFilter, int, string) (p admin.ScheduledPage, err error) {
 	return
 }

@@ -112,8 +112,16 @@ func (s *scene) run(f func(context.Context) error) {
 func (s *scene) prepare() {
 	now := time.Now()
 	s.insert("outbox", bson.D{
-		{Key: "_id", Value: "refused-1"}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "r"}, {Key: "type", Value: "OrderPlaced"}, {Key: "payload", Value: "x"},
-		{Key: "key", Value: "customer-r"}, {Key: "state", Value: "retry"}, {Key: "attempts", Value: 3}, {Key: "nextAt", Value: now.Add(time.Hour)}, {Key: "ts", Value: bson.Timestamp{T: uint32(now.Unix())}},
+		{Key: "_id", Value: "refused-1"},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: "r"},
+		{Key: "type", Value: "OrderPlaced"},
+		{Key: "payload", Value: "x"},
+		{Key: "key", Value: "customer-r"},
+		{Key: "state", Value: "retry"},
+		{Key: "attempts", Value: 3},
+		{Key: "nextAt", Value: now.Add(time.Hour)},
+		{Key: "ts", Value: bson.Timestamp{T: uint32(now.Unix())}},
 		{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "the broker refused it (87)"}, {Key: "topic", Value: s.topic}, {Key: "at", Value: now}}},
 	})
 }
