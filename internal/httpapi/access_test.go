@@ -267,12 +267,12 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 		if name() != "first" {
 			t.Error("the files were read for each client")
 		}
-		time.Sleep(certsEvery)
+		<-time.After(certsEvery)
 		if name() != "second" {
 			t.Error("the files were not read again")
 		}
 		next, broken = nil, errors.New("half written")
-		time.Sleep(certsEvery)
+		<-time.After(certsEvery)
 		if name() != "second" {
 			t.Error("files that cannot be used took the old ones away")
 		}
