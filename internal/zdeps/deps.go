@@ -1,6 +1,0 @@
-// Package zdeps keeps modules in go.mod until they are used.
-package zdeps
-
-import (
-	_ "github.com/chromedp/chromedp"
-)
