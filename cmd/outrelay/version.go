@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -46,13 +47,22 @@ func thisBuild() build {
 }
 
 func newVersionCommand(p *program) *cobra.Command {
-	var asJSON bool
+	var asJSON, sbom bool
 	c := &cobra.Command{
 		Use:   "version",
-		Short: "Say which build this is",
-		Args:  cobra.NoArgs,
+		Short: "Say which build this is, and what is in it",
+		Long: `Say which build this is. --sbom prints what is linked into it, each module with version and hash, as a CycloneDX document:
+the linker wrote it into the program, so it is about this program and not about a source tree.`,
+		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			b := thisBuild()
+			if sbom {
+				info, ok := debug.ReadBuildInfo()
+				if !ok {
+					return errors.New("version: this program was built without modules; nothing is known of what is in it")
+				}
+				return printJSON(p.out, billOf(b, info))
+			}
 			if asJSON {
 				return printJSON(p.out, b)
 			}
@@ -64,5 +74,6 @@ func newVersionCommand(p *program) *cobra.Command {
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	c.Flags().BoolVar(&sbom, "sbom", false, "print what is in it as CycloneDX JSON")
 	return c
 }

@@ -179,6 +179,10 @@ func (x *examination) unreachable(err error) finding {
 			continue
 		}
 		_, f := explain(seen[host].err)
+		if t := x.cfg.MongoDB.TLS; t != nil && t.Cert != "" && hungUp(seen[host].err) {
+			f = failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts; if it does not speak TLS, remove mongodb.tls",
+				"the server hangs up when TLS begins: it refuses the certificate that it is shown, or does not speak TLS")
+		}
 		reasons = append(reasons, host+": "+f.detail)
 		if !slices.Contains(fixes, f.fix) {
 			fixes = append(fixes, f.fix)
@@ -231,8 +235,8 @@ func explain(err error) (certain bool, f finding) {
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok {
 		return true, failed("renew it, or correct this machine's clock", "the server's certificate is not valid: %v", invalid)
 	}
-	if alert, ok := errors.AsType[tls.AlertError](err); ok {
-		return true, failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts", "the server refuses the TLS handshake: %v", alert)
+	if alert, ok := errors.AsType[*net.OpError](err); ok && alert.Op == "remote error" {
+		return true, failed("set mongodb.tls.cert and mongodb.tls.key to a certificate that the server trusts", "the server refuses the TLS handshake: %v", alert.Err)
 	}
 	if _, ok := errors.AsType[tls.RecordHeaderError](err); ok {
 		return true, failed("remove mongodb.tls and tls=true, or use a port that speaks TLS", "the server does not speak TLS")
@@ -240,12 +244,16 @@ func explain(err error) (certain bool, f finding) {
 	switch timeout, ok := errors.AsType[net.Error](err); {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return false, failed("correct host and port in mongodb.uri, or start the server", "the connection is refused: nothing listens there")
-	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET):
+	case hungUp(err):
 		return false, failed("if the server expects TLS, set mongodb.tls; if it does not, remove it", "the server closes the connection at the first message: one of the two sides expects TLS and the other does not")
 	case ok && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded):
 		return false, failed("correct mongodb.uri, or open the way through firewalls and network policies", "nobody answers in time")
 	}
 	return false, failed("correct mongodb.uri, or the network between here and the server", "no connection: %s", logging.Clean(err.Error()))
+}
+
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
 // codeOf is the server's code of an error; 0 if the server said nothing.

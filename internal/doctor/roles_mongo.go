@@ -158,7 +158,7 @@ func (m *roleMaker) consumer() Role {
 	}
 	schema := []string{"createCollection", "createIndex", "listIndexes"}
 	for _, db := range databases {
-		for _, coll := range []string{m.who.Inbox, m.who.Inbox + "_offsets", m.who.Inbox + "_claims"} {
+		for _, coll := range []string{m.who.Inbox, m.who.Inbox + "_offsets", m.who.Inbox + "_claims", m.who.Inbox + "_tenures"} {
 			r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(db, coll), Actions: slices.Concat(readWrite, schema), Why: "what was handled already"})
 		}
 		r.Privileges = add(r.Privileges, Privilege{Resource: resourceOf(db, consumer.DefaultLetters), Actions: slices.Concat(readWrite, schema, []string{"collMod"}), Why: "messages that could not be handled"})

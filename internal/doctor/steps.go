@@ -12,6 +12,7 @@ func check(id, needs string, m method, why string) step {
 // mongoSteps are the checks of the configuration and of MongoDB, in their order. The last finds out what the topics are.
 var mongoSteps = []step{
 	check("config.sizes", "", (*examination).sizes, "limits that contradict each other show under load only"),
+	check("config.certificates", "", (*examination).certificates, "a certificate that expires ends every connection that is made after it"),
 	check("mongodb", "", (*examination).reach, "the outbox, the lease and the position are there: without it nothing runs"),
 	check("mongodb.version", "mongodb", (*examination).version, "the change stream asks for what servers know since 6.0"),
 	check("mongodb.replica_set", "mongodb", (*examination).replicaSet, "only replica sets have change streams and transactions; one with a single member loses what its disk loses"),

@@ -8,11 +8,13 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
+	"errors"
 	"math/big"
 	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -246,4 +248,33 @@ func TestClientCertificates(t *testing.T) {
 			t.Errorf("a stranger got %d", res.StatusCode)
 		}
 	}
+}
+
+func TestCertificatesAreReadAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		first, second := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: "first"}, &tls.Config{MinVersion: tls.VersionTLS12, ServerName: "second"}
+		next, broken := first, error(nil)
+		c := reloading(first, func() (*tls.Config, error) { return next, broken }, discard())
+		name := func() string {
+			got, err := c.GetConfigForClient(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return got.ServerName
+		}
+		next = second
+		if name() != "first" {
+			t.Error("the files were read for each client")
+		}
+		<-time.After(certsEvery)
+		if name() != "second" {
+			t.Error("the files were not read again")
+		}
+		next, broken = nil, errors.New("half written")
+		<-time.After(certsEvery)
+		if name() != "second" {
+			t.Error("files that cannot be used took the old ones away")
+		}
+	})
 }

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -38,10 +39,10 @@ func (a *api) maintenance() {
 	) (recovered, error) {
 		out := recovered{DryRun: in.Body.DryRun, Collections: []admin.Swept{}}
 		list, err := k.RecoverPlan(ctx, or(in.Body.From))
-		if err != nil {
+		if err != nil && !errors.Is(err, admin.ErrNoCollections) { // a document that vanished may have left none to count
 			return out, err
 		}
-		out.Collections = list
+		out.Collections = append(out.Collections, list...)
 		for _, s := range list {
 			out.Envelopes += s.Envelopes
 		}

@@ -168,7 +168,7 @@ func explainTLS(d *Diagnosis, err error) {
 		d.say(ProblemPlainExpected, "the listener does not speak TLS", "remove kafka.tls, or use the port of the broker's TLS listener")
 		return
 	}
-	if _, ok := errors.AsType[tls.AlertError](err); ok {
+	if alerted(err) {
 		d.say(ProblemClientCert, "the broker refuses the handshake: "+err.Error(), "set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
 		return
 	}
@@ -192,9 +192,8 @@ func explainSASL(d *Diagnosis, err error) {
 
 // explainAnswer is about a listener that hangs up on a request, which is how Kafka says that another protocol is spoken.
 func (c *Client) explainAnswer(d *Diagnosis, at stage, err error) {
-	_, alert := errors.AsType[tls.AlertError](err)
 	switch {
-	case alert:
+	case alerted(err): // with TLS 1.3 the client is done before the broker has looked at its certificate
 		d.say(ProblemClientCert, "the broker wants a client certificate: "+err.Error(), "set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
 	case errors.Is(err, errTLSExpected) || at == stageVersions && c.cfg.TLSNow == nil && hungUp(err):
 		d.say(ProblemTLSExpected, "the listener hangs up on plain text: it expects TLS", "set kafka.tls, or use the port of the broker's plain text listener")
@@ -205,6 +204,12 @@ func (c *Client) explainAnswer(d *Diagnosis, at stage, err error) {
 	default:
 		d.say(ProblemProtocol, "it does not answer like a Kafka broker: "+err.Error(), "check that kafka.brokers names Kafka, 0.11 or later")
 	}
+}
+
+// alerted reports whether the other side ended TLS with an alert.
+func alerted(err error) bool {
+	op, ok := errors.AsType[*net.OpError](err)
+	return ok && op.Op == "remote error"
 }
 
 // hungUp reports whether the other side closed the connection.

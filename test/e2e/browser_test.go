@@ -207,19 +207,27 @@ func (b *tab) pressIn(within, text string) {
 	b.do("pressing "+text, chromedp.Click(`[data-press]`))
 }
 
-// shot leaves a screenshot of the whole page.
+// shot leaves a screenshot of the whole page. A browser that draws a page for the first time may not answer; then it is
+// asked again.
 func (b *tab) shot(name string) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.ctx, patience)
-	defer cancel()
-	png, err := chromedp.Run(ctx, chromedp.FullScreenshot(100))
+	var png []byte
+	var err error
+	for range 4 {
+		ctx, cancel := context.WithTimeout(b.ctx, patience/8)
+		if _, err = chromedp.Run(ctx, chromedp.Evaluate[bool](`new Promise((done) => { const look = () => document.readyState === 'complete' ? done(true) : setTimeout(look, 20); look(); })`, chromedp.EvalAwaitPromise)); err == nil {
+			png, err = chromedp.Run(ctx, chromedp.FullScreenshot(100))
+		}
+		cancel()
+		if err == nil {
+			break
+		}
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(b.dir, name+".png"), png, 0o644)
+	}
 	if err != nil {
 		b.t.Errorf("a screenshot of %s: %v", name, err)
-		return
-	}
-	file := filepath.Join(b.dir, name+".png")
-	if err := os.WriteFile(file, png, 0o644); err != nil {
-		b.t.Error(err)
 	}
 }
 

@@ -303,7 +303,12 @@ func autoRefresh(s *scene, b *tab) {
 	b.open("/")
 	at := "document.getElementById('figures').dataset.at"
 	first := eval[string](b, at)
+	focus := "document.activeElement.getAttribute('href')"
+	b.until("the focus on a figure", `(() => { const a = document.querySelector('#live .tiles a[href^="/dead"]'); a.focus(); return document.activeElement === a; })()`)
 	b.until("a refresh", at+" !== '"+first+"'")
+	if got := eval[string](b, focus+" || ''"); got != "/dead" {
+		b.t.Errorf("a refresh took the focus to %q", got)
+	}
 	b.pressIn("header", "Pause refresh")
 	b.says("Refresh paused")
 	// What is under way when it is paused may still arrive; the time of a page that is opened anew does not move at all.

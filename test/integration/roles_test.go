@@ -47,7 +47,7 @@ func guard(t *testing.T) *guarded {
 		t.Fatal(err)
 	}
 	g := &guarded{t: t, stack: stack}
-	g.Scene = kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: g.as("relay"), Types: []string{"order", "old"}, Set: map[string]any{
+	g.Scene = kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: g.as("relay"), Set: map[string]any{
 		"mongodb.indexes": false, "retention": "10m", "purge.interval": "500ms",
 		"kafka.sasl": map[string]any{"mechanism": "scram-sha-512", "username": "relay", "password": rolePassword},
 	}})
@@ -160,12 +160,6 @@ func TestRolesAreEnough(t *testing.T) {
 	g.do("setup", "migrate", "up", "--yes")
 	g.do("setup", "migrate", "verify")
 
-	// One that is older than the retention.
-	old := bson.D{{Key: "_id", Value: "old"}, {Key: "aggregatetype", Value: "old"}, {Key: "aggregateid", Value: "1"}, {Key: "type", Value: "Placed"},
-		{Key: "payload", Value: "x"}, {Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix())}}}
-	if _, err := rootDB.Collection("outbox").InsertOne(t.Context(), old); err != nil {
-		t.Fatal(err)
-	}
 	relay := g.Start()
 	relay.TookOver()
 	g.Write(kit.Load{Events: 30}).Wait()
@@ -194,10 +188,15 @@ func TestRolesAreEnough(t *testing.T) {
 	g.do("reader", "status", "--json")
 	g.do("operator", "dead", "discard", "--all", "--yes")
 
-	// An old one was delivered, and is purged.
+	// One that was delivered becomes old, and is purged.
+	old := bson.D{{Key: "_id", Value: late.ID()}}
+	aged := bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}}}}}
+	if res, err := g.Outbox().UpdateOne(t.Context(), old, aged); err != nil || res.MatchedCount != 1 {
+		t.Fatal(res, err)
+	}
 	kit.Eventually(t, "the old envelope is purged", func() bool {
 		g.do("operator", "purge", "--older-than", "30m", "--yes")
-		return g.Count(bson.D{{Key: "_id", Value: "old"}}) == 0
+		return g.Count(old) == 0
 	})
 
 	before := len(topics.All())
@@ -205,8 +204,8 @@ func TestRolesAreEnough(t *testing.T) {
 	if again := len(topics.All()) - before; again < 50 {
 		kit.Eventually(t, "all are sent again", func() bool { return len(topics.All())-before >= 50 })
 	}
-	g.do("operator", "pause", "--yes")
-	g.do("operator", "resume", "--yes")
+	g.do("operator", "pause")
+	g.do("operator", "resume")
 
 	schedules(t, g.connect("scheduler").Database(rootDB.Name()), service.Database(rootDB.Name()))
 	consumes(t, g.connect("consumer").Database(rootDB.Name()))
@@ -218,7 +217,7 @@ func TestRolesAreEnough(t *testing.T) {
 			}
 		}
 	}
-	if code, _, errOut := g.command("reader", "pause", "--yes"); code == 0 || strings.Contains(errOut, rolePassword) {
+	if code, _, errOut := g.command("reader", "pause"); code == 0 || strings.Contains(errOut, rolePassword) {
 		t.Errorf("a reader pauses: exit code %d, %s", code, errOut)
 	}
 	if err := service.Database(rootDB.Name()).Collection("outbox").FindOne(t.Context(), bson.D{}).Err(); err == nil {

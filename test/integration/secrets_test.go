@@ -51,9 +51,7 @@ func TestLeaksAreSeen(t *testing.T) {
 // header's value or an ordering key: neither while all goes well, nor when servers refuse and events fail, nor in what the
 // runtime prints of a process that is killed by a signal, even if the driver's own log is asked for.
 func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
-	t.Setenv("PLANTED_TOKEN", plantedToken)
-	t.Setenv("MONGODB_LOG_ALL", "debug")
-	t.Setenv("GOTRACEBACK", "all")
+	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{
 		Mongods: 1, Brokers: 1, Quick: true,
 		Mongo: devstack.MongoOptions{TLS: true, Root: devstack.User{Name: "root", Password: plantedPassword}},
@@ -78,7 +76,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	}
 	uri := stack.MongoURI() + "&tls=true&tlsCAFile=" + write("ca.pem", stack.CA()) +
 		"&tlsCertificateKeyFile=" + write("both.pem", append(private, chain...)) + "&tlsCertificateKeyFilePassword=" + plantedPassphrase
-	s := kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: uri, Set: map[string]any{
+	s := kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: uri, Env: []string{"PLANTED_TOKEN=" + plantedToken, "MONGODB_LOG_ALL=debug", "GOTRACEBACK=all"}, Set: map[string]any{
 		"kafka.sasl": map[string]any{"mechanism": "plain", "username": "relay", "password": "${file:" + write("password", []byte(plantedKafka+"\n")) + "}"},
 		"otel":       map[string]any{"endpoint": "http://collector:" + plantedToken + "@127.0.0.1:1", "token": "${env:PLANTED_TOKEN}", "metrics_interval": "1s"},
 		"retry":      map[string]any{"max_attempts": 2, "base": "50ms"},
@@ -121,11 +119,11 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	// What the servers refuse is said without what was tried.
 	s.Set("mongodb.uri", strings.Replace(uri, plantedPassword, plantedPassword+"-wrong", 1))
 	s.Set("kafka.sasl.password", plantedKafka+"-wrong")
-	for _, args := range [][]string{{"doctor"}, {"status"}, {"pause", "--yes"}, {"config", "print"}} {
+	for _, args := range [][]string{{"doctor"}, {"status"}, {"pause"}, {"config", "print"}} {
 		command(args...)
 	}
 	s.Set("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
-	s.Set("retention", plantedToken)
+	s.Set("retention", "${env:PLANTED_TOKEN}")
 	command("run")
 	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "exceptions were written") {
 		t.Error("too little was printed for the test to mean anything")

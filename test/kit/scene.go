@@ -36,6 +36,7 @@ type Options struct {
 	Partitions int             // of each topic; defaults to 6
 	Replicas   int             // of each partition; defaults to 1
 	Topic      []kafka.ConfigEntry
+	Env        []string       // of the scene's processes, beside the test's own
 	Set        map[string]any // keys of the configuration by their path ("lease.ttl"), over the scene's own
 }
 
@@ -51,6 +52,7 @@ type Scene struct {
 	Route func(aggregateType string) []string
 
 	tb      testing.TB
+	env     []string
 	config  map[string]any
 	started int
 	running []*Process
@@ -69,7 +71,7 @@ func New(tb testing.TB, o Options) *Scene {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s := &Scene{Client: client, Brokers: brokers, tb: tb, Ledger: newLedger()}
+	s := &Scene{Client: client, Brokers: brokers, tb: tb, env: o.Env, Ledger: newLedger()}
 	tb.Cleanup(func() { s.clean() })
 	name := stacktest.Name(tb)
 	s.Route = func(aggregateType string) []string { return []string{s.Topic(aggregateType)} }
@@ -164,7 +166,7 @@ func (s *Scene) start(tags string, env []string) *Process {
 	s.started++
 	// Unique on servers that several tests share: a fail point finds the connections of one process by it.
 	node, listen := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:]), freePort(s.tb)
-	p := launch(s.tb, node, Binary(s.tb, tags), env, "run", "--config", s.ConfigFile(node, listen))
+	p := launch(s.tb, node, Binary(s.tb, tags), append(slices.Clone(s.env), env...), "run", "--config", s.ConfigFile(node, listen))
 	p.HTTP = "http://" + listen
 	s.running = append(s.running, p)
 	return p
@@ -176,7 +178,7 @@ func (s *Scene) Processes() []*Process { return s.running }
 // Run executes one command with the scene's configuration and returns its exit code, standard output and standard error.
 func (s *Scene) Run(args ...string) (code int, stdout, stderr string) {
 	s.tb.Helper()
-	return Run(s.tb, nil, append(args, "--config", s.ConfigFile("operator", "off"))...)
+	return Run(s.tb, s.env, append(args, "--config", s.ConfigFile("operator", "off"))...)
 }
 
 // Run executes one command line.

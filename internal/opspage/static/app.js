@@ -45,6 +45,21 @@
     stale.hidden = false;
   });
 
+  // A block that is replaced takes the focus with it: it is given back to what stands in its place.
+  const focusable = 'a[href],button,input,select,textarea,summary';
+  let held = null;
+  document.body.addEventListener('htmx:beforeSwap', (e) => {
+    const el = document.activeElement, block = e.detail.target;
+    held = block.contains(el) ? { href: el.getAttribute('href'), at: [...block.querySelectorAll(focusable)].indexOf(el) } : null;
+  });
+  document.body.addEventListener('htmx:afterSwap', (e) => {
+    if (!held) return;
+    const all = [...e.detail.target.querySelectorAll(focusable)];
+    const el = all[held.at]?.getAttribute('href') === held.href ? all[held.at] : all.find((x) => held.href && x.getAttribute('href') === held.href) || all[held.at];
+    if (el) el.focus({ preventScroll: true });
+    held = null;
+  });
+
   // Charts, from the figures that the overview brings along.
   const series = (() => {
     const key = 'outrelay.series.' + document.body.dataset.watcher;
