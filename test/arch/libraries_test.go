@@ -53,5 +53,6 @@ var libraries = []library{
 	{path: "github.com/Shopify/toxiproxy", testsOnly: true, why: "a network that fails"},
 	{path: "github.com/twmb/franz-go", testsOnly: true, why: "a second Kafka client as a witness, and a broker that fails on demand"},
 	{path: "github.com/santhosh-tekuri/jsonschema", testsOnly: true, why: "the shipped schema against the shipped examples"},
+	{path: "github.com/chromedp", testsOnly: true, why: "a real browser in front of the operator's page"},
 	{path: "golang.org/x/tools", testsOnly: true, why: "reading source in tests"},
 }
