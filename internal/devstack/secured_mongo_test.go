@@ -4,6 +4,7 @@ package devstack_test
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func TestSecuredReplicaSet(t *testing.T) {
 		defer func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) }()
 		return c.Database("shop").Collection("c").FindOne(t.Context(), bson.D{}).Err()
 	}
-	works := func(err error) bool { return err == mongo.ErrNoDocuments }
+	works := func(err error) bool { return errors.Is(err, mongo.ErrNoDocuments) }
 	if err := ask(options.Client().ApplyURI(s.MongoURI())); !works(err) {
 		t.Errorf("as root: %v", err)
 	}

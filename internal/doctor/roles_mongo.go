@@ -138,8 +138,10 @@ func (m *roleMaker) setup() Role {
 }
 
 func (m *roleMaker) service() Role {
-	return Role{Name: m.who.Prefix + "Service", For: "a service that appends events, beside what it needs for its own documents",
-		Privileges: m.on(itself, "an event is one insert", "insert")}
+	return Role{
+		Name: m.who.Prefix + "Service", For: "a service that appends events, beside what it needs for its own documents",
+		Privileges: m.on(itself, "an event is one insert", "insert"),
+	}
 }
 
 func (m *roleMaker) scheduler() Role {
