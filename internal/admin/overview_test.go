@@ -85,7 +85,7 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 		o.Pending[at].OldestAgeS < 50 || o.OldestS < 50 {
 		t.Errorf("%+v", o.Pending)
 	}
-	if len(o.Watchers) != 1 || o.Watchers[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" +"0of1"}) {
+	if len(o.Watchers) != 1 || o.Watchers[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + "0of1"}) {
 		t.Errorf("%+v %+v", o.Watchers, o.Nodes)
 	}
 	if c := check(t, o.Checks, "nodes"); c.Status != admin.CheckWarn || !strings.Contains(c.Detail, "no standby") {
