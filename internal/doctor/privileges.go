@@ -271,10 +271,8 @@ func (x *examination) statePrivileges(context.Context) finding {
 	state := x.cfg.MongoDB.State
 	wanted := []demand{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
 	collections := stateCollections
-	if division := (demand{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}}); x.cfg.Slots > 1 {
+	if x.cfg.Slots > 1 {
 		collections = append(slices.Clone(collections), "slots")
-	} else {
-		wanted = append(wanted, division) // without it, nobody tells this process that the watcher has other slots
 	}
 	var single []demand
 	alike := true // what each collection lacks, all of them lack: then it is the database that wants the grant
@@ -286,6 +284,9 @@ func (x *examination) statePrivileges(context.Context) finding {
 	}
 	if alike && len(first) > 0 {
 		return x.privileges([]demand{{resource{db: state}, actions}}, wanted)
+	}
+	if x.cfg.Slots <= 1 { // without it, nobody tells this process that the watcher has other slots
+		wanted = append(wanted, demand{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}})
 	}
 	return x.privileges(single, wanted)
 }
