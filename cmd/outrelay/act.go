@@ -30,6 +30,7 @@ type acting struct {
 	dryRun bool
 	yes    bool
 	actor  string
+	slot   string // only this one, where an action is on leases
 
 	asks  bool // there is a person to ask
 	draws bool // standard error is a terminal

@@ -15,20 +15,26 @@ import (
 // operated is the answer of `outrelay pause --json` and the like.
 type operated struct {
 	Watcher string `json:"watcher"`
+	Slot    string `json:"slot,omitempty"` // only that one
 	Done    string `json:"done"`
 }
 
 // operate runs one action on the configured watcher, and says what was done.
 func (a *acting) operate(ctx context.Context, done string, action func(context.Context, admin.Operator) error) error {
 	return a.brief(ctx, func(ctx context.Context, o admin.Operator) error {
+		o.Slot = a.slot
 		if err := action(ctx, o); err != nil {
 			if !errors.Is(err, context.DeadlineExceeded) {
 				err = temporary(err) // such as a watcher that has not run yet
 			}
 			return err
 		}
-		return a.show(operated{Watcher: o.Watcher, Done: done}, func(w io.Writer) error {
-			_, err := fmt.Fprintf(w, "watcher %s: %s\n", oneLine(o.Watcher), done)
+		name := o.Watcher
+		if o.Slot != "" {
+			name += "/" + o.Slot
+		}
+		return a.show(operated{Watcher: o.Watcher, Slot: o.Slot, Done: done}, func(w io.Writer) error {
+			_, err := fmt.Fprintf(w, "watcher %s: %s\n", oneLine(name), done)
 			return err
 		})
 	})
@@ -38,7 +44,13 @@ func (a *acting) operate(ctx context.Context, done string, action func(context.C
 func (p *program) controlling(c *cobra.Command) *acting {
 	a := p.looking(c)
 	c.Flags().StringVar(&a.actor, "actor", "", "`name` that the events log gets; default: the user's")
+	ofSlot(c, &a.slot)
 	return a
+}
+
+// ofSlot adds the flag that narrows a command to one slot.
+func ofSlot(c *cobra.Command, slot *string) {
+	c.Flags().StringVar(slot, "slot", "", "only this `slot` of the watcher, such as 0of2; default: all")
 }
 
 func newPauseCommand(p *program) *cobra.Command {

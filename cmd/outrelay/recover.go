@@ -26,7 +26,7 @@ type recovered struct {
 
 func newRecoverCommand(p *program) *cobra.Command {
 	var adopt bool
-	var release, from string
+	var release, from, slot string
 	c := &cobra.Command{
 		Use:   "recover",
 		Short: "Order a sweep after lost state, adopt copied state, or release a collection",
@@ -42,6 +42,7 @@ envelopes a second time, with the same id.
 	c.Flags().BoolVar(&adopt, "adopt", false, "make state that was copied from another replica set this one's")
 	c.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
 	c.Flags().StringVar(&from, "from", "", "sweep from this `time` on, or as in 2h from so long ago; default: everything")
+	ofSlot(c, &slot)
 	c.MarkFlagsMutuallyExclusive("adopt", "release", "from")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		at, err := since("from", from, time.Now())
@@ -49,6 +50,7 @@ envelopes a second time, with the same id.
 			return err
 		}
 		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			o.Slot = slot
 			r := recovered{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
 			var err error
 			switch {

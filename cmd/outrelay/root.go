@@ -80,6 +80,7 @@ func commands() []func(*program) *cobra.Command {
 		newStepDownCommand,
 		newScheduledCommand,
 		newRecoverCommand,
+		newResliceCommand,
 		newPurgeCommand,
 		newHistoryCommand,
 		newDeadCommand,

@@ -11,11 +11,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
-
-// Slot is the one slot of a watcher that is not split (N28).
-const Slot = "0of1"
 
 // Operator acts on one watcher. Every action is written to the events log with its actor.
 type Operator struct {
@@ -23,14 +21,60 @@ type Operator struct {
 	Watcher string
 	Actor   string
 	Source  string // the way by which the actor came: cli, api or page; "" is not written down
+	Slot    string // only this slot of it, such as "0of2", where an action is one on the lease; "" is all (N28)
 }
 
-func (o Operator) id() string                  { return o.Watcher + "/" + Slot }
+// ids are the watcher documents that an action is on. A watcher that never ran has one, which is not there.
+func (o Operator) ids(ctx context.Context) ([]string, error) {
+	if o.Slot != "" {
+		p, err := slot.Parse(o.Slot)
+		return []string{p.ID(o.Watcher)}, err
+	}
+	ids, err := store.NewDivisions(o.State).IDs(ctx, o.Watcher)
+	if err == nil && len(ids) == 0 {
+		ids = []string{slot.Part{}.ID(o.Watcher)}
+	}
+	return ids, err
+}
+
+// all are the ids of the documents that the watcher has, or should have.
+func (o Operator) all(ctx context.Context) ([]string, error) {
+	d := store.NewDivisions(o.State)
+	v, err := d.Read(ctx, o.Watcher)
+	if o.Slot != "" || errors.Is(err, store.ErrNotFound) {
+		return o.ids(ctx)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var ids []string
+	for _, p := range slot.Parts(v.Of) {
+		ids = append(ids, p.ID(o.Watcher))
+	}
+	return ids, nil
+}
+
+// each does the same to each of the documents. One that fails does not spare the others.
+func (o Operator) each(ctx context.Context, do func(id string) error) error {
+	ids, err := o.ids(ctx)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, id := range ids {
+		errs = append(errs, do(id))
+	}
+	return errors.Join(errs...)
+}
+
 func (o Operator) watchers() *mongo.Collection { return o.State.Collection("watchers") }
 
 // note writes the action down; one that cannot be written down has happened all the same, so its error comes with that.
 func (o Operator) note(ctx context.Context, kind store.Kind, fields bson.D) error {
 	fields = append(fields, bson.E{Key: "actor", Value: o.Actor})
+	if o.Slot != "" {
+		fields = append(fields, bson.E{Key: "slot", Value: o.Slot})
+	}
 	if o.Source != "" {
 		fields = append(fields, bson.E{Key: "source", Value: o.Source})
 	}
@@ -42,7 +86,7 @@ func (o Operator) note(ctx context.Context, kind store.Kind, fields bson.D) erro
 
 // Pause stops the watcher, whoever owns it, until Resume: the owner drains and releases at its next renewal.
 func (o Operator) Pause(ctx context.Context) error {
-	if err := lease.Pause(ctx, o.watchers(), o.id()); err != nil {
+	if err := o.each(ctx, func(id string) error { return lease.Pause(ctx, o.watchers(), id) }); err != nil {
 		return err
 	}
 	return o.note(ctx, store.Paused, nil)
@@ -50,7 +94,7 @@ func (o Operator) Pause(ctx context.Context) error {
 
 // Resume ends a pause.
 func (o Operator) Resume(ctx context.Context) error {
-	if err := lease.Resume(ctx, o.watchers(), o.id()); err != nil {
+	if err := o.each(ctx, func(id string) error { return lease.Resume(ctx, o.watchers(), id) }); err != nil {
 		return err
 	}
 	return o.note(ctx, store.Resumed, nil)
@@ -58,7 +102,7 @@ func (o Operator) Resume(ctx context.Context) error {
 
 // Pin hands the watcher to node and keeps it there while that node lives; an empty node ends it.
 func (o Operator) Pin(ctx context.Context, node string) error {
-	if err := lease.Pin(ctx, o.watchers(), o.id(), node); err != nil {
+	if err := o.each(ctx, func(id string) error { return lease.Pin(ctx, o.watchers(), id, node) }); err != nil {
 		return err
 	}
 	return o.note(ctx, "pinned", bson.D{{Key: "to", Value: node}})
@@ -66,7 +110,7 @@ func (o Operator) Pin(ctx context.Context, node string) error {
 
 // StepDown makes the owner release, and keeps it away for hold.
 func (o Operator) StepDown(ctx context.Context, hold time.Duration) error {
-	if err := lease.StepDown(ctx, o.watchers(), o.id(), hold); err != nil {
+	if err := o.each(ctx, func(id string) error { return lease.StepDown(ctx, o.watchers(), id, hold) }); err != nil {
 		return err
 	}
 	return o.note(ctx, store.SteppedDown, bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}})
@@ -78,7 +122,7 @@ func (o Operator) Adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := lease.Adopt(ctx, o.watchers(), o.id(), here); err != nil {
+	if err := o.each(ctx, func(id string) error { return lease.Adopt(ctx, o.watchers(), id, here) }); err != nil {
 		return err
 	}
 	return o.note(ctx, "adopted", bson.D{{Key: "replica_set", Value: here}})
@@ -117,15 +161,21 @@ func (o Operator) Recover(ctx context.Context, from time.Time) error {
 		since.T = uint32(from.Unix())
 	}
 	gap := lease.Gap{Reason: lease.GapOrdered, From: since, Since: time.Now()}
-	_, err := o.watchers().UpdateOne(ctx, bson.D{{Key: "_id", Value: o.id()}}, bson.D{
-		{Key: "$set", Value: bson.D{{Key: "gap", Value: gap}}},
-		{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: nil}, {Key: "expiresAt", Value: time.UnixMilli(0)}}},
-	}, options.UpdateOne().SetUpsert(true))
+	ids, err := o.all(ctx)
 	if err != nil {
-		return fmt.Errorf("ordering a sweep for watcher %s: %w", o.Watcher, err)
-	}
-	if err := lease.StepDown(ctx, o.watchers(), o.id(), bounce); err != nil && !errors.Is(err, lease.ErrNotFound) {
 		return err
+	}
+	for _, id := range ids { // a repetition orders what is ordered
+		_, err := o.watchers().UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, bson.D{
+			{Key: "$set", Value: bson.D{{Key: "gap", Value: gap}}},
+			{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: nil}, {Key: "expiresAt", Value: time.UnixMilli(0)}}},
+		}, options.UpdateOne().SetUpsert(true))
+		if err != nil {
+			return fmt.Errorf("ordering a sweep for watcher %s: %w", o.Watcher, err)
+		}
+		if err := lease.StepDown(ctx, o.watchers(), id, bounce); err != nil && !errors.Is(err, lease.ErrNotFound) {
+			return err
+		}
 	}
 	return o.note(ctx, "recover_ordered", bson.D{{Key: "from", Value: from}})
 }

@@ -3,9 +3,11 @@ package admin_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.uber.org/goleak"
 
@@ -19,7 +21,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func held(t *testing.T, state *mongo.Database) *lease.Held {
 	t.Helper()
-	l, err := lease.New(lease.Config{Collection: state.Collection("watchers"), ID: "orders/" + admin.Slot, Node: "n1", ReplicaSetID: "x", TTL: time.Second})
+	l, err := lease.New(lease.Config{Collection: state.Collection("watchers"), ID: "orders/0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,8 +130,57 @@ func TestRecoverMakesAVanishedDocumentAnew(t *testing.T) {
 	if err := (admin.Operator{State: state, Watcher: "orders", Actor: "ann"}).Recover(t.Context(), time.Unix(1000, 0)); err != nil {
 		t.Fatal(err)
 	}
-	doc, _, err := lease.Read(t.Context(), state.Collection("watchers"), "orders/"+admin.Slot)
+	doc, _, err := lease.Read(t.Context(), state.Collection("watchers"), "orders/0of1")
 	if err != nil || doc.Gap == nil || doc.Gap.From.T != 1000 {
 		t.Fatalf("%+v (%v), want a document with a gap from 1000 on", doc, err)
+	}
+}
+
+// An action is on all slots of a watcher, or on the one that is named.
+func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
+	t.Parallel()
+	state := stacktest.Database(t, stacktest.Client(t))
+	docs := state.Collection("watchers")
+	for _, id := range []string{"orders/0of3", "orders/1of3", "orders2/0of1"} {
+		if _, err := docs.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}, {Key: "owner", Value: nil}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := store.NewDivisions(state).Divide(t.Context(), "orders", 3, true); err != nil {
+		t.Fatal(err)
+	}
+	paused := func() (ids []string) {
+		if err := docs.Distinct(t.Context(), "_id", bson.D{{Key: "control.paused", Value: true}}).Decode(&ids); err != nil {
+			t.Fatal(err)
+		}
+		return ids
+	}
+	all := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
+	one := all
+	one.Slot = "1of3"
+	if err := one.Pause(t.Context()); err != nil || !slices.Equal(paused(), []string{"orders/1of3"}) {
+		t.Errorf("%v, %v", paused(), err)
+	}
+	if err := all.Pause(t.Context()); err != nil || !slices.Equal(paused(), []string{"orders/0of3", "orders/1of3"}) {
+		t.Errorf("%v, %v", paused(), err)
+	}
+	one.Slot = "2of3"
+	if err := one.Resume(t.Context()); !errors.Is(err, lease.ErrNotFound) {
+		t.Errorf("a slot that is not there: %v", err)
+	}
+	one.Slot = "3of3"
+	if err := one.Resume(t.Context()); err == nil {
+		t.Error("a slot that cannot be")
+	}
+	if err := all.Resume(t.Context()); err != nil || len(paused()) != 0 {
+		t.Errorf("%v, %v", paused(), err)
+	}
+	// A sweep is ordered for the slot whose document is lost, too.
+	if err := all.Recover(t.Context(), time.Time{}); err != nil {
+		t.Fatal(err)
+	}
+	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapOrdered}})
+	if err != nil || n != 3 {
+		t.Errorf("%d sweeps are ordered, %v", n, err)
 	}
 }

@@ -85,19 +85,19 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 		o.Pending[at].OldestAgeS < 50 || o.OldestS < 50 {
 		t.Errorf("%+v", o.Pending)
 	}
-	if len(o.Watchers) != 1 || o.Watchers[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + admin.Slot}) {
+	if len(o.Watchers) != 1 || o.Watchers[0].Node != "n1" || len(o.Nodes) != 1 || o.Nodes[0].Role != "owner" || !slices.Equal(o.Nodes[0].Slots, []string{"orders/" + "0of1"}) {
 		t.Errorf("%+v %+v", o.Watchers, o.Nodes)
 	}
 	if c := check(t, o.Checks, "nodes"); c.Status != admin.CheckWarn || !strings.Contains(c.Detail, "no standby") {
 		t.Errorf("%+v", c)
 	}
-	if c := check(t, o.Checks, "slot orders/"+admin.Slot); c.Status != admin.CheckOK {
+	if c := check(t, o.Checks, "slot orders/"+"0of1"); c.Status != admin.CheckOK {
 		t.Errorf("%+v", c)
 	}
 	if err := k.Pause(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if o, err = k.Overview(t.Context()); err != nil || check(t, o.Checks, "slot orders/"+admin.Slot).Status != admin.CheckWarn || !o.Watchers[0].Paused {
+	if o, err = k.Overview(t.Context()); err != nil || check(t, o.Checks, "slot orders/"+"0of1").Status != admin.CheckWarn || !o.Watchers[0].Paused {
 		t.Errorf("%+v, %v", o.Watchers, err)
 	}
 	none := k.Of("nobody")

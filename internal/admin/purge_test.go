@@ -44,7 +44,7 @@ func outboxes(t *testing.T, names ...string) (admin.Operator, []*mongo.Collectio
 
 func setWatcher(t *testing.T, db *mongo.Database, set bson.D) {
 	t.Helper()
-	if _, err := db.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/" + admin.Slot}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
+	if _, err := db.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: set}}, options.UpdateOne().SetUpsert(true)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -40,7 +41,7 @@ func (o Operator) WaitingSummary(ctx context.Context, collection string) ([]Wait
 		if err != nil {
 			return out, err
 		}
-		counts, err := store.CountExceptions(ctx, coll)
+		counts, err := store.CountExceptions(ctx, coll, slot.Part{})
 		if err != nil {
 			return out, err
 		}

@@ -37,7 +37,7 @@ func (t *term) audit(ctx context.Context) error {
 func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
 	if len(t.dirty.collections()) == 0 && t.disp.Gated() == 0 {
 		t.metrics.Exceptions.Reset()
-		t.figures.waiting.Store(0)
+		t.waiting.Store(0)
 		return nil
 	}
 	gates, ok := audit.Gates()
@@ -71,6 +71,6 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 			waiting += c.N
 		}
 	}
-	t.figures.waiting.Store(waiting)
+	t.waiting.Store(waiting)
 	return nil
 }

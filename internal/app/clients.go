@@ -26,7 +26,7 @@ type clients struct {
 }
 
 // connect makes the clients. It does no I/O: the driver connects when it is used.
-func connect(cfg config.MongoDB, node string, log *slog.Logger) (*clients, error) {
+func connect(cfg config.MongoDB, node string, slots int, log *slog.Logger) (*clients, error) {
 	pref, err := preference(cfg.ReadPreference)
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
@@ -39,6 +39,9 @@ func connect(cfg config.MongoDB, node string, log *slog.Logger) (*clients, error
 	stream.Timeout = nil
 	state := lease.ClientOptions(cfg.URI.Reveal()).SetAppName("outrelay state " + node)
 	state.Timeout = nil
+	if slots > 1 { // each standby of a slot waits on a connection
+		state.SetMaxPoolSize(uint64(8 + 4*(slots-1)))
+	}
 	for _, opts := range []*options.ClientOptions{stream, state} {
 		if err := SecureMongo(opts, cfg.TLS, log); err != nil {
 			return nil, fmt.Errorf("mongodb.tls: %w", err)
@@ -88,7 +91,7 @@ func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
 
 // StateDatabase connects to the state database alone, for commands that read it; the function ends the connection.
 func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
-	c, err := connect(cfg.MongoDB, cfg.Node, slog.New(slog.DiscardHandler))
+	c, err := connect(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, nil, err
 	}

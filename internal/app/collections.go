@@ -22,7 +22,7 @@ func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims
 	}
 	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
 		found, err := store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
-		t.watched(found)
+		t.watched(t.mine(found))
 		return err
 	})
 	if err != nil {
@@ -32,9 +32,9 @@ func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims
 		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
 		return err
 	})
-	if err == nil && doc.Position().IsZero() && doc.Gap == nil && len(claims) > 0 {
+	if err == nil && doc.Position().IsZero() && doc.Gap == nil && len(claims) > 0 && t.hadBegun(ctx) {
 		err = &HaltError{
-			What: "the watcher document of " + t.cfg.Watcher + " vanished: its place in the stream is lost",
+			What: "the watcher document of " + t.name() + " vanished: its place in the stream is lost",
 			Fix:  "run `outrelay recover`, which sweeps the collections; nothing is lost meanwhile",
 		}
 	}
@@ -91,7 +91,7 @@ func (t *term) claim(ctx context.Context, o store.Outbox, mine bool) error {
 
 // adopt registers a collection that appeared while the stream runs, before its first event is delivered.
 func (t *term) adopt(ctx context.Context, ev *changestream.Event) error {
-	o := store.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID}
+	o := store.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: t.part}
 	if err := t.claim(ctx, o, false); err != nil {
 		return err
 	}

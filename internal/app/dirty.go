@@ -81,7 +81,7 @@ func (d *dirty) find(ctx context.Context) error {
 func (d *dirty) look(ctx context.Context, o store.Outbox) error {
 	still := false
 	if err := d.t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
-		still, err = store.StillDirty(ctx, store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll)))
+		still, err = store.StillDirty(ctx, store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll)), o.Part)
 		return err
 	}); err != nil {
 		return err
@@ -124,7 +124,7 @@ func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
 	err := d.t.held.Fenced(ctx, nil, func(tx context.Context) error {
 		gone = false
 		client := mongo.SessionFromContext(tx).Client()
-		still, err := store.StillDirty(tx, client.Database(o.DB).Collection(o.Coll))
+		still, err := store.StillDirty(tx, client.Database(o.DB).Collection(o.Coll), o.Part)
 		if err != nil || still {
 			return err
 		}

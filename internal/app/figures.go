@@ -38,7 +38,6 @@ type figures struct {
 	*Relay
 	judge   *health.Evaluator
 	counted atomic.Int64 // when it was counted last, Unix nanoseconds; 0 while nothing is owned
-	waiting atomic.Int64 // exceptions at the last audit
 
 	indexed time.Time      // when indexes were looked at last; these two are the loop's alone
 	missing map[string]int // by collection: declared indexes that are not there
@@ -57,7 +56,7 @@ func (f *figures) run(ctx context.Context) error {
 		return 0
 	})
 	m.Ready.From(func() float64 {
-		ok, _, _ := f.state.Ready()
+		ok, _, _ := f.health().Ready()
 		return number(ok)
 	})
 	wait := figuresEvery / 5 // the first soon, for those who watch a start
@@ -76,8 +75,8 @@ func (f *figures) run(ctx context.Context) error {
 // once counts, shows and judges.
 func (f *figures) once(ctx context.Context, now time.Time) {
 	f.countNodes(ctx)
-	t := f.running.get()
-	if t == nil { // a standby has nothing to judge: what the owner sees is the owner's
+	terms := f.owning()
+	if len(terms) == 0 { // a standby has nothing to judge: what the owner sees is the owner's
 		f.counted.Store(0)
 		f.indexed = time.Time{}
 		f.metrics.Figures.Show(nil)
@@ -86,7 +85,7 @@ func (f *figures) once(ctx context.Context, now time.Time) {
 		f.state.judged(nil)
 		return
 	}
-	list, err := f.count(ctx, t)
+	list, err := f.count(ctx, terms)
 	if ctx.Err() != nil {
 		return
 	}
@@ -98,7 +97,7 @@ func (f *figures) once(ctx context.Context, now time.Time) {
 			overdue++
 		}
 	}
-	o.Counts = []health.Count{{Name: "exceptions", N: f.waiting.Load()}, {Name: "overdue_collections", N: overdue}}
+	o.Counts = []health.Count{{Name: "exceptions", N: f.exceptions(terms)}, {Name: "overdue_collections", N: overdue}}
 	if err == nil {
 		f.counted.Store(now.UnixNano())
 		f.metrics.Figures.Show(list)
@@ -108,6 +107,14 @@ func (f *figures) once(ctx context.Context, now time.Time) {
 	report := f.judge.Observe(o)
 	f.metrics.Figures.Health.Enter(string(report.Status))
 	f.state.judged(&report)
+}
+
+// exceptions are those of the last audits.
+func (f *figures) exceptions(terms []*term) (n int64) {
+	for _, t := range terms {
+		n += t.waiting.Load()
+	}
+	return n
 }
 
 func (f *figures) countNodes(ctx context.Context) {
@@ -130,10 +137,16 @@ func (f *figures) countNodes(ctx context.Context) {
 }
 
 // count looks at each collection of the term: a handful of short questions that indexes or metadata answer.
-func (f *figures) count(ctx context.Context, t *term) ([]metrics.Collection, error) {
-	var after bson.Timestamp
-	if pos, ok := t.disp.Reached(); ok {
-		after, _ = pos.Time()
+func (f *figures) count(ctx context.Context, terms []*term) ([]metrics.Collection, error) {
+	var after bson.Timestamp // of slots, the one that is furthest behind; zero while one has not begun
+	for i, t := range terms {
+		at := bson.Timestamp{}
+		if pos, ok := t.disp.Reached(); ok {
+			at, _ = pos.Time()
+		}
+		if i == 0 || at.Before(after) {
+			after = at
+		}
 	}
 	now := f.clock.now()
 	var list []metrics.Collection
@@ -149,7 +162,7 @@ func (f *figures) count(ctx context.Context, t *term) ([]metrics.Collection, err
 		f.indexed, f.missing = time.Now(), map[string]int{}
 	}
 	inboxes := map[string]bool{}
-	for _, o := range t.outboxes() {
+	for _, o := range terms[0].outboxes() {
 		c := metrics.Collection{Name: o.NS()}
 		one, cancel := context.WithTimeout(ctx, figuresWait)
 		err := f.countOne(one, o, after, now, &c, !inboxes[o.DB])

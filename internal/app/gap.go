@@ -136,7 +136,7 @@ func (t *term) unstampedBacklog(ctx context.Context, now bson.Timestamp) (found 
 	}
 	for _, c := range t.outboxes() {
 		if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
-			found, err = reconcile.AnyUnstamped(ctx, now, t.mongo.stream.Database(c.DB).Collection(c.Coll))
+			found, err = reconcile.AnyUnstamped(ctx, now, t.mongo.stream.Database(c.DB).Collection(c.Coll), c.Part)
 			return err
 		}); err != nil || found {
 			return found, err
@@ -165,7 +165,7 @@ func (t *term) listNew(ctx context.Context) error {
 			}
 		}
 	}
-	t.watched(now)
+	t.watched(t.mine(now))
 	return nil
 }
 

@@ -86,12 +86,12 @@ func fingerprint(cfg config.Config) string {
 
 // vital is what this process tells of itself now.
 func (r *Relay) vital() nodes.Vital {
-	v := nodes.Vital{KafkaReachable: r.reachable.Load(), SinceAck: -1}
+	v := nodes.Vital{KafkaReachable: r.reachable.Load(), SinceAck: -1, Slots: r.cfg.Slots}
 	if at := r.acked.Load(); at > 0 {
 		v.SinceAck = time.Since(time.Unix(0, at))
 	}
-	if r.running.get() != nil {
-		v.Holds = []string{r.cfg.Watcher + "/" + Slot}
+	for _, t := range r.owning() {
+		v.Holds = append(v.Holds, t.part.ID(r.cfg.Watcher))
 	}
 	return v
 }
@@ -199,7 +199,7 @@ func (t *term) tellReleased(work context.Context, why error) {
 }
 
 // tellLost writes into the events log that the lease went to somebody else, or ran out.
-func (r *Relay) tellLost(stop context.Context, why error) {
+func (r *runner) tellLost(stop context.Context, why error) {
 	ctx, cancel := context.WithTimeout(stop, beatEvery)
 	defer cancel()
 	if err := r.events.Append(ctx, store.LeaseLost, bson.D{{Key: "reason", Value: why.Error()}}); err != nil && stop.Err() == nil {

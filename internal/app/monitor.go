@@ -52,6 +52,9 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 				end(fmt.Errorf("%w: %s", errStepDown, c.Yield))
 				return
 			}
+		case why := <-t.yield:
+			end(fmt.Errorf("%w: %s", errStepDown, why))
+			return
 		case now := <-tick.C:
 			t.observe(ctx, now)
 			if t.hangs(now, &ticks) {
@@ -147,7 +150,7 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 }
 
 // gaugeBlocked sets the gauges of what the sink holds for a target.
-func (r *Relay) gaugeBlocked(list []Blocked) {
+func (r *runner) gaugeBlocked(list []Blocked) {
 	g := r.metrics.BlockedTargets
 	g.Reset()
 	for _, b := range list {

@@ -34,6 +34,7 @@ type pump struct {
 	tick   func() // after each batch, empty ones too
 	tap    *tracing.Tap
 
+	passed      []passed          // of slots that are no more; nil when the stream is past them (N28)
 	skip        *reconcile.Skip   // what a sweep has sent of the stream that follows it; nil when the stream is past that
 	collections map[[16]byte]bool // registered as ours (N25)
 	adopt       func(ctx context.Context, ev *changestream.Event) error
@@ -117,6 +118,9 @@ func (p *pump) one(ctx context.Context, raw []byte) error {
 			}
 		}
 		p.last = p.ev.UUID
+	}
+	if p.passed != nil && p.hadPassed() {
+		return nil
 	}
 	if p.skip != nil && p.wasSwept() {
 		return nil

@@ -58,13 +58,14 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 			Standing: out.standing, Take: out.take, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
 		},
 		scheduled: reconcile.NewScheduled(reconcile.ScheduledConfig{
-			Client: t.mongo.state, Fencer: t.held, Epoch: doc.Epoch, Collections: t.dirty.collections, Outlet: out, Finisher: f,
+			Client: t.mongo.state, Fencer: t.held, Epoch: doc.Epoch, Collections: t.dirty.collections, Part: t.part, Outlet: out, Finisher: f,
 			Now: t.clock.now, Log: t.log, Trouble: trouble,
 			Late: func(d time.Duration) { t.metrics.DueError.Observe(d, 1) },
 		}),
 		purger: &retention.Purger{
 			Client: t.mongo.state, State: t.mongo.state.Database(t.cfg.MongoDB.State), Collections: t.outboxes, Retention: t.cfg.Retention,
 			Interval: t.cfg.Purge.Interval, Rate: t.cfg.Purge.Rate, Batch: t.cfg.Purge.Batch, Valid: t.mayPurge, Log: t.log,
+			Slot:   t.part.I, // N25
 			Purged: func(n int) { t.metrics.Purged.Add(float64(n)) },
 		},
 	}

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -22,21 +21,17 @@ import (
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/kafka"
-	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
-	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/internal/systemd"
 	"github.com/outrelay/outrelay/internal/tracing"
 )
 
-// Slot is the one slot of a watcher that is not split (N28).
-const Slot = "0of1"
-
-// Relay runs one watcher in this process.
+// Relay runs one watcher in this process: the one slot that a watcher has by default, or its share of several (N28).
 type Relay struct {
 	cfg     config.Config
 	log     *slog.Logger
@@ -47,29 +42,37 @@ type Relay struct {
 	clock     serverClock
 	mongo     *clients
 	kafka     *kafka.Client
-	lease     *lease.Lease
 	nodes     *store.Nodes
 	member    *nodes.Member
 	steps     []migrate.Step // nil are those of this version
-	events    *store.Events
 	registry  *store.Registry
+	divisions *store.Divisions
 	reachable atomic.Bool  // Kafka answered the last heartbeat's question
 	acked     atomic.Int64 // when Kafka acked last, Unix nanoseconds
 	scope     *changestream.Scope
 	router    *routing.Router
 	preset    *routing.Preset
-	fenced    []time.Time // when Kafka fenced this owner although it held the lease (N5)
-	stepped   time.Time   // when it last stepped down for lack of progress (N6)
-	running   running
+	slots     []*runner
+	balance   *balance          // nil for one slot
 	exporter  *tracing.Exporter // nil unless configured
-	tap       *tracing.Tap
 	figures   *figures
 }
 
 // New builds a relay; it does no I/O. Every error it returns is one of the configuration.
 func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
-	r := &Relay{cfg: cfg, log: log, metrics: metrics.New(version), version: version}
-	r.state = newState(cfg.HTTP.Readiness, time.Now)
+	r := &Relay{cfg: cfg, log: log, version: version, state: newState(cfg.HTTP.Readiness, time.Now)}
+	parts := slot.Parts(cfg.Slots)
+	var sets []*metrics.Set
+	if len(parts) == 1 {
+		r.metrics = metrics.New(version)
+		sets = []*metrics.Set{r.metrics}
+	} else {
+		names := make([]string, len(parts))
+		for i, p := range parts {
+			names[i] = p.String()
+		}
+		r.metrics, sets = metrics.Slots(version, names)
+	}
 	var err error
 	if r.scope, err = changestream.ParseScope(cfg.Watch, ownCollections(cfg)...); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
@@ -80,7 +83,7 @@ func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
 	if r.preset, err = routing.NewPreset(cfg.Preset()); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
-	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, log); err != nil {
+	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, len(parts), log); err != nil {
 		return nil, err
 	}
 	if r.kafka, err = NewKafka(cfg, log, r.metrics); err != nil {
@@ -88,23 +91,21 @@ func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
 	}
 	db := r.mongo.state.Database(cfg.MongoDB.State)
 	r.nodes, r.registry = store.NewNodes(db.Collection("nodes")), store.NewRegistry(db.Collection("collections"))
-	r.member = r.newMember(db)
-	r.events = store.NewEvents(db.Collection("events"), cfg.Watcher, cfg.Node)
-	r.lease, err = lease.New(lease.Config{
-		Collection: db.Collection("watchers"), ID: cfg.Watcher + "/" + Slot,
-		Node: cfg.Node, Address: cfg.Address, Version: version,
-		TTL: cfg.Lease.TTL, Renew: cfg.Lease.Renew, CheckpointEvery: min(cfg.Checkpoint, cfg.Lease.Renew),
-		NodeAlive: r.alive, Log: log, Metrics: r.metrics,
-	})
-	if err != nil {
-		return nil, err
-	}
+	r.member, r.divisions = r.newMember(db), store.NewDivisions(db)
 	if r.exporter, err = newExporter(cfg, version, r); err != nil {
 		return nil, err
 	}
-	r.tap = newTap(r.exporter, r.metrics, &r.clock)
 	r.figures = &figures{Relay: r, judge: new(health.Evaluator)}
-	r.gauges()
+	if len(parts) > 1 {
+		r.balance = newBalance(r)
+	}
+	for i, p := range parts {
+		one, err := r.newRunner(p, sets[i])
+		if err != nil {
+			return nil, err
+		}
+		r.slots = append(r.slots, one)
+	}
 	return r, nil
 }
 
@@ -119,7 +120,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	g, work := errgroup.WithContext(work)
 	if r.cfg.HTTP.Listen != "off" {
-		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.state, r.metrics.Registry, r.log)
+		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.health(), r.metrics.Registry, r.log)
 		if err != nil {
 			return errors.Join(fmt.Errorf("http.listen: %w", err), operators.Close())
 		}
@@ -131,7 +132,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	g.Go(func() error { return r.exporter.Run(work) })
 	g.Go(func() error { return r.figures.run(work) })
 	g.Go(func() error { return r.beat(work) })
-	g.Go(func() error { return systemd.New(r.cfg.Watcher, r.state, r.log).Run(ctx, work) })
+	g.Go(func() error { return systemd.New(r.cfg.Watcher, r.health(), r.log).Run(ctx, work) })
 	g.Go(func() error {
 		defer cancel()
 		if !r.cfg.Is(config.RoleRelay) {
@@ -155,97 +156,32 @@ func (r *Relay) close(ctx context.Context) {
 	r.mongo.close(ctx)
 }
 
-// own holds the lease, again and again, until stop ends.
+// own runs every slot, as the node's share of them allows, until stop ends.
 func (r *Relay) own(stop, work context.Context) error {
-	backoff := retry.Reopen.Start()
-	for stop.Err() == nil {
-		r.state.setRole(RoleStandby)
-		held, err := r.lease.Acquire(stop)
-		if err != nil {
-			if stop.Err() != nil {
-				return nil
-			}
-			r.report("lease", err, true)
-			if retry.Sleep(stop, configRetry) != nil {
-				return nil
-			}
-			continue
-		}
-		r.state.clear("lease")
-		began := time.Now()
-		err = r.serve(stop, work, held)
-		if err == nil || stop.Err() != nil {
-			return nil
-		}
-		if time.Since(began) > time.Minute {
-			backoff.Reset()
-		}
-		if again, halt := r.ended(stop, err); halt != nil {
-			r.haltWithout(stop, halt)
-			return nil
-		} else if again {
-			continue
-		}
-		if backoff.Wait(stop) != nil {
-			return nil
-		}
+	work, cancel := context.WithCancel(work)
+	defer cancel()
+	var sharing errgroup.Group
+	if r.balance != nil {
+		r.state.setRole(RoleStandby) // its slots tell what it does
+		sharing.Go(func() error { return r.balance.run(stop, work) })
 	}
-	return nil
+	var owners errgroup.Group
+	for _, one := range r.slots {
+		owners.Go(func() error { return one.own(stop, work) })
+	}
+	err := owners.Wait()
+	cancel()
+	return errors.Join(err, sharing.Wait())
 }
 
-// configRetry is how long to wait between attempts at what only a person can mend.
-const configRetry = 30 * time.Second
-
-// ended says why a term ended, and reports whether the lease may be sought again at once, or not at all.
-func (r *Relay) ended(stop context.Context, err error) (again bool, halt *HaltError) {
-	switch {
-	case errors.Is(err, lease.ErrLeaseLost):
-		r.tellLost(stop, err)
-		return true, nil
-	case errors.Is(err, errStepDown):
-		r.log.Info("stepped down", "reason", err)
-		return true, nil
-	case errors.Is(err, kafka.ErrBroken):
-		r.log.Warn("Kafka forgot the producer's sequence; taking over anew with a read-back", "reason", err)
-		return false, nil // after a wait: an answer that persists must not burn producer epochs
-	case errors.Is(err, kafka.ErrFenced):
-		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over anew", "reason", err)
-		return true, r.fencedAgain(time.Now(), err)
+// owning are the terms that deliver now.
+func (r *Relay) owning() (list []*term) {
+	for _, one := range r.slots {
+		if t := one.running.get(); t != nil {
+			list = append(list, t)
+		}
 	}
-	r.log.Error("the term ended; trying again", "reason", err)
-	return false, nil
-}
-
-const (
-	fencedLimit = 3
-	fencedSpan  = time.Minute
-)
-
-// fencedAgain is N5's limit: somebody else uses the transactional id, and taking it from each other for ever helps nobody.
-func (r *Relay) fencedAgain(now time.Time, err error) *HaltError {
-	r.fenced = slices.DeleteFunc(append(r.fenced, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
-	if len(r.fenced) < fencedLimit {
-		return nil
-	}
-	return &HaltError{
-		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: another program uses its transactional id", r.cfg.Watcher, fencedLimit, fencedSpan),
-		Err:  err,
-		Fix:  "find the other program (was the state database copied to another cluster?), then start this process again",
-	}
-}
-
-// haltWithout waits for stop without the lease.
-func (r *Relay) haltWithout(stop context.Context, halt *HaltError) {
-	r.state.setRole(RoleHalted)
-	r.report("halted", halt, true)
-	<-stop.Done()
-}
-
-// report tells of a problem once, not at each attempt.
-func (r *Relay) report(part string, err error, fatal bool) {
-	if r.state.set(part, err.Error(), fatal) {
-		r.log.Error(part+": "+err.Error(), "part", part)
-	}
+	return list
 }
 
 // ownCollections are never watched, whatever the pattern (N27).

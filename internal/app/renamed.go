@@ -15,7 +15,7 @@ import (
 // successor that finds the rename again repeats it. What is written to the collection later has later stamps, for a
 // rename waits for the transactions that write to it; it comes by the stream.
 func (t *term) renamedHere(ctx context.Context, ev *changestream.Event) error {
-	o := store.Outbox{DB: string(ev.ToDB), Coll: string(ev.ToColl)}
+	o := store.Outbox{DB: string(ev.ToDB), Coll: string(ev.ToColl), Part: t.part}
 	t.log.Warn("a collection was renamed into what is watched; sweeping what it holds", "collection", o.NS(), "from", string(ev.DB)+"."+string(ev.Coll))
 	if err := t.listNew(ctx); err != nil {
 		return err

@@ -180,3 +180,10 @@ func (e *HaltError) Unwrap() error { return e.Err }
 
 // errStepDown ends a term in which the process gives the lease back on purpose.
 var errStepDown = errors.New("stepping down")
+
+// is reports whether that is the role of now.
+func (s *state) is(r Role) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.role == r
+}

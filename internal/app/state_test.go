@@ -14,7 +14,7 @@ import (
 
 func TestN05_FencedThreeTimesHalts(t *testing.T) {
 	t.Parallel()
-	r := &Relay{}
+	r := &runner{Relay: &Relay{}}
 	err := fmt.Errorf("producing: %w", kafka.ErrFenced)
 	at := time.Unix(1000, 0)
 	for i, step := range []struct {
@@ -80,7 +80,7 @@ func TestReadiness(t *testing.T) {
 
 func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 	t.Parallel()
-	r := &Relay{metrics: metrics.New("test")}
+	r := &runner{metrics: metrics.New("test")}
 	read := func() (series int, sum float64) {
 		t.Helper()
 		all, err := r.metrics.Registry.Gather()

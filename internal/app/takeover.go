@@ -3,7 +3,6 @@ package app
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -34,6 +33,9 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err := t.guardSchema(ctx); err != nil {
 		return none, err
 	}
+	if err := t.stillDivided(ctx); err != nil {
+		return none, err
+	}
 	// Before the collections are looked for: what is committed to one that appears meanwhile is behind it.
 	began, err := t.operationTime(ctx)
 	if err != nil {
@@ -51,6 +53,9 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	}
 	start, err := t.startFrom(ctx, &doc, began)
 	if err != nil {
+		return none, err
+	}
+	if err := t.begun(ctx); err != nil {
 		return none, err
 	}
 	if err := t.claimCollections(ctx, claims); err != nil {
@@ -74,6 +79,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if t.stream, err = t.newStream(); err != nil {
 		return none, err
 	}
+	t.passed = passedOf(&doc)
 	t.rec = t.newReconciler(&doc)
 	if err := t.recoverSent(ctx); err != nil {
 		return none, err
@@ -125,7 +131,7 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 		Metrics: dispatch.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))
-				t.Relay.acked.Store(time.Now().UnixNano())
+				t.acked.Store(time.Now().UnixNano())
 				t.metrics.ObservePublish(topic, metrics.Acked, n)
 			},
 			Dead: func(topic string, class record.Class) {
@@ -145,7 +151,7 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 	var sink *kafka.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
 		sink, err = kafka.Open(ctx, t.kafka, kafka.TakeOver{
-			TransactionalID: fmt.Sprintf("outrelay.%s.%s.%s", doc.Instance, t.cfg.Watcher, Slot), // N5
+			TransactionalID: transactionalID(doc, t.cfg.Watcher, t.part),
 			Generation:      doc.Generation,
 			Offsets:         doc.OffsetMap(),
 			Senders:         doc.Senders(),
@@ -223,7 +229,7 @@ func (t *term) newPump(until bson.Timestamp, owned *owned) *pump {
 		remember:    t.cfg.Recording != store.RecordWatermark,
 		margin:      uint32(t.margin / time.Second),
 		collections: t.collections,
-		adopt:       t.adopt,
+		adopt:       t.adopt, passed: t.passed,
 	}
 	p.meta.MultiCollection = t.scope.Multiple()
 	return p
@@ -245,6 +251,9 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Ti
 		return s, nil
 	}
 	at, err := t.firstStart(ctx, began)
+	if err == nil {
+		at, err = t.sharedStart(ctx, at)
+	}
 	if err != nil {
 		return changestream.Start{}, err
 	}
@@ -261,6 +270,7 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Ti
 
 // describe writes what the stream watches beside the first position that was reached with it.
 func (t *term) describe(ctx context.Context) {
+	t.forgetPassed(ctx)
 	if t.fresh == nil || t.sweeping.Load() != nil {
 		return
 	}

@@ -31,7 +31,7 @@ var (
 
 // term is one stretch of ownership: from the acquisition of the lease to its release or loss.
 type term struct {
-	*Relay
+	*runner
 	held     *lease.Held
 	disp     *dispatch.Dispatcher
 	sink     *kafka.Sink
@@ -63,6 +63,7 @@ type term struct {
 
 	collections map[[16]byte]bool // claimed by this watcher (N25)
 	from        resume.Position   // where the stream was started
+	passed      []passed          // what other slots had delivered before the watcher was divided anew
 	fresh       *lease.Update     // what describes the new stream, to be saved once the watermark has passed from
 }
 
@@ -73,13 +74,17 @@ func (v *running) set(t *term) { v.t.Store(t) }
 func (v *running) get() *term  { return v.t.Load() }
 
 // serve runs one term. It returns nil when stop ended it, and only after every goroutine of the term has ended.
-func (r *Relay) serve(stop, work context.Context, held *lease.Held) error {
+func (r *runner) serve(stop, work context.Context, held *lease.Held) error {
 	work, cancel := context.WithCancelCause(work)
 	defer cancel(nil)
 	g, work := errgroup.WithContext(work)
-	t := &term{Relay: r, held: held, lettered: map[string]bool{}, unrecorded: map[string]time.Time{}, stats: newTermStats(), log: r.log.With("epoch", held.Document().Epoch)}
+	t := &term{runner: r, held: held, lettered: map[string]bool{}, unrecorded: map[string]time.Time{}, stats: newTermStats(), log: r.log.With("epoch", held.Document().Epoch)}
 	r.metrics.LeaseOwner.Set(1)
 	held.SetSource(t.checkpoint)
+	select { // what was asked of an earlier term
+	case <-r.yield:
+	default:
+	}
 	renew, stopRenewing := context.WithCancel(work)
 	defer stopRenewing()
 	t.stopRenewing = stopRenewing
@@ -276,6 +281,9 @@ func (t *term) announce(ctx context.Context, kind store.Kind, fields bson.D) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	fields = append(fields, bson.E{Key: "epoch", Value: t.held.Document().Epoch})
+	if !t.part.Whole() {
+		fields = append(fields, bson.E{Key: "slot", Value: t.part.String()})
+	}
 	if err := t.events.Append(ctx, kind, fields); err != nil {
 		t.log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
 	}

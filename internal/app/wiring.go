@@ -46,7 +46,7 @@ func (t *term) kafkaEvent(e fence.Event) {
 }
 
 // gauges gives the metrics that are read when they are scraped their sources.
-func (r *Relay) gauges() {
+func (r *runner) gauges() {
 	m := r.metrics
 	m.Budget.Set(float64(r.cfg.Limits.Memory))
 	m.MaxTicketWindow.Set(float64(r.cfg.Limits.Tickets))

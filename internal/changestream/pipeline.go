@@ -30,6 +30,11 @@ func (s *Scope) Pipeline() mongo.Pipeline {
 		or = append(or, bson.D{{Key: "operationType", Value: in([]string{"rename", "dropDatabase", "invalidate"})}})
 		match = append(match, bson.E{Key: "$or", Value: or})
 	}
+	if !s.part.Whole() { // N28
+		match = append(match, bson.E{Key: "$and", Value: bson.A{bson.D{{Key: "$or", Value: bson.A{
+			bson.D{{Key: "operationType", Value: bson.D{{Key: "$ne", Value: "insert"}}}}, s.part.Where("fullDocument.slot"),
+		}}}}})
+	}
 	return mongo.Pipeline{{{Key: "$match", Value: match}}}
 }
 

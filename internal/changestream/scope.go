@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // Kind says over what a stream is opened.
@@ -26,7 +28,18 @@ type Scope struct {
 	coll    string // for a collection stream
 	include []pattern
 	exclude []pattern
+	part    slot.Part
 }
+
+// Of is the scope of one slot of a watcher: of the inserts, those of the part's keys. Drops and renames are for all (N28).
+func (s *Scope) Of(p slot.Part) *Scope {
+	of := *s
+	of.part = p
+	return &of
+}
+
+// Part is that of the slot.
+func (s *Scope) Part() slot.Part { return s.part }
 
 // pattern is "db.coll" where each part may hold any number of `*`, each standing for any run of bytes. The dot between
 // the parts is the first one: a database's name has none, a collection's may.

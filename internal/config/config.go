@@ -20,6 +20,10 @@ type Config struct {
 	// time. Changing it starts a new watcher with no position. Letters, digits, dot, dash, underscore; at most 100.
 	// Defaults to default.
 	Watcher string `yaml:"watcher"`
+	// Slots divides the watcher by ordering keys over so many change streams, which its processes share among them; needed only
+	// past what one stream carries. It stays what it was at the watcher's first start: change it with outrelay reslice, and
+	// here. limits.memory is divided by it. Between 1 and 64. Defaults to 1.
+	Slots int `yaml:"slots"`
 	// Node names this process in status, in the lease and in pins. It has to differ between processes of one watcher.
 	// Defaults to the host's name and four random hexadecimal digits.
 	Node string `yaml:"node"`
@@ -372,6 +376,7 @@ func Default() Config {
 	return Config{
 		Watcher:     "default",
 		Roles:       []string{RoleRelay, RoleCleaner, RoleAdmin},
+		Slots:       1,
 		Start:       Start{},
 		MongoDB:     MongoDB{State: "outrelay", ReadPreference: "primary", Indexes: true},
 		Kafka:       Kafka{Compression: "none", Delivery: "idempotent", RequestTimeout: 10 * time.Second, Lanes: 1, ReadBack: ReadBack{Bytes: 2 * GiB, Time: time.Minute}},

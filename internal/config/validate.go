@@ -16,6 +16,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/x/mongo/driver/connstring"
 
 	"github.com/outrelay/outrelay/internal/routing"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // derive fills in the defaults that depend on the host or on another field.
@@ -65,6 +66,7 @@ func (c *Config) validate(p *Problems) {
 	v.check("watcher", nameShape.MatchString(c.Watcher), strconv.Quote(c.Watcher), "expected letters, digits, dot, dash, underscore; at most 100")
 	v.check("node", nameShape.MatchString(c.Node), strconv.Quote(c.Node), "expected letters, digits, dot, dash, underscore; at most 100")
 	c.validateRoles(v)
+	v.number("slots", c.Slots, 1, slot.Most)
 	c.validateMongo(v)
 	c.validateKafka(v)
 	c.validateRecords(v)
@@ -231,7 +233,7 @@ func (v validator) kept(path string, d time.Duration, zero string) {
 }
 
 func (c *Config) validateLimits(v validator) {
-	v.size("limits.memory", c.Limits.Memory, MiB, 64*GiB)
+	v.size("limits.memory", c.Limits.Memory, Size(max(c.Slots, 1))*MiB, 64*GiB)
 	v.size("limits.envelope", c.Limits.Envelope, KiB, 15*MiB)
 	v.number("limits.tickets", c.Limits.Tickets, 1000, 200_000)
 }

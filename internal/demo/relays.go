@@ -60,6 +60,7 @@ type relays struct {
 	binary string
 	env    []string
 	config string
+	set    []string // further arguments of the processes
 	client *http.Client
 	ended  chan *relay   // each process that ends, in whatever way
 	closed chan struct{} // nobody reads ended any more
@@ -118,7 +119,8 @@ func (r *relays) spawn() (*relay, error) {
 	defer r.mu.Unlock()
 	r.seq++
 	one := &relay{node: "a-" + strconv.Itoa(r.seq), http: addr}
-	one.prog, err = r.stack.Run(one.node, r.env, r.binary, "run", "--config", r.config, "--set", "node="+one.node, "--set", "http.listen="+addr, "--set", "address="+addr)
+	args := append([]string{"run", "--config", r.config, "--set", "node=" + one.node, "--set", "http.listen=" + addr, "--set", "address=" + addr}, r.set...)
+	one.prog, err = r.stack.Run(one.node, r.env, r.binary, args...)
 	if err != nil {
 		return nil, err
 	}

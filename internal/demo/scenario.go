@@ -29,7 +29,7 @@ type Scenario struct {
 
 // Scenarios are all that there are, by name.
 func Scenarios() []Scenario {
-	all := []Scenario{poisonScenario, outageScenario, historyScenario, dropScenario, scheduledScenario, retryScenario, purgeScenario, consumerScenario, sagaScenario}
+	all := []Scenario{poisonScenario, outageScenario, historyScenario, dropScenario, scheduledScenario, retryScenario, purgeScenario, consumerScenario, sagaScenario, slotsScenario}
 	slices.SortFunc(all, func(a, b Scenario) int { return cmp.Compare(a.Name, b.Name) })
 	return all
 }

@@ -34,7 +34,7 @@ func TestScenariosAreListed(t *testing.T) {
 			t.Errorf("%s: %v", s.Name, err)
 		}
 	}
-	want := []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled"}
+	want := []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled", "slots"}
 	if !slices.Equal(names, want) {
 		t.Errorf("%q, want %q", names, want)
 	}
@@ -55,7 +55,7 @@ func TestFindingsAreFlat(t *testing.T) {
 	o := Outcome{Scenario: "x", Events: 3, Broken: []string{"the sky fell"}}
 	for _, f := range []Finding{
 		&PoisonFinding{Outcome: o, Classes: map[string]int{"malformed": 2}}, &OutageFinding{Outcome: o}, &HistoryFinding{Outcome: o},
-		&DropFinding{Outcome: o}, &ConsumerFinding{Outcome: o}, &SagaFinding{Outcome: o}, &ScheduledFinding{Outcome: o}, &RetryFinding{Outcome: o}, &PurgeFinding{Outcome: o},
+		&DropFinding{Outcome: o}, &ConsumerFinding{Outcome: o}, &SagaFinding{Outcome: o}, &ScheduledFinding{Outcome: o}, &RetryFinding{Outcome: o}, &PurgeFinding{Outcome: o}, &SlotsFinding{Outcome: o},
 	} {
 		b, err := json.Marshal(f)
 		if err != nil {

@@ -13,9 +13,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -211,12 +211,72 @@ func (x *examination) claims(ctx context.Context) finding {
 
 // watcher reads the watcher document and what its owner says of itself.
 func (x *examination) watcher(ctx context.Context) finding {
+	parts := slot.Parts(x.cfg.Slots)
+	v, err := store.NewDivisions(x.mongo.client.Database(x.cfg.MongoDB.State)).Read(ctx, x.cfg.Watcher)
+	if err == nil && v.Of != len(parts) {
+		return failed(fmt.Sprintf("set slots: %d, or: outrelay reslice --slots %d", v.Of, len(parts)), "watcher %q has %d slots, and the configuration says %d", x.cfg.Watcher, v.Of, len(parts))
+	}
+	if len(parts) == 1 {
+		return x.slot(ctx, parts[0])
+	}
+	all := fine("")
+	for i, p := range parts {
+		f := x.slot(ctx, p)
+		if i > 0 {
+			all.detail += "; "
+		}
+		all.detail += p.String() + ": " + f.detail
+		if f.status == Fail || all.status == OK {
+			all.status = f.status
+		}
+		if f.fix != "" && all.fix == "" {
+			all.fix = f.fix
+		}
+	}
+	return all
+}
+
+// unslotted looks for envelopes without a slot, which are all one slot's: keys of theirs that others have with a slot stand in
+// no order with those.
+func (x *examination) unslotted(ctx context.Context) finding {
+	if x.cfg.Slots <= 1 {
+		return fine("the watcher has one slot")
+	}
+	var without []string
+	for _, o := range x.mongo.outboxes.list[:min(len(x.mongo.outboxes.list), sampledMost)] {
+		call, cancel := context.WithTimeout(ctx, lookTimeout)
+		cur, err := x.mongo.client.Database(o.DB).Collection(o.Coll).Aggregate(call, mongo.Pipeline{
+			{{Key: "$sort", Value: bson.D{{Key: "ts", Value: -1}}}},
+			{{Key: "$limit", Value: sampledNewest}},
+			{{Key: "$match", Value: bson.D{{Key: "slot", Value: nil}}}},
+			{{Key: "$count", Value: "n"}},
+		})
+		var found []struct{ N int }
+		if err == nil {
+			err = cur.All(call, &found)
+		}
+		cancel()
+		if err != nil {
+			return x.refused(err)
+		}
+		if len(found) > 0 {
+			without = append(without, fmt.Sprintf("%d of the newest %d of %s", found[0].N, sampledNewest, o.NS()))
+		}
+	}
+	if len(without) > 0 {
+		return warned("have their writers store slot = murmur2(key) & 1023 as outbox.Append does, or set slots: 1", "envelopes have no slot, so that slot 0 has them all: %s", few(without, 3))
+	}
+	return fine("the newest envelopes have a slot")
+}
+
+// slot judges one slot of the watcher.
+func (x *examination) slot(ctx context.Context, p slot.Part) finding {
 	state := x.mongo.client.Database(x.cfg.MongoDB.State)
-	id := x.cfg.Watcher + "/" + app.Slot
+	id := p.ID(x.cfg.Watcher)
 	var doc lease.Document
 	err := store.Majority(state.Collection("watchers")).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Decode(&doc)
 	if errors.Is(err, mongo.ErrNoDocuments) {
-		return x.noWatcher(ctx, state)
+		return x.noWatcher(ctx, state, p)
 	}
 	if err != nil {
 		return x.refused(err)
@@ -257,7 +317,13 @@ func judgeWatcher(w admin.Watcher, gap *lease.Gap) finding {
 }
 
 // noWatcher tells a first start from a document that vanished.
-func (x *examination) noWatcher(ctx context.Context, state *mongo.Database) finding {
+func (x *examination) noWatcher(ctx context.Context, state *mongo.Database, p slot.Part) finding {
+	if !p.Whole() {
+		if had, err := store.NewDivisions(state).Begun(ctx, x.cfg.Watcher, p); err == nil && had {
+			return failed("outrelay recover --slot "+p.String(), "its document vanished, and with it the place in the stream; nothing else is lost")
+		}
+		return fine("it has never run")
+	}
 	claims, err := store.NewRegistry(state.Collection("collections")).Claims(ctx, x.cfg.Watcher)
 	if err == nil && len(claims) > 0 {
 		return failed("outrelay recover", "the document of watcher %q vanished, and with it the place in the stream; nothing else is lost", x.cfg.Watcher)

@@ -270,16 +270,23 @@ func (x *examination) statePrivileges(context.Context) finding {
 	actions := []string{"find", "insert", "update", "remove"}
 	state := x.cfg.MongoDB.State
 	wanted := []demand{{resource{db: state, coll: "watchers"}, []string{"changeStream"}}}
+	collections := stateCollections
+	if x.cfg.Slots > 1 {
+		collections = append(slices.Clone(collections), "slots")
+	}
 	var single []demand
 	alike := true // what each collection lacks, all of them lack: then it is the database that wants the grant
 	first := x.mongo.access.missing(resource{db: state, coll: stateCollections[0]}, actions...)
-	for _, coll := range stateCollections {
+	for _, coll := range collections {
 		on := resource{db: state, coll: coll}
 		single = append(single, demand{on, actions})
 		alike = alike && slices.Equal(first, x.mongo.access.missing(on, actions...))
 	}
 	if alike && len(first) > 0 {
 		return x.privileges([]demand{{resource{db: state}, actions}}, wanted)
+	}
+	if x.cfg.Slots <= 1 { // without it, nobody tells this process that the watcher has other slots
+		wanted = append(wanted, demand{resource{db: state, coll: "slots"}, []string{"find", "insert", "update"}})
 	}
 	return x.privileges(single, wanted)
 }

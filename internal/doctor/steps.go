@@ -31,6 +31,7 @@ var mongoSteps = []step{
 	check("outbox.indexes", "outbox.collections", (*examination).indexes, "without them nothing is lost, but purge, sweeps and scheduled deliveries read whole collections"),
 	check("outbox.claims", "mongodb.access", (*examination).claims, "two watchers of one collection would publish it twice, and purge it under each other"),
 	check("watcher", "mongodb.access", (*examination).watcher, "one process at a time owns the watcher, and its document holds the place in the stream"),
+	check("outbox.slots", "outbox.collections", (*examination).unslotted, "an envelope without a slot is slot 0's, whatever its key"),
 	check("topics", "outbox.collections", (*examination).sample, "the topics below follow from the rules and from the envelopes that are there"),
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafka/batch"
 	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/metrics"
 )
 
 // metaTimeout bounds one request for metadata: a broker that hangs must not hide what the others know.
@@ -27,7 +29,7 @@ const connectSlack = 500 * time.Millisecond
 type Client struct {
 	cfg       Config
 	codec     *batch.Codec
-	links     links
+	links     *links
 	transport *kafkago.Transport
 	fence     *fence.Client
 	layout    atomic.Pointer[Layout]
@@ -43,7 +45,7 @@ func NewClient(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, codec: codec}
+	c := &Client{cfg: cfg, codec: codec, links: &links{}}
 	c.transport = &kafkago.Transport{
 		Dial: c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
 	}
@@ -56,6 +58,15 @@ func NewClient(cfg Config) (*Client, error) {
 	}
 	c.layout.Store(&Layout{})
 	return c, nil
+}
+
+// For is a client of the same cluster with the same connections that reports elsewhere, and whose records share that much memory:
+// one for each slot of a watcher (N28). Only the first one is to be closed.
+func (c *Client) For(log *slog.Logger, m *metrics.Set, parkBytes int64) *Client {
+	of := &Client{cfg: c.cfg, codec: c.codec, links: c.links, transport: c.transport, fence: c.fence}
+	of.cfg.Log, of.cfg.Metrics, of.cfg.ParkBytes = log, metrics.OrNew(m), parkBytes
+	of.layout.Store(c.layout.Load())
+	return of
 }
 
 // Close closes idle connections. Those in use end with their request.

@@ -124,12 +124,16 @@ func (l *Lease) standBy(ctx context.Context, w *watch) (*Held, error) {
 	for ctx.Err() == nil {
 		h, wait, err := c.look(ctx)
 		var copied *CopiedStateError
+		var absent *absentError
 		switch {
 		case h != nil:
 			return h, nil
 		case errors.As(err, &copied):
 			c.end()
 			return nil, err
+		case errors.As(err, &absent):
+			c.end()
+			return nil, absent.error
 		case err != nil && ctx.Err() == nil:
 			if back.Attempts() == 0 {
 				l.log.Warn("cannot look at the lease", "error", err, "advice", advice(err))
@@ -158,7 +162,13 @@ func (c *contender) look(ctx context.Context) (*Held, time.Duration, error) {
 	if err != nil && !missing(err) {
 		return nil, 0, err
 	}
-	if _, ours := c.sent[doc.Owner]; err == nil && !ours {
+	_, ours := c.sent[doc.Owner]
+	if err != nil && l.cfg.Absent != nil {
+		if err := l.cfg.Absent(call); err != nil {
+			return nil, 0, &absentError{err}
+		}
+	}
+	if err == nil && !ours {
 		if wait, why := l.wait(call, &doc, now); wait > 0 {
 			l.stand(Standing{Reason: why, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
 			return nil, min(wait, l.poll()), nil
@@ -168,9 +178,21 @@ func (c *contender) look(ctx context.Context) (*Held, time.Duration, error) {
 		}
 		l.endTransactions(ctx, &doc)
 	}
+	done := func(bool) {}
+	if l.cfg.Admit != nil && !ours {
+		var wait time.Duration
+		if wait, done = l.cfg.Admit(doc.Control.Pin == l.cfg.Node); wait > 0 {
+			l.stand(Standing{Reason: "other nodes have room for it", Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
+			return nil, wait, nil
+		}
+	}
 	h, err := c.attempt(ctx)
+	done(h != nil)
 	return h, jitter(l.cfg.TTL), err
 }
+
+// absentError is one of Config.Absent.
+type absentError struct{ error }
 
 // wait tells for how long, from now, the document says no to this node, and why; 0 is: attempt.
 func (l *Lease) wait(ctx context.Context, doc *Document, now time.Time) (time.Duration, string) {
@@ -179,6 +201,10 @@ func (l *Lease) wait(ctx context.Context, doc *Document, now time.Time) (time.Du
 		return max(off, time.Millisecond), "holding off after stepping down"
 	}
 	switch {
+	case l.cfg.Paused:
+		if left > 0 {
+			return min(left, time.Second), "owned by " + doc.Node
+		}
 	case c.Paused:
 		return l.poll(), "paused by an operator"
 	case c.stepsDown(l.cfg.Node, now):
@@ -259,7 +285,7 @@ func (l *Lease) contend() (*contender, error) {
 	}
 	return &contender{l: l, session: s, sent: make(map[string]time.Duration), claim: claim{
 		node: l.cfg.Node, address: l.cfg.Address, version: l.cfg.Version, instance: uuid.NewString(),
-		replicaSet: l.replicaSet, session: s.ID(), ttl: l.cfg.TTL,
+		replicaSet: l.replicaSet, session: s.ID(), ttl: l.cfg.TTL, paused: l.cfg.Paused,
 	}}, nil
 }
 

@@ -45,6 +45,15 @@ type Config struct {
 	// NodeAlive tells whether the node of that name gave a sign of life of late. With it a pin to a dead node never
 	// takes the lease from its owner; without it such a pin lapses 10 × TTL after the lease expired.
 	NodeAlive func(ctx context.Context, node string) bool
+	// Absent is asked before a document that is not there is made by an attempt; its error ends Acquire. It should be nil for what
+	// passes by itself. nil makes it always.
+	Absent func(ctx context.Context) error
+	// Admit is asked before each attempt at a lease that seems free; pinned says that it is pinned to this node. It returns
+	// how long to wait before it is asked again, or 0 and what to call with the outcome of the attempt. nil admits always.
+	Admit func(pinned bool) (wait time.Duration, done func(won bool))
+	// Paused acquires a watcher that is paused, and does not yield to what operators ask: for who changes the documents of a
+	// watcher that was stopped for it.
+	Paused bool
 	// Log defaults to silence, Metrics to a set that nobody scrapes.
 	Log     *slog.Logger
 	Metrics *metrics.Set

@@ -34,6 +34,7 @@ type Document struct {
 	Instance     string         `bson:"instance"`   // a UUID, made with the document (N5)
 	ReplicaSetID string         `bson:"replicaSetId,omitempty"`
 	Gap          *Gap           `bson:"gap,omitempty"`
+	Passed       []Passed       `bson:"passed,omitempty"` // what other slots had delivered when the watcher was divided anew (N28)
 	Stats        bson.Raw       `bson:"stats,omitempty"`
 	Session      bson.RawValue  `bson:"session,omitempty"` // of the owner's fenced transactions, so that they can be ended
 	Control      Control        `bson:"control,omitempty"`
@@ -90,6 +91,13 @@ type SenderEntry struct {
 type TopicPartition struct {
 	Topic     string `bson:"t"`
 	Partition int32  `bson:"p"`
+}
+
+// Passed says that what the stream brings of a part of the keys up to a position was delivered, or written down, by the slot
+// that had the part before (N28).
+type Passed struct {
+	Part string `bson:"part"` // <i>of<N>
+	Pos  string `bson:"pos"`  // as of an exception (N15)
 }
 
 // GapOrdered is the reason of a gap that an operator asked to be swept; its To is zero until an owner begins.

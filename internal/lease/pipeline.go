@@ -16,6 +16,7 @@ type claim struct {
 	instance, replicaSet          string // instance for a new document only
 	session                       bson.Raw
 	ttl                           time.Duration
+	paused                        bool // take it although it is paused or pinned
 }
 
 // pipeline is the whole acquisition, judged by the server at one moment: the document as it is unless it may be taken.
@@ -48,6 +49,9 @@ func (c claim) pipeline() mongo.Pipeline {
 func (c claim) free() bson.D {
 	never := time.UnixMilli(0)
 	expires := ifNull("$expiresAt", never)
+	if c.paused {
+		return bson.D{{Key: "$and", Value: bson.A{op("$lte", expires, "$$NOW"), op("$eq", ifNull("$control.paused", false), true)}}}
+	}
 	all := bson.A{
 		op("$lte", expires, "$$NOW"),
 		op("$ne", ifNull("$control.paused", false), true),

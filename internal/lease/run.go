@@ -151,6 +151,9 @@ func (h *Held) fields(c Checkpoint) (bson.D, bool) {
 // obey looks at what operators ask, as the renewal returned it, and passes on what is new.
 func (h *Held) obey(ctx context.Context, v view) {
 	c := v.Control
+	if h.l.cfg.Paused {
+		return
+	}
 	switch pinned := c.Pin != "" && c.Pin != h.l.cfg.Node; {
 	case c.Paused:
 		c.Yield = "paused by an operator"

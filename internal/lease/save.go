@@ -28,6 +28,7 @@ type Update struct {
 	Dirty        []string // added to those stored
 	Gap          *Gap
 	ClearGap     bool
+	ClearPassed  bool
 	// Rewind writes the checkpoint's position although the stored one may be beyond it: for a stored one that turned out to
 	// be of another history, so that the two have no order.
 	Rewind bool
@@ -96,6 +97,9 @@ func (u *Update) fields() bson.D {
 	}
 	if len(u.Dirty) > 0 {
 		put("dirty", op("$setUnion", ifNull("$dirty", bson.A{}), lit(u.Dirty)))
+	}
+	if u.ClearPassed {
+		put("passed", "$$REMOVE")
 	}
 	switch {
 	case u.ClearGap:

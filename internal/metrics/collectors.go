@@ -12,7 +12,7 @@ import (
 const namespace = "outrelay"
 
 // builder makes metrics under our prefix and registers them.
-type builder struct{ r *prometheus.Registry }
+type builder struct{ r prometheus.Registerer }
 
 func (b builder) counter(name, help string) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})

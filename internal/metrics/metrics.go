@@ -115,16 +115,41 @@ var (
 // New makes a Set; version labels outrelay_build_info.
 func New(version string) *Set {
 	r := prometheus.NewRegistry()
-	b := builder{r}
+	s := build(r, r, r)
+	describe(r, version)
+	return s
+}
+
+// describe adds what tells of the program itself.
+func describe(r *prometheus.Registry, version string) {
+	info := builder{r}.gaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
+	info.WithLabelValues(version, runtime.Version()).Set(1)
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+}
+
+// Slots makes a Set for the process and one for each slot of a watcher that is split (N28). All are served together, by the
+// registry of the first: what is the process's own is there without a label, and everything else by slot, with the
+// label `slot`, so that no series is there twice.
+func Slots(version string, names []string) (process *Set, slots []*Set) {
+	all := prometheus.NewRegistry()
+	process = build(all, all, prometheus.NewRegistry())
+	describe(all, version)
+	for _, name := range names {
+		slots = append(slots, build(all, prometheus.NewRegistry(), prometheus.WrapRegistererWith(prometheus.Labels{"slot": name}, all)))
+	}
+	return process, slots
+}
+
+// build makes every metric: the process's own in one place, and those of a slot in another.
+func build(r *prometheus.Registry, process, slot prometheus.Registerer) *Set {
 	s := &Set{Registry: r}
+	builder{process}.process(s)
+	builder{process}.figures(s)
+	b := builder{slot}
 	b.flow(s)
 	b.ownership(s)
 	b.fates(s)
-	b.figures(s)
 	s.topics.byName = make(map[string]*[nResults]prometheus.Counter)
-	info := b.gaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
-	info.WithLabelValues(version, runtime.Version()).Set(1)
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return s
 }
 
@@ -139,7 +164,6 @@ func OrNew(s *Set) *Set {
 func (b builder) flow(s *Set) {
 	s.Lag = b.live("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none.")
 	s.TokenAge = b.live("token_age_seconds", "Time since the change stream's resume token last moved.")
-	s.OplogWindow = b.live("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
 	s.Published = b.counterVec("published_total", "Records by topic and by what became of them.", "topic", "result")
 	s.PublishLatency = b.histogram("publish_latency_seconds", "Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets)
 	s.Read = b.counter("read_total", "Envelopes read from the change stream.")
@@ -179,6 +203,10 @@ func (b builder) fates(s *Set) {
 	s.DeadLetters = b.counterVec("dead_letters_total", "Envelopes moved to the dead letters, by error class.", "class")
 	s.DueError = b.histogram("scheduled_due_error_seconds", "Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets)
 	s.Purged = b.counter("purged_total", "Delivered envelopes removed after their retention.")
+}
+
+func (b builder) process(s *Set) {
+	s.OplogWindow = b.live("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
 	s.ConfigReloads = b.counter("config_reloads_total", "Reloads of the log level or of certificates.")
 	s.KafkaReachable = b.gauge("kafka_reachable", "1 while the Kafka cluster answers.")
 	s.MongoReachable = b.gauge("mongodb_reachable", "1 while the MongoDB replica set answers.")

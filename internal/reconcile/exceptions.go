@@ -400,7 +400,7 @@ func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawVa
 	x.mu.Lock()
 	skip := x.parkedTopics()
 	x.mu.Unlock()
-	found, err := store.DueRetries(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now(), skip, dueAtOnce)
+	found, err := store.DueRetries(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now(), skip, dueAtOnce, c.Part)
 	if err != nil {
 		return nil, false, err
 	}

@@ -47,7 +47,7 @@ type item struct {
 func (x *Exceptions) pass(ctx context.Context, c store.Outbox, p reading) error {
 	ns := c.NS()
 	p.db, p.co, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
-	scan := store.ExceptionScan{Coll: x.Client.Database(c.DB).Collection(c.Coll), Keys: p.keys, Only: p.only}
+	scan := store.ExceptionScan{Coll: x.Client.Database(c.DB).Collection(c.Coll), Keys: p.keys, Only: p.only, Part: c.Part}
 	x.mu.Lock()
 	x.cur = turn{}
 	x.mu.Unlock()

@@ -26,7 +26,7 @@ func (x *Exceptions) Load(ctx context.Context, after string, gate func(ns, topic
 	var n Loaded
 	for _, c := range x.Collections() {
 		ns := c.NS()
-		err := store.EachException(ctx, x.Client.Database(c.DB).Collection(c.Coll), func(raw bson.Raw) error {
+		err := store.EachException(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, func(raw bson.Raw) error {
 			n.Exceptions++
 			switch origin, _ := raw.Lookup("origin").StringValueOK(); origin {
 			case store.OriginScheduled, store.OriginRequeue, store.OriginReplay:
@@ -60,7 +60,7 @@ func (x *Exceptions) Counts(ctx context.Context) ([]store.ExceptionCount, error)
 	x.init()
 	var all []store.ExceptionCount
 	for _, c := range x.Collections() {
-		list, err := store.CountExceptions(ctx, x.Client.Database(c.DB).Collection(c.Coll))
+		list, err := store.CountExceptions(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part)
 		if err != nil {
 			return nil, err
 		}

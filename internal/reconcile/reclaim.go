@@ -87,7 +87,7 @@ func (x *Exceptions) reclaimAll(ctx context.Context, colls []store.Outbox, all b
 			return err
 		}
 		if all {
-			err = store.EachTaken(ctx, coll, x.Now().Add(lookahead), one)
+			err = store.EachTaken(ctx, coll, c.Part, x.Now().Add(lookahead), one)
 		} else {
 			for ids := range slices.Chunk(x.late.left[c], recoverAtOnce) {
 				if err = store.EachOf(ctx, coll, ids, one); err != nil {

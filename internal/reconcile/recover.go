@@ -45,7 +45,7 @@ func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos st
 	}
 	for _, c := range x.Collections() {
 		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		err := store.EachBehind(ctx, x.Client.Database(c.DB).Collection(c.Coll), after, func(raw bson.Raw) error {
+		err := store.EachBehind(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, after, func(raw bson.Raw) error {
 			e.Raw = raw
 			pos, _ := raw.Lookup("pos").StringValueOK()
 			origin, _ := raw.Lookup("origin").StringValueOK()
@@ -84,7 +84,7 @@ func (x *Exceptions) Find(ctx context.Context, found func(e *Envelope, topics []
 	for _, c := range x.Collections() {
 		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
 		hash := routing.NamespaceHash(c.NS())
-		err := store.EachTaken(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now().Add(lookahead), func(raw bson.Raw) error {
+		err := store.EachTaken(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, x.Now().Add(lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
 			topics := texts(raw.Lookup("pending"))
 			if len(topics) == 0 {

@@ -13,6 +13,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -43,6 +44,7 @@ type ScheduledConfig struct {
 	Epoch int64
 	// Collections are those that may hold scheduled envelopes. It is asked at each look.
 	Collections func() []store.Outbox
+	Part        slot.Part // the owner's slot; the zero value is all (N28)
 	Outlet      Outlet
 	// Finisher is that of the same term, of this Scheduled alone. It runs beside.
 	Finisher *Finisher

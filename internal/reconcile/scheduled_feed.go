@@ -88,7 +88,7 @@ func (s *Scheduled) look(over context.Context, c *calendar) {
 func (s *Scheduled) pass(ctx context.Context, c *calendar) (done bool, err error) {
 	if c.cur == nil {
 		c.began, c.took, c.found = time.Now(), 0, 0
-		if c.cur, err = store.ScheduledUntil(ctx, c.coll, s.claim, s.Now().Add(lookahead), feedReply); err != nil {
+		if c.cur, err = store.ScheduledUntil(ctx, c.coll, s.claim, s.Now().Add(lookahead), feedReply, s.Part); err != nil {
 			return false, err
 		}
 	}
@@ -114,7 +114,7 @@ func (s *Scheduled) again(ctx context.Context, c *calendar) time.Time {
 	c.rested = false
 	if c.found == 0 && time.Since(c.checked) >= recheck {
 		saw := c.saw.Load()
-		list, err := store.ScheduledAfter(ctx, c.coll, s.Now(), 1)
+		list, err := store.ScheduledAfter(ctx, c.coll, s.Now(), 1, s.Part)
 		if err == nil {
 			c.checked = time.Now()
 			c.rested = len(list) == 0

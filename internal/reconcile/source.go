@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -47,14 +48,14 @@ func unstamped() bson.D {
 
 // AnyUnstamped reports whether coll holds an envelope that only its presence tells of, among all that was committed up to
 // now.
-func AnyUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection) (bool, error) {
+func AnyUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Part) (bool, error) {
 	sess, err := causal(coll, now)
 	if err != nil {
 		return false, err
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
-	err = store.Majority(coll).FindOne(ctx, unstamped(), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+	err = store.Majority(coll).FindOne(ctx, p.And(unstamped()), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return false, nil
 	}
@@ -68,6 +69,7 @@ func AnyUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 type source struct {
 	coll      *mongo.Collection
 	db, name  []byte
+	part      slot.Part
 	to        bson.Timestamp
 	unstamped bool
 	target    int // bytes that a reply should weigh
@@ -116,7 +118,7 @@ func (s *source) open(ctx context.Context) error {
 		filter = stamped(after, s.to)
 		opts.SetSort(bson.D{{Key: "ts", Value: 1}}).SetAllowDiskUse(true)
 	}
-	cur, err := store.Majority(s.coll).Find(mongo.NewSessionContext(ctx, sess), filter, opts) // N21
+	cur, err := store.Majority(s.coll).Find(mongo.NewSessionContext(ctx, sess), s.part.And(filter), opts) // N21
 	if err != nil {
 		sess.EndSession(context.WithoutCancel(ctx))
 		return fmt.Errorf("sweeping %s: %w", store.Namespace(s.coll), err)

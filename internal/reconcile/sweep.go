@@ -172,7 +172,7 @@ func (r *pass) passed(ctx context.Context, ts bson.Timestamp) error {
 
 func (r *pass) source(c store.Outbox) *source {
 	return &source{
-		coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), to: r.To,
+		coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), part: c.Part, to: r.To,
 		at: map[string]struct{}{}, target: max(int(r.Memory)/max(len(r.Collections), 1), leastReply),
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -96,14 +97,14 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	c := b.outbox("o")
-	if found, err := AnyUnstamped(t.Context(), b.now(), c); err != nil || found {
+	if found, err := AnyUnstamped(t.Context(), b.now(), c, slot.Part{}); err != nil || found {
 		t.Fatalf("an empty outbox has unstamped envelopes: %v %v", found, err)
 	}
 	for i := range 50 {
 		b.insert(t.Context(), c, fmt.Sprint(i), bson.E{Key: "sentAt", Value: time.Now()})
 	}
 	b.insert(t.Context(), c, "stamped")
-	if found, err := AnyUnstamped(t.Context(), b.now(), c); err != nil || found {
+	if found, err := AnyUnstamped(t.Context(), b.now(), c, slot.Part{}); err != nil || found {
 		t.Fatalf("a stamped envelope counts as unstamped: %v %v", found, err)
 	}
 	want := []string{"z-missing", "a-missing", "null", "int", "text", "date", "zero", "regex"}
@@ -139,7 +140,7 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	if all := slices.Sorted(slices.Values(append(want, "stamped"))); !slices.Equal(order, all) {
 		t.Fatalf("swept %q, want %q", order, all)
 	}
-	if found, err := AnyUnstamped(t.Context(), b.now(), c); err != nil || !found {
+	if found, err := AnyUnstamped(t.Context(), b.now(), c, slot.Part{}); err != nil || !found {
 		t.Fatalf("unstamped envelopes are not seen: %v %v", found, err)
 	}
 	p = &publisher{}

@@ -11,6 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 	"golang.org/x/sync/errgroup"
+
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // Outbox is a collection that a watcher reads.
@@ -19,6 +21,8 @@ type Outbox struct {
 	// UUID is the identity of this very collection: one that is dropped and made again has another. It is zero where the
 	// user may only see names, for want of listCollections.
 	UUID [16]byte
+	// Part is which of its envelopes the watcher's slot reads; the zero value is all of them (N28).
+	Part slot.Part
 }
 
 // NS is the full name.

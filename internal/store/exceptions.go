@@ -13,6 +13,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // Bounds of one fenced transaction (N3), and of what an exception remembers.
@@ -223,12 +224,12 @@ func later(d time.Duration) bson.D {
 // those of events, whose bytes begin with their time.
 func PosAt(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
 
-// StillDirty reports whether coll holds an exception or a scheduled envelope. In a transaction it sees what that sees, so
+// StillDirty reports whether coll holds an exception or a scheduled envelope of that slot. In a transaction it sees what that sees, so
 // the owner can take a collection off `dirty` in one fenced transaction.
-func StillDirty(ctx context.Context, coll *mongo.Collection) (bool, error) {
+func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Part) (bool, error) {
 	for _, field := range []string{"state", "dueAt"} {
 		opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-		err := coll.FindOne(ctx, bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}, opts).Err()
+		err := coll.FindOne(ctx, p.And(bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}), opts).Err()
 		if err == nil {
 			return true, nil
 		}

@@ -10,6 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // MaxFailed is how many failed envelopes a list has at most.
@@ -26,10 +28,10 @@ type ExceptionCount struct {
 }
 
 // CountExceptions counts what waits in coll. It reads every exception of it, and an index entry for each scheduled one.
-func CountExceptions(ctx context.Context, coll *mongo.Collection) ([]ExceptionCount, error) {
+func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Part) ([]ExceptionCount, error) {
 	ns := Namespace(coll)
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}}}},
+		{{Key: "$match", Value: p.And(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}})}},
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "state", Value: "$state"}, {Key: "topic", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$pending", ""}}}}}},
@@ -57,12 +59,12 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection) ([]ExceptionCo
 		pos, _ := r.Pos.StringValueOK()
 		out = append(out, ExceptionCount{NS: ns, State: r.ID.State, Topic: r.ID.Topic, N: r.N, Oldest: timeOf(pos)})
 	}
-	return countScheduled(ctx, coll, out)
+	return countScheduled(ctx, coll, p, out)
 }
 
-func countScheduled(ctx context.Context, coll *mongo.Collection, out []ExceptionCount) ([]ExceptionCount, error) {
+func countScheduled(ctx context.Context, coll *mongo.Collection, p slot.Part, out []ExceptionCount) ([]ExceptionCount, error) {
 	ns := Namespace(coll)
-	scheduled := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}, {Key: "state", Value: nil}}
+	scheduled := p.And(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}, {Key: "state", Value: nil}})
 	n, err := coll.CountDocuments(ctx, scheduled)
 	if err != nil {
 		return nil, privilege(err, "counting scheduled envelopes of "+ns, "find", ns, "")

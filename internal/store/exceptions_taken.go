@@ -8,13 +8,15 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // EachTaken hands what an earlier owner may have sent outside of the stream's order to take, in no order: the exceptions of
 // coll, and its scheduled envelopes that are due by until and bear a claim. The envelopes come without their headers, and
 // with a payload of null: what matters is where they go and by what they are known. The bytes are valid during the call
 // only. It sees everything that was committed before the call. It holds one reply in memory.
-func EachTaken(ctx context.Context, coll *mongo.Collection, until time.Time, take func(bson.Raw) error) error {
+func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Part, until time.Time, take func(bson.Raw) error) error {
 	sess, err := caughtUp(ctx, coll)
 	if err != nil {
 		return err
@@ -25,7 +27,7 @@ func EachTaken(ctx context.Context, coll *mongo.Collection, until time.Time, tak
 		{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}, {Key: "state", Value: nil}, {Key: "claim.token", Value: bson.D{{Key: "$exists", Value: true}}}},
 		{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}},
 	} {
-		if err := each(ctx, coll, filter, take); err != nil {
+		if err := each(ctx, coll, p.And(filter), take); err != nil {
 			return fmt.Errorf("reading what an earlier owner may have sent of %s: %w", Namespace(coll), err)
 		}
 	}

@@ -6,6 +6,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // Wider is an exception that waits for more topics than it lists.
@@ -17,14 +19,14 @@ type Wider struct {
 }
 
 // EachBehind hands the exceptions of coll that stand behind a position to take, in no order, as [EachTaken] does.
-func EachBehind(ctx context.Context, coll *mongo.Collection, pos string, take func(bson.Raw) error) error {
+func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Part, pos string, take func(bson.Raw) error) error {
 	sess, err := caughtUp(ctx, coll)
 	if err != nil {
 		return err
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	filter := bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}, {Key: "pos", Value: bson.D{{Key: "$gt", Value: pos}}}}
-	if err := each(mongo.NewSessionContext(ctx, sess), coll, filter, take); err != nil {
+	if err := each(mongo.NewSessionContext(ctx, sess), coll, p.And(filter), take); err != nil {
 		return fmt.Errorf("reading exceptions of %s behind a position: %w", Namespace(coll), err)
 	}
 	return nil

@@ -55,6 +55,9 @@ type Node struct {
 	Facts          `bson:",inline"`
 	// StaleSince is when another node noticed that this one gave no sign of life any more; nil: nobody did.
 	StaleSince *time.Time `bson:"staleSince"`
+	// Lapsed says that the node has let a lease expire and has given no sign of life since. Only those of watchers with several
+	// slots are noted.
+	Lapsed bool `bson:"lapsed"`
 }
 
 // Age is the time since the node's last sign of life.
@@ -97,7 +100,7 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 		{Key: "startedAt", Value: s.started()},
 	}
 	if s.Slots > 1 {
-		set = append(set, bson.E{Key: "slots", Value: s.Slots})
+		set = append(set, bson.E{Key: "slots", Value: s.Slots}, bson.E{Key: "lapsed", Value: "$$REMOVE"})
 	}
 	set = append(set, s.Facts.set()...)
 	var before struct {
@@ -190,6 +193,14 @@ func (n *Nodes) AnotherReachesKafka(ctx context.Context, self string, stale time
 		return false, err
 	}
 	return found[0].Alive(stale), nil // sorted: the youngest
+}
+
+// Lapsed notes that a node has let a lease expire. Its next heartbeat takes the note away.
+func (n *Nodes) Lapsed(ctx context.Context, node string) error {
+	if _, err := n.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: node}}, bson.D{{Key: "$set", Value: bson.D{{Key: "lapsed", Value: true}}}}); err != nil {
+		return privilege(err, "noting the silence of node "+node, "update", Namespace(n.coll), "")
+	}
+	return nil
 }
 
 // Leave removes a node that stops, so that nobody waits for it to grow stale.

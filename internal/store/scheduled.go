@@ -8,6 +8,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // MaxClaim is how many scheduled envelopes one fenced transaction claims at most (N3).
@@ -53,9 +55,9 @@ func (c DueClaim) unheld(and ...bson.E) bson.D {
 
 // ScheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can have and
 // has not yet, in the order in which they are due; decode them as [Ahead]. Its replies have up to batch documents.
-func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32) (*mongo.Cursor, error) {
+func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, until time.Time, batch int32, p slot.Part) (*mongo.Cursor, error) {
 	cur, err := Majority(coll).Find(ctx, // N21
-		c.unheld(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}),
+		p.And(c.unheld(bson.E{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}})),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetBatchSize(batch).SetAllowDiskUse(true))
 	if err != nil {
 		return nil, privilege(err, "looking for scheduled envelopes in "+Namespace(coll), "find", Namespace(coll), "")
@@ -65,9 +67,9 @@ func ScheduledUntil(ctx context.Context, coll *mongo.Collection, c DueClaim, unt
 
 // ScheduledAfter are the next scheduled envelopes of coll that are due after that time, in the order in which they are due.
 // None means that the collection holds nothing that is still ahead.
-func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64) ([]Ahead, error) {
+func ScheduledAfter(ctx context.Context, coll *mongo.Collection, after time.Time, limit int64, p slot.Part) ([]Ahead, error) {
 	cur, err := Majority(coll).Find(ctx,
-		bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}},
+		p.And(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$gt", Value: bson.NewDateTimeFromTime(after)}}}, {Key: "state", Value: nil}}),
 		options.Find().SetProjection(ahead).SetSort(bson.D{{Key: "dueAt", Value: 1}}).SetLimit(limit))
 	if err != nil {
 		return nil, privilege(err, "looking ahead in "+Namespace(coll), "find", Namespace(coll), "")

@@ -10,6 +10,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // plainFencer runs its function in a transaction, twice if it is told so, as after a commit of unknown outcome.
@@ -80,7 +82,7 @@ func TestN19_ClaimFilter(t *testing.T) {
 	}
 	ids := dueDocs(t, coll, docs...)
 	claim := DueClaim{Token: "mine", Epoch: 7}
-	cur, err := ScheduledUntil(t.Context(), coll, claim, time.Now(), 2)
+	cur, err := ScheduledUntil(t.Context(), coll, claim, time.Now(), 2, slot.Part{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,7 +152,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 	if n := plan.Lookup("executionStats", "totalDocsExamined").AsInt64(); n != 2 {
 		t.Errorf("%d documents examined to find 2", n)
 	}
-	cur, err := ScheduledUntil(t.Context(), coll, c, time.Now(), 100)
+	cur, err := ScheduledUntil(t.Context(), coll, c, time.Now(), 100, slot.Part{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +160,7 @@ func TestScheduledByTheIndex(t *testing.T) {
 	if err := cur.All(t.Context(), &found); err != nil || len(found) != 2 || found[0].DueAt > found[1].DueAt {
 		t.Errorf("%v %v", found, err)
 	}
-	next, err := ScheduledAfter(t.Context(), coll, time.Now(), 3)
+	next, err := ScheduledAfter(t.Context(), coll, time.Now(), 3, slot.Part{})
 	if err != nil || len(next) != 3 {
 		t.Errorf("%d ahead, %v", len(next), err)
 	}

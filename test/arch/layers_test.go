@@ -31,8 +31,9 @@ var rooms = []room{
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
 	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record"}, why: "runs inside other people's services: no metrics, no Kafka"},
 	{dir: "internal/routing", layer: 1, why: "from an envelope to its records, without I/O"},
+	{dir: "internal/slot", layer: 1, only: []string{"pkg/event"}, why: "the arithmetic of a split watcher, without I/O"},
 	{dir: "internal/watermark", layer: 1, only: []string{"internal/record"}, why: "pure bookkeeping; knows neither server"},
-	{dir: "internal/config", layer: 1, also: []string{"internal/routing", "resume"}, why: "checks rules and policies by their own parsers"},
+	{dir: "internal/config", layer: 1, also: []string{"internal/routing", "internal/slot", "resume"}, why: "checks rules and policies by their own parsers"},
 
 	// Layer 2: statements on MongoDB that belong to the owner.
 	{dir: "internal/lease", layer: 2, why: "the watcher document"},

@@ -135,10 +135,16 @@ func TestScenarioSaga(t *testing.T) {
 	}
 }
 
+// Two nodes share two slots, after one has had one; nodes join, leave and are killed.
+func TestScenarioSlots(t *testing.T) {
+	r := scenario(t, "slots", "--events", "4000")
+	above(t, r, 0, "one_slot_eps", "two_slot_eps", "one_slot_near_eps", "two_slot_near_eps", "handovers", "shared_s")
+}
+
 // fullSize are the scenarios whose faults the tests of test/fault inject as well.
 func fullSize() []string {
 	if *long {
-		return []string{"broker-outage", "drop", "lost-history", "purge"}
+		return []string{"broker-outage", "drop", "lost-history", "purge", "slots"}
 	}
 	return nil
 }
@@ -179,7 +185,7 @@ func TestScenarioNames(t *testing.T) {
 			t.Errorf("dev %q: exit code %d\n%s%s", args, code, out, errOut)
 		}
 		if len(args) == 2 && args[0] == "--scenario" {
-			for _, n := range []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled"} {
+			for _, n := range []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled", "slots"} {
 				if !bytes.Contains([]byte(errOut), []byte(n)) {
 					t.Errorf("dev %q does not name %s: %s", args, n, errOut)
 				}

@@ -1,0 +1,166 @@
+package app
+
+import (
+	"errors"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+func balanced(slots int) *balance {
+	cfg := config.Default()
+	cfg.Node, cfg.Watcher, cfg.Slots = "a", "w", slots
+	r := &Relay{cfg: cfg, log: slog.New(slog.DiscardHandler), state: newState(time.Second, time.Now)}
+	for _, p := range slot.Parts(slots) {
+		r.slots = append(r.slots, &runner{Relay: r, part: p, state: newState(time.Second, time.Now), yield: make(chan string, 1)})
+	}
+	b := newBalance(r)
+	r.balance = b
+	return b
+}
+
+func TestN28_WhoCountsAsLiving(t *testing.T) {
+	t.Parallel()
+	b := balanced(2)
+	node := func(name string, change func(*store.Node)) store.Node {
+		n := store.Node{Node: name, Watchers: []string{"w"}, Slots: 2, KafkaReachable: true}
+		if change != nil {
+			change(&n)
+		}
+		return n
+	}
+	list := func() []store.Node {
+		return []store.Node{
+			node("a", func(n *store.Node) { n.KafkaReachable = false }), node("b", nil),
+			node("stale", func(n *store.Node) { n.AgeMS = staleAfter.Milliseconds() }),
+			node("divided otherwise", func(n *store.Node) { n.Slots = 3 }),
+			node("of another watcher", func(n *store.Node) { n.Watchers = []string{"x"} }),
+			node("without Kafka", func(n *store.Node) { n.KafkaReachable = false }),
+			node("expired", nil),
+		}
+	}
+	if got := b.living(list(), map[string]bool{"expired": true, "a": true}); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("%q live", got)
+	}
+	alone := []store.Node{node("b", func(n *store.Node) { n.KafkaReachable = false })}
+	if got := b.living(alone, nil); !slices.Equal(got, []string{"a", "b"}) {
+		t.Errorf("%q live when nobody reaches Kafka", got)
+	}
+}
+
+// A node attempts no slot beyond its quota, but one that is pinned to it, and one that nobody else takes; and it keeps the latter
+// for a while, longer each time.
+func TestN28_AdmittedUpToTheQuota(t *testing.T) {
+	t.Parallel()
+	b := balanced(4)
+	if wait, _ := b.admit(0, false); wait == 0 {
+		t.Fatal("admitted before anything was read")
+	}
+	table := slot.Table{Nodes: []string{"a", "b"}, Slots: make([]slot.Holding, 4)}
+	b.note(table, time.Now())
+	_, first := b.admit(0, false)
+	_, second := b.admit(1, false)
+	if first == nil || second == nil {
+		t.Fatal("two of four are not admitted")
+	}
+	if wait, _ := b.admit(2, false); wait == 0 {
+		t.Error("a third one is admitted")
+	}
+	second(false) // another was quicker
+	_, third := b.admit(2, false)
+	if third == nil {
+		t.Fatal("not admitted although one attempt failed")
+	}
+	first(true)
+	third(true)
+	if wait, _ := b.admit(3, false); wait == 0 {
+		t.Error("a third one is admitted")
+	}
+	if _, pinned := b.admit(3, true); pinned == nil {
+		t.Error("a pinned one is not admitted")
+	} else {
+		pinned(false)
+	}
+	b.note(table, time.Now().Add(-2*b.patience)) // it was free then
+	b.mu.Lock()
+	b.free[3] = time.Now().Add(-2 * b.patience)
+	b.mu.Unlock()
+	_, rescue := b.admit(3, false)
+	if rescue == nil {
+		t.Fatal("nobody takes the last one")
+	}
+	rescue(true)
+	if b.keep != keepLeast {
+		t.Errorf("kept for %v", b.keep)
+	}
+	for i := range table.Slots {
+		table.Slots[i].Node = "a"
+	}
+	b.note(table, time.Now())
+	now := time.Now()
+	b.handOver(now)
+	if b.offered() != 0 {
+		t.Error("it is handed over at once")
+	}
+	b.handOver(now.Add(2 * keepLeast))
+	if n := b.offered(); n != 1 {
+		t.Errorf("%d are handed over at a time", n)
+	}
+	b.gone(3) // and the table, which was read before, shows it as the node's own
+	b.handOver(now.Add(2 * keepLeast))
+	if n := b.offered(); n != 1 {
+		t.Errorf("%d are handed over although the quota is reached", n)
+	}
+	b.rescue(now.Add(keepLeast))
+	if b.keep != 2*keepLeast {
+		t.Errorf("kept for %v the second time", b.keep)
+	}
+	b.rescue(now.Add(time.Hour))
+	if b.keep != keepLeast {
+		t.Errorf("kept for %v after a quiet hour", b.keep)
+	}
+}
+
+func (b *balance) offered() (n int) {
+	for _, s := range b.r.slots {
+		n += len(s.yield)
+	}
+	return n
+}
+
+// The process is as well as its slots are, and tells which one is not.
+func TestN28_HealthIsThatOfAllSlots(t *testing.T) {
+	t.Parallel()
+	b := balanced(2)
+	b.r.state.setRole(RoleStandby)
+	h := b.r.health()
+	if ok, role, _ := h.Ready(); ok || role != string(RoleStarting) {
+		t.Errorf("ready %v as %s before its slots are", ok, role)
+	}
+	b.r.slots[0].state.setRole(RoleStandby)
+	b.r.slots[1].state.setRole(RoleOwner)
+	if ok, role, _ := h.Ready(); !ok || role != string(RoleOwner) {
+		t.Errorf("ready %v as %s", ok, role)
+	}
+	b.r.slots[0].state.set("stream", "denied", true)
+	if ok, _, why := h.Ready(); ok || len(why) != 1 || why[0] != "0of2: stream: denied (for 0s)" {
+		t.Errorf("ready %v: %q", ok, why)
+	}
+	b.r.slots[0].state.clear("stream")
+	b.r.slots[0].state.setRole(RoleHalted)
+	if ok, role, _ := h.Ready(); ok || role != string(RoleHalted) {
+		t.Errorf("ready %v as %s with a slot that is halted", ok, role)
+	}
+	if err := h.Live(); err != nil {
+		t.Error(err)
+	}
+	b.r.slots[1].state.hung()
+	if err := h.Live(); err == nil || errors.Is(err, errStepDown) {
+		t.Errorf("a slot hangs: %v", err)
+	}
+}

@@ -1,0 +1,430 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
+	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/kafka/fence"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/store"
+)
+
+// Reslice asks for another number of slots of the configured watcher.
+type Reslice struct {
+	Slots  int
+	DryRun bool
+	Wait   time.Duration // for the owners to drain and release
+	Actor  string
+	Say    func(text string) // hears of each step; nil for nobody
+}
+
+// ResliceReport is the answer of `outrelay reslice --json`.
+type ResliceReport struct {
+	Watcher string        `json:"watcher"`
+	From    int           `json:"from"` // slots; 0 for a watcher that has never run
+	To      int           `json:"to"`
+	DryRun  bool          `json:"dry_run"`
+	Done    bool          `json:"done"`
+	Slots   []ResliceSlot `json:"slots"` // as they were
+}
+
+// ResliceSlot is a slot that is replaced.
+type ResliceSlot struct {
+	Slot     string     `json:"slot"`
+	Owner    string     `json:"owner"` // "" if nobody runs it
+	Position *time.Time `json:"position,omitempty"`
+}
+
+// ErrResliced is what a refusal of a division anew is: nothing was changed.
+var ErrResliced = errors.New("the slots stay as they are")
+
+func refused(format string, args ...any) error {
+	return fmt.Errorf("%w: %w", ErrResliced, fmt.Errorf(format, args...))
+}
+
+// reslicing is one division anew (N28). Its order: every slot is paused and its owner drains and releases; every lease is
+// acquired, so that the documents are what they say; every transactional id is fenced, as at a take-over, so that nothing of an
+// old slot can come to a topic behind what was read; one transaction puts the new documents in the place of the old ones.
+// Before that transaction everything is as it was, but paused, and a repetition begins anew; behind it, all is done.
+type reslicing struct {
+	Reslice
+	cfg       config.Config
+	log       *slog.Logger
+	mongo     *clients
+	kafka     *kafka.Client
+	state     *mongo.Database
+	watchers  *mongo.Collection
+	divisions *store.Divisions
+
+	ids    []string
+	paused []string // by an operator, before
+	held   []*lease.Held
+}
+
+// RunReslice divides the watcher anew. Whatever ends it early, the slots are what they were and go on.
+func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want Reslice) (ResliceReport, error) {
+	r := &reslicing{Reslice: want, cfg: cfg, log: log}
+	if r.Say == nil {
+		r.Say = func(string) {}
+	}
+	var err error
+	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, slot.Most, log); err != nil {
+		return ResliceReport{}, err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+		defer cancel()
+		r.mongo.close(ctx)
+	}()
+	if r.kafka, err = NewKafka(cfg, log, metrics.New("")); err != nil {
+		return ResliceReport{}, err
+	}
+	defer r.kafka.Close()
+	r.state = r.mongo.state.Database(cfg.MongoDB.State)
+	r.watchers, r.divisions = store.Majority(r.state.Collection("watchers")), store.NewDivisions(r.state)
+	rep, err := r.plan(ctx)
+	if err != nil || want.DryRun || rep.Done {
+		return rep, err
+	}
+	if len(r.ids) == 0 {
+		rep.Done, err = true, r.divisions.Divide(ctx, cfg.Watcher, want.Slots, false)
+		return rep, err
+	}
+	if err := r.divide(ctx, rep.From); err != nil {
+		return rep, err
+	}
+	rep.Done = true
+	err = store.NewEvents(r.state.Collection("events"), cfg.Watcher, "").Append(ctx, "resliced", bson.D{
+		{Key: "from", Value: rep.From}, {Key: "to", Value: rep.To}, {Key: "actor", Value: want.Actor},
+	})
+	if err != nil {
+		err = fmt.Errorf("done, but not written to the events log: %w", err)
+	}
+	return rep, err
+}
+
+// plan looks at what is there.
+func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
+	rep := ResliceReport{Watcher: r.cfg.Watcher, To: r.Slots, DryRun: r.DryRun, Slots: []ResliceSlot{}}
+	if r.Slots < 1 || r.Slots > slot.Most {
+		return rep, refused("%d slots are asked for; from 1 to %d are possible", r.Slots, slot.Most)
+	}
+	v, err := r.divisions.Read(ctx, r.cfg.Watcher)
+	if err != nil && !errors.Is(err, store.ErrNotFound) {
+		return rep, err
+	}
+	if r.ids, err = r.divisions.IDs(ctx, r.cfg.Watcher); err != nil {
+		return rep, err
+	}
+	rep.From = v.Of
+	if v.Of == 0 && len(r.ids) > 0 {
+		_, p, _ := slot.ParseID(r.ids[0])
+		rep.From = p.N
+	}
+	if rep.From == r.Slots {
+		rep.Done = true
+		return rep, nil
+	}
+	if len(r.ids) == 0 {
+		return rep, nil
+	}
+	var want []string
+	for _, p := range slot.Parts(rep.From) {
+		want = append(want, p.ID(r.cfg.Watcher))
+	}
+	if !slices.Equal(r.ids, want) {
+		return rep, refused("watcher %s has %d slots and the documents %s: start outrelay run once, or if one was lost run outrelay recover", r.cfg.Watcher, rep.From, strings.Join(r.ids, ", "))
+	}
+	if v.Paused != nil {
+		r.paused = *v.Paused
+	}
+	for _, id := range r.ids {
+		d, now, err := lease.Read(ctx, r.watchers, id)
+		if err != nil {
+			return rep, err
+		}
+		if err := r.fit(&d); err != nil {
+			return rep, err
+		}
+		one := ResliceSlot{Slot: id[len(r.cfg.Watcher)+1:]}
+		if d.Owner != "" && d.ExpiresAt.After(now) {
+			one.Owner = d.Node
+		}
+		if at, ok := d.Position().Time(); ok {
+			t := time.Unix(int64(at.T), 0).UTC()
+			one.Position = &t
+		}
+		if d.Control.Paused && v.Paused == nil {
+			r.paused = append(r.paused, id)
+		}
+		rep.Slots = append(rep.Slots, one)
+	}
+	return rep, nil
+}
+
+// fit reports what keeps a slot from being replaced.
+func (r *reslicing) fit(d *lease.Document) error {
+	switch {
+	case d.Position().IsZero():
+		return refused("slot %s has no position yet; let it run first", d.ID)
+	case d.Gap != nil:
+		return refused("slot %s sweeps a stretch of its stream that was lost; let it finish first", d.ID)
+	}
+	return nil
+}
+
+func (r *reslicing) divide(ctx context.Context, from int) (err error) {
+	if r.paused == nil {
+		r.paused = []string{}
+	}
+	if err := r.divisions.Mark(ctx, r.cfg.Watcher, from, r.paused); err != nil {
+		return err
+	}
+	renew, stop := context.WithCancel(ctx)
+	var renewing sync.WaitGroup
+	done := false
+	defer func() {
+		stop()
+		renewing.Wait()
+		if !done {
+			r.undo(ctx)
+		}
+	}()
+	old, err := r.take(ctx, func(h *lease.Held) {
+		renewing.Go(func() { _ = h.Run(renew) }) // what it ends with, the transaction meets too
+	})
+	if err != nil {
+		return err
+	}
+	r.Say("fencing what the slots have sent with")
+	senders, err := r.fence(ctx, old)
+	if err != nil {
+		return err
+	}
+	crash.At("reslice-fenced")
+	fresh, err := r.fresh(ctx, old, senders)
+	if err != nil {
+		return err
+	}
+	// The leases last for a while without being renewed; a renewal would only meet the transaction.
+	stop()
+	renewing.Wait()
+	r.Say("writing " + count(r.Slots, "new document"))
+	if err := r.replace(ctx, old, fresh); err != nil {
+		return err
+	}
+	done = true
+	crash.At("reslice-done")
+	return nil
+}
+
+// take pauses every slot, waits until its owner has released it, and acquires it. It returns the documents.
+func (r *reslicing) take(ctx context.Context, keep func(*lease.Held)) ([]lease.Document, error) {
+	r.Say("pausing " + count(len(r.ids), "slot"))
+	for _, id := range r.ids {
+		if err := r.pause(ctx, id); err != nil {
+			return nil, err
+		}
+	}
+	crash.At("reslice-paused")
+	if err := r.drained(ctx); err != nil {
+		return nil, err
+	}
+	old := make([]lease.Document, len(r.ids))
+	for i, id := range r.ids {
+		h, err := r.acquire(ctx, id)
+		if err != nil {
+			return nil, err
+		}
+		r.held = append(r.held, h)
+		keep(h)
+		old[i] = h.Document()
+		if err := r.fit(&old[i]); err != nil {
+			return nil, err
+		}
+	}
+	return old, nil
+}
+
+// fresh makes the new documents. Each has a transactional id of its own, which its first owner takes from us: that one has to
+// read a marker above the last sender of its list, and can write none for the ids of others (N4).
+func (r *reslicing) fresh(ctx context.Context, old []lease.Document, senders []record.Sender) ([]lease.Document, error) {
+	parts := slot.Parts(r.Slots)
+	ids := make([]string, len(parts))
+	for i, p := range parts {
+		ids[i] = p.ID(r.cfg.Watcher)
+	}
+	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return position(d.Position()) })
+	for i := range docs {
+		s, err := r.kafka.Introduce(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
+		if err != nil {
+			return nil, err
+		}
+		docs[i].Introduced(s)
+	}
+	return docs, nil
+}
+
+func count(n int, noun string) string {
+	if n != 1 {
+		noun += "s"
+	}
+	return fmt.Sprintf("%d %s", n, noun)
+}
+
+// pauseTimeout bounds an attempt to pause a slot.
+const pauseTimeout = 2 * time.Second
+
+// pause waits out an owner that was killed within a transaction of its own: it holds the document until it is ended.
+func (r *reslicing) pause(ctx context.Context, id string) error {
+	ctx, cancel := context.WithTimeout(ctx, r.Wait)
+	defer cancel()
+	for {
+		call, stop := context.WithTimeout(ctx, pauseTimeout)
+		err := lease.Pause(call, r.watchers, id)
+		stop()
+		if err == nil || !mongo.IsTimeout(err) && !errors.Is(err, context.DeadlineExceeded) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return refused("slot %s cannot be paused: %w", id, err)
+		}
+		if err := lease.EndTransactions(ctx, r.watchers, id); err != nil {
+			r.log.Debug("cannot end the last owner's session", "slot", id, "reason", err)
+		}
+	}
+}
+
+// drained waits until nobody owns a slot any more.
+func (r *reslicing) drained(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, r.Wait)
+	defer cancel()
+	for {
+		var owners []string
+		for _, id := range r.ids {
+			d, now, err := lease.Read(ctx, r.watchers, id)
+			if err != nil {
+				owners = append(owners, "unknown: "+err.Error())
+			} else if d.Owner != "" && d.ExpiresAt.After(now) {
+				owners = append(owners, d.Node+" has "+id)
+			}
+		}
+		if len(owners) == 0 {
+			return nil
+		}
+		if retry.Sleep(ctx, 100*time.Millisecond) != nil {
+			return refused("owners did not drain and release within %s (%s): wait until their targets can be written, or stop them, and try again", r.Wait, strings.Join(owners, ", "))
+		}
+	}
+}
+
+func (r *reslicing) acquire(ctx context.Context, id string) (*lease.Held, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.Wait)
+	defer cancel()
+	l, err := lease.New(lease.Config{
+		Collection: r.watchers, ID: id, Node: "reslice-" + r.cfg.Node, Address: r.cfg.Address, TTL: max(r.cfg.Lease.TTL, 3*time.Second),
+		Log: r.log, Paused: true,
+	})
+	if err != nil {
+		return nil, err
+	}
+	h, err := l.Acquire(ctx)
+	if err != nil {
+		return nil, refused("slot %s could not be acquired: %w", id, err)
+	}
+	return h, nil
+}
+
+// fence retires every transactional id, each under its lease, and collects what the new slots have to count in their
+// read-backs.
+func (r *reslicing) fence(ctx context.Context, old []lease.Document) ([]record.Sender, error) {
+	ctx, cancel := context.WithTimeout(ctx, r.Wait)
+	defer cancel()
+	var all []record.Sender
+	for i := range old {
+		d := &old[i]
+		_, p, _ := slot.ParseID(d.ID)
+		senders, err := kafka.FenceOff(ctx, r.kafka, kafka.TakeOver{
+			TransactionalID: transactionalID(d, r.cfg.Watcher, p), Generation: d.Generation, Offsets: d.OffsetMap(), Senders: d.Senders(),
+			Gate:   r.held[i].Valid,
+			Bounds: fence.Bounds{Bytes: int64(r.cfg.Kafka.ReadBack.Bytes), Time: r.cfg.Kafka.ReadBack.Time},
+			Alive:  d.RenewedAt,
+		})
+		if err != nil {
+			return nil, refused("slot %s: %w", d.ID, err)
+		}
+		all = append(all, senders...)
+	}
+	return all, nil
+}
+
+// transactionalID is that of a slot, without its generation. N5
+func transactionalID(d *lease.Document, watcher string, p slot.Part) string {
+	return fmt.Sprintf("outrelay.%s.%s.%s", d.Instance, watcher, p)
+}
+
+// replace is the transaction. One whose outcome is not known is looked up.
+func (r *reslicing) replace(ctx context.Context, old, fresh []lease.Document) error {
+	s, err := r.mongo.state.StartSession()
+	if err != nil {
+		return fmt.Errorf("starting session: %w", err)
+	}
+	defer s.EndSession(context.WithoutCancel(ctx))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.Wait) // not to be left in the middle
+	defer cancel()
+	_, err = s.WithTransaction(ctx, func(tx context.Context) (any, error) {
+		db := s.Client().Database(r.cfg.MongoDB.State)
+		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, len(r.paused) == len(old)); err != nil {
+			return nil, err
+		}
+		return nil, store.NewDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)
+	}, options.Transaction().SetReadConcern(readconcern.Majority()).SetWriteConcern(writeconcern.Majority()))
+	if err == nil {
+		return nil
+	}
+	if v, e := r.divisions.Read(ctx, r.cfg.Watcher); e == nil && v.Of == r.Slots {
+		return nil
+	}
+	return fmt.Errorf("putting the new watcher documents in the place of the old ones: %w", err)
+}
+
+// undo lets the slots go on as they were.
+func (r *reslicing) undo(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	for _, h := range r.held {
+		if err := h.Release(ctx, lease.Checkpoint{}); err != nil {
+			r.log.Warn("a lease expires by itself", "reason", err)
+		}
+	}
+	for _, id := range r.ids {
+		if slices.Contains(r.paused, id) {
+			continue
+		}
+		if err := lease.Resume(ctx, r.watchers, id); err != nil {
+			r.log.Error("a slot stays paused; run `outrelay resume`", "slot", id, "reason", err)
+		}
+	}
+	if err := r.divisions.Unmark(ctx, r.cfg.Watcher); err != nil {
+		r.log.Warn("the division anew stays noted as under way", "reason", err)
+	}
+}

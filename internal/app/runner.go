@@ -1,0 +1,236 @@
+package app
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/kafka"
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/slot"
+	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/internal/tracing"
+)
+
+// runner runs one slot of the watcher: one term of ownership after the other. What it has by the names of the process's
+// own is the slot's: its share of the limits, its scope, its state and metrics.
+type runner struct {
+	*Relay
+	part    slot.Part
+	cfg     config.Config
+	log     *slog.Logger
+	metrics *metrics.Set
+	state   *state
+	kafka   *kafka.Client
+	scope   *changestream.Scope
+	lease   *lease.Lease
+	events  *store.Events
+	tap     *tracing.Tap
+
+	fenced  []time.Time // when Kafka fenced this owner although it held the lease (N5)
+	stepped time.Time   // when it last stepped down for lack of progress (N6)
+	running running
+	waiting atomic.Int64 // exceptions at the last audit
+	yield   chan string  // 1 slot: why the slot is to be handed over
+}
+
+// leastTickets is what a slot has at least of limits.tickets.
+const leastTickets = 1000
+
+func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
+	one := &runner{
+		Relay: r, part: p, cfg: r.cfg, log: r.log, metrics: m, state: r.state, kafka: r.kafka, scope: r.scope, yield: make(chan string, 1),
+	}
+	db := r.mongo.state.Database(r.cfg.MongoDB.State)
+	one.events = store.NewEvents(db.Collection("events"), r.cfg.Watcher, r.cfg.Node)
+	c := lease.Config{
+		Collection: db.Collection("watchers"), ID: p.ID(r.cfg.Watcher),
+		Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version,
+		TTL: r.cfg.Lease.TTL, Renew: r.cfg.Lease.Renew, CheckpointEvery: min(r.cfg.Checkpoint, r.cfg.Lease.Renew),
+		NodeAlive: r.alive, Log: r.log, Metrics: m,
+		Absent: func(ctx context.Context) error { return one.redivided(ctx) },
+	}
+	if !p.Whole() {
+		one.cfg.Limits.Memory = r.cfg.Limits.Memory / config.Size(p.N)
+		one.cfg.Limits.Tickets = max(r.cfg.Limits.Tickets/p.N, leastTickets)
+		one.log = r.log.With("slot", p.String())
+		one.state = newState(r.cfg.HTTP.Readiness, time.Now)
+		one.scope = r.scope.Of(p)
+		one.kafka = r.kafka.For(one.log, m, int64(one.cfg.Limits.Memory))
+		c.Admit = func(pinned bool) (time.Duration, func(bool)) { return r.balance.admit(p.I, pinned) }
+	}
+	var err error
+	if one.lease, err = lease.New(c); err != nil {
+		return nil, err
+	}
+	one.tap = newTap(r.exporter, m, &r.clock)
+	one.gauges()
+	return one, nil
+}
+
+// name is the watcher's, and the slot's where there are several, for people.
+func (r *runner) name() string {
+	if r.part.Whole() {
+		return r.cfg.Watcher
+	}
+	return r.part.ID(r.cfg.Watcher)
+}
+
+// divideRetry is how long to wait before it is asked again whether the watcher has as many slots as are configured.
+const divideRetry = 5 * time.Second
+
+// agree waits until the watcher is divided as this process is told to. Its error is the end of ctx.
+func (r *runner) agree(ctx context.Context) error {
+	for {
+		err := r.divided(ctx)
+		if err == nil || r.part.Whole() && !errors.Is(err, store.ErrDivided) {
+			r.state.clear("slots") // where the answer cannot be had, one slot goes on as ever
+			return nil
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		r.report("slots", err, errors.Is(err, store.ErrDivided))
+		if err := retry.Sleep(ctx, divideRetry); err != nil {
+			return err
+		}
+	}
+}
+
+func (r *runner) divided(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
+	defer cancel()
+	return r.divisions.Agree(ctx, r.cfg.Watcher, r.part)
+}
+
+// redivided is the error of a watcher that has another number of slots by now; what cannot be had is not asked for again.
+func (r *runner) redivided(ctx context.Context) error {
+	if err := r.divided(ctx); errors.Is(err, store.ErrDivided) {
+		return err
+	}
+	return nil
+}
+
+// stillDivided asks again when the lease is held: the watcher may have been divided anew between the question and the
+// acquisition, which has then made a document that must not be there.
+func (t *term) stillDivided(ctx context.Context) error { return t.redivided(ctx) }
+
+// discard removes the document that the acquisition has made.
+func (r *runner) discard() {
+	ctx, cancel := context.WithTimeout(context.Background(), schemaTimeout)
+	defer cancel()
+	if err := r.divisions.Discard(ctx, r.part.ID(r.cfg.Watcher)); err != nil {
+		r.log.Warn("a watcher document that was made by mistake stays, and holds up the purge", "document", r.part.ID(r.cfg.Watcher), "reason", err)
+	}
+}
+
+// own holds the lease, again and again, until stop ends.
+func (r *runner) own(stop, work context.Context) error {
+	backoff := retry.Reopen.Start()
+	for stop.Err() == nil {
+		r.state.setRole(RoleStandby)
+		if err := r.agree(stop); err != nil {
+			return nil //nolint:nilerr // the end of stop is no error
+		}
+		held, err := r.lease.Acquire(stop)
+		if err != nil {
+			if stop.Err() != nil {
+				return nil
+			}
+			if errors.Is(err, store.ErrDivided) {
+				continue // and say so
+			}
+			r.report("lease", err, true)
+			if retry.Sleep(stop, configRetry) != nil {
+				return nil
+			}
+			continue
+		}
+		r.state.clear("lease")
+		began := time.Now()
+		err = r.serve(stop, work, held)
+		r.balance.gone(r.part.I)
+		if err == nil || stop.Err() != nil {
+			return nil
+		}
+		if time.Since(began) > time.Minute {
+			backoff.Reset()
+		}
+		if again, halt := r.ended(stop, err); halt != nil {
+			r.haltWithout(stop, halt)
+			return nil
+		} else if again {
+			continue
+		}
+		if backoff.Wait(stop) != nil {
+			return nil
+		}
+	}
+	return nil
+}
+
+// configRetry is how long to wait between attempts at what only a person can mend.
+const configRetry = 30 * time.Second
+
+// ended says why a term ended, and reports whether the lease may be sought again at once, or not at all.
+func (r *runner) ended(stop context.Context, err error) (again bool, halt *HaltError) {
+	switch {
+	case errors.Is(err, lease.ErrLeaseLost):
+		r.tellLost(stop, err)
+		return true, nil
+	case errors.Is(err, errStepDown):
+		r.log.Info("stepped down", "reason", err)
+		return true, nil
+	case errors.Is(err, store.ErrDivided):
+		r.discard()
+		return true, nil // said when it is asked for the next time
+	case errors.Is(err, kafka.ErrBroken):
+		r.log.Warn("Kafka forgot the producer's sequence; taking over anew with a read-back", "reason", err)
+		return false, nil // after a wait: an answer that persists must not burn producer epochs
+	case errors.Is(err, kafka.ErrFenced):
+		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over anew", "reason", err)
+		return true, r.fencedAgain(time.Now(), err)
+	}
+	r.log.Error("the term ended; trying again", "reason", err)
+	return false, nil
+}
+
+const (
+	fencedLimit = 3
+	fencedSpan  = time.Minute
+)
+
+// fencedAgain is N5's limit: somebody else uses the transactional id, and taking it from each other for ever helps nobody.
+func (r *runner) fencedAgain(now time.Time, err error) *HaltError {
+	r.fenced = slices.DeleteFunc(append(r.fenced, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
+	if len(r.fenced) < fencedLimit {
+		return nil
+	}
+	return &HaltError{
+		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: another program uses its transactional id", r.name(), fencedLimit, fencedSpan),
+		Err:  err,
+		Fix:  "find the other program (was the state database copied to another cluster?), then start this process again",
+	}
+}
+
+// haltWithout waits for stop without the lease.
+func (r *runner) haltWithout(stop context.Context, halt *HaltError) {
+	r.state.setRole(RoleHalted)
+	r.report("halted", halt, true)
+	<-stop.Done()
+}
+
+// report tells of a problem once, not at each attempt.
+func (r *runner) report(part string, err error, fatal bool) {
+	if r.state.set(part, err.Error(), fatal) {
+		r.log.Error(part+": "+err.Error(), "part", part)
+	}
+}

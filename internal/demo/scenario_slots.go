@@ -1,0 +1,345 @@
+package demo
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"runtime"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/admin"
+)
+
+var slotsScenario = Scenario{
+	Name:    "slots",
+	Promise: "a watcher is divided into two slots that two nodes share, while nodes join, leave and die: nothing is lost, repeated or out of order, and two drain faster than one",
+	events:  40_000, rate: 400,
+	run: runSlots,
+}
+
+// away is how far the replica set is from the relays, there and back, where one stream is bound by that: it asks for the next
+// reply, of 2,000 events at the most, when it has the last one.
+const away = 60 * time.Millisecond
+
+// SlotsFinding is what scenario slots found.
+type SlotsFinding struct {
+	Outcome
+	// The rates are those of a backlog, in events a second. The first two are with the replica set some way off, so that a slot
+	// waits for replies; the others with all servers and relays beside each other on this machine, whose processors they share.
+	OneSlotEPS  float64 `json:"one_slot_eps"`
+	TwoSlotEPS  float64 `json:"two_slot_eps"` // two slots, in two processes
+	RoundTripMS int64   `json:"round_trip_ms"`
+	OneNearEPS  float64 `json:"one_slot_near_eps"`
+	TwoNearEPS  float64 `json:"two_slot_near_eps"`
+	Processors  int     `json:"processors"`
+	ResliceS    float64 `json:"reslice_s"` // what it took to divide the watcher
+	Handovers   int     `json:"handovers"` // of a slot, while nodes joined, left and died
+	SharedS     float64 `json:"shared_s"`  // the longest time until a node that had joined had its slot
+}
+
+func (f *SlotsFinding) tell() []string {
+	gain := func(one, two float64) float64 {
+		if one <= 0 {
+			return 0
+		}
+		return 100 * (two/one - 1)
+	}
+	return []string{
+		fmt.Sprintf("replica set away  one slot %s events a second, two slots %s (%+.0f %%): %d ms for each reply of a stream is the limit of a slot",
+			thousands(int(f.OneSlotEPS)), thousands(int(f.TwoSlotEPS)), gain(f.OneSlotEPS, f.TwoSlotEPS), f.RoundTripMS),
+		fmt.Sprintf("replica set here  one slot %s events a second, two slots %s (%+.0f %%): servers, relays and consumer share %d processors, and those are the limit",
+			thousands(int(f.OneNearEPS)), thousands(int(f.TwoNearEPS)), gain(f.OneNearEPS, f.TwoNearEPS), f.Processors),
+		fmt.Sprintf("divided           in %.1f s, the drain and the fence included", f.ResliceS),
+		fmt.Sprintf("shared            %d hand-overs; a node that joined had its slot after %.1f s at the most", f.Handovers, f.SharedS),
+	}
+}
+
+func runSlots(ctx context.Context, s *stage) (Finding, error) {
+	f := &SlotsFinding{RoundTripMS: away.Milliseconds(), Processors: runtime.NumCPU()}
+	uri, err := url.Parse(s.stack.MongoURI()) // of one member
+	if err != nil {
+		return f, err
+	}
+	way, err := newFar(uri.Host, away/2)
+	if err != nil {
+		return f, err
+	}
+	defer way.close()
+	far := []string{"--set", "mongodb.uri=mongodb://" + way.address() + "/?directConnection=true"}
+	if f.OneNearEPS, _, err = s.measured(ctx, 1, nil, true); err != nil {
+		return f, err
+	}
+	if f.OneSlotEPS, _, err = s.measured(ctx, 1, far, true); err != nil {
+		return f, err
+	}
+	began := time.Now()
+	if err := s.command(ctx, "reslice", "--slots", "2", "--yes"); err != nil {
+		return f, err
+	}
+	f.ResliceS = round(time.Since(began))
+	s.say("the watcher has two slots, %.1f s later", f.ResliceS)
+	if f.TwoSlotEPS, _, err = s.measured(ctx, 2, far, true); err != nil {
+		return f, err
+	}
+	var nodes []*relay
+	if f.TwoNearEPS, nodes, err = s.measured(ctx, 2, nil, false); err != nil {
+		return f, err
+	}
+	if err := s.comeAndGo(ctx, f, nodes[0], nodes[1]); err != nil {
+		return f, err
+	}
+	if f.TwoSlotEPS <= f.OneSlotEPS && s.o.Events >= s.scenario.events { // a few replies tell nothing
+		s.broke("two slots drain %.0f events/s, one %.0f", f.TwoSlotEPS, f.OneSlotEPS)
+	}
+	return f, nil
+}
+
+// measured starts as many nodes as there are slots, has them drain a backlog, and ends them if they are not needed any more.
+func (s *stage) measured(ctx context.Context, slots int, set []string, end bool) (eps float64, nodes []*relay, err error) {
+	s.relays.set = append([]string{"--set", "slots=" + strconv.Itoa(slots)}, set...)
+	for range slots {
+		x, err := s.relays.spawn()
+		if err != nil {
+			return 0, nil, err
+		}
+		nodes = append(nodes, x)
+	}
+	if err := s.shared(ctx, nodes...); err != nil {
+		return 0, nodes, err
+	}
+	if eps, err = s.backlog(ctx, nodes...); err != nil {
+		return 0, nodes, err
+	}
+	where := ""
+	if set != nil {
+		where = fmt.Sprintf(", with the replica set %v away", away)
+	}
+	s.say("%d of %d slots in as many processes drain %s events/s%s", slots, slots, thousands(int(eps)), where)
+	for _, x := range nodes {
+		if end {
+			s.end(x)
+		}
+	}
+	return eps, nodes, nil
+}
+
+// comeAndGo lets nodes join, leave and die under a load.
+func (s *stage) comeAndGo(ctx context.Context, f *SlotsFinding, a, b *relay) error {
+	before, err := s.epochs(ctx)
+	if err != nil {
+		return err
+	}
+	l, err := s.load(ctx, aggregate, "walk-in", s.o.Rate, 0)
+	if err != nil {
+		return err
+	}
+	for round := range 2 {
+		s.say("%s leaves", b.node)
+		s.end(b)
+		if err := s.shared(ctx, a, a); err != nil {
+			return err
+		}
+		if b, err = s.join(ctx, f, a); err != nil {
+			return err
+		}
+		s.say("%s is killed", a.node)
+		a.expect()
+		if err := a.prog.Kill(); err != nil {
+			return err
+		}
+		if err := s.shared(ctx, b, b); err != nil {
+			return err
+		}
+		if a, err = s.join(ctx, f, b); err != nil {
+			return err
+		}
+		if err := s.pass(ctx, time.Duration(1+round)*time.Second); err != nil {
+			return err
+		}
+	}
+	if err := l.finish(true); err != nil {
+		return err
+	}
+	after, err := s.epochs(ctx)
+	f.Handovers = after - before
+	if err != nil {
+		return err
+	}
+	return s.arrive(ctx)
+}
+
+// join starts a node beside another and waits until each has a slot.
+func (s *stage) join(ctx context.Context, f *SlotsFinding, other *relay) (*relay, error) {
+	began := time.Now()
+	x, err := s.relays.spawn()
+	if err != nil {
+		return nil, err
+	}
+	if err := s.shared(ctx, other, x); err != nil {
+		return nil, err
+	}
+	took := round(time.Since(began))
+	f.SharedS = max(f.SharedS, took)
+	s.say("%s has joined and has a slot, after %.1f s", x.node, took)
+	return x, nil
+}
+
+// status is what the watcher documents say.
+func (s *stage) status(ctx context.Context) []admin.Watcher {
+	st, err := admin.ReadStatus(ctx, s.client.Database("outrelay"))
+	if err != nil {
+		return nil // it is asked again
+	}
+	return st.Watchers
+}
+
+func (s *stage) epochs(ctx context.Context) (n int, err error) {
+	st, err := admin.ReadStatus(ctx, s.client.Database("outrelay"))
+	for _, w := range st.Watchers {
+		n += int(w.Epoch)
+	}
+	return n, err
+}
+
+// shared waits until each of those runs a slot, one that is named twice two, and nobody else any.
+func (s *stage) shared(ctx context.Context, nodes ...*relay) error {
+	var want []string
+	for _, x := range nodes {
+		want = append(want, x.node)
+	}
+	slices.Sort(want)
+	return s.await(ctx, "each of "+strings.Join(want, " and ")+" has a slot", patience, func() bool {
+		var got []string
+		for _, w := range s.status(ctx) {
+			if w.Owner != "" && w.State == "live" {
+				got = append(got, w.Node)
+			}
+		}
+		slices.Sort(got)
+		return slices.Equal(got, want)
+	})
+}
+
+// backlog appends events while the watcher is paused, and measures how fast those relays drain it: from the first tenth to the
+// last, by what Kafka has acknowledged.
+func (s *stage) backlog(ctx context.Context, relays ...*relay) (eps float64, err error) {
+	for range 2 { // the better one of two: other work on this machine only ever makes it slower
+		once, err := s.drain(ctx, relays)
+		if err != nil {
+			return 0, err
+		}
+		eps = max(eps, once)
+	}
+	return eps, nil
+}
+
+func (s *stage) drain(ctx context.Context, relays []*relay) (eps float64, err error) {
+	op := admin.Operator{State: s.client.Database("outrelay"), Watcher: watcher, Actor: "dev"}
+	if err := op.Pause(ctx); err != nil {
+		return 0, err
+	}
+	owned := func() bool {
+		return slices.ContainsFunc(s.status(ctx), func(w admin.Watcher) bool { return w.Owner != "" })
+	}
+	if err := s.await(ctx, "the watcher is paused", patience, func() bool { return !owned() }); err != nil {
+		return 0, err
+	}
+	n := s.o.Events
+	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, n, inBulk)
+	if err != nil {
+		return 0, err
+	}
+	before, _ := s.check.Progress()
+	if err := s.await(ctx, "the backlog is appended", 2*patience, func() bool { done, _ := s.check.Progress(); return done-before >= n }); err != nil {
+		return 0, err
+	}
+	if err := l.finish(false); err != nil {
+		return 0, err
+	}
+	start := s.acked(ctx, relays)
+	if err := op.Resume(ctx); err != nil {
+		return 0, err
+	}
+	var firstAt, lastAt time.Time
+	var first, last float64
+	looked := time.Time{}
+	err = s.await(ctx, "the backlog is drained", 2*patience, func() bool {
+		if time.Since(looked) < 5*lookEvery {
+			return false // a scrape costs what is measured
+		}
+		looked = time.Now()
+		at, now := s.acked(ctx, relays)-start, time.Now()
+		switch {
+		case at < float64(n)/10:
+			return false
+		case firstAt.IsZero():
+			first, firstAt = at, now
+		case at > last:
+			last, lastAt = at, now
+		}
+		return at >= 0.9*float64(n)
+	})
+	if err != nil {
+		return 0, err
+	}
+	if d := lastAt.Sub(firstAt).Seconds(); d > 0 {
+		eps = (last - first) / d
+	}
+	if err := s.arrive(ctx); err != nil {
+		return 0, err
+	}
+	return eps, nil
+}
+
+// acked is how many records those relays have had acknowledged.
+func (s *stage) acked(ctx context.Context, relays []*relay) (sum float64) {
+	for _, x := range relays {
+		n, _ := s.relays.sum(ctx, x, "outrelay_published_total", `result="acked"`) // asked again when it cannot be had
+		sum += n
+	}
+	return sum
+}
+
+// sum adds up the series of a counter that have a label.
+func (r *relays) sum(ctx context.Context, x *relay, name, label string) (sum float64, err error) {
+	err = r.get(ctx, x, "/metrics", func(body *bufio.Reader) error {
+		lines := bufio.NewScanner(body)
+		for lines.Scan() {
+			rest, ok := strings.CutPrefix(lines.Text(), name+"{")
+			labels, value, both := strings.Cut(rest, "} ")
+			if !ok || !both || !strings.Contains(labels, label) {
+				continue
+			}
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			if err != nil {
+				return err
+			}
+			sum += n
+		}
+		return lines.Err()
+	})
+	return sum, err
+}
+
+// command runs one command of the program and waits for its end.
+func (s *stage) command(ctx context.Context, args ...string) error {
+	s.relays.seq++
+	p, err := s.stack.Run(fmt.Sprintf("%s-%d", args[0], s.relays.seq), s.relays.env, s.relays.binary, append(args, "--config", s.relays.config)...)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-p.Done():
+	case <-ctx.Done():
+		return errors.Join(context.Cause(ctx), p.Kill())
+	}
+	if err := p.Err(); err != nil {
+		return &brokenPromise{fmt.Sprintf("outrelay %s: %v: %s", strings.Join(args, " "), err, strings.Join(p.LastLines(lastLines), "\n"))}
+	}
+	return nil
+}

@@ -1,0 +1,155 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+func TestN28_MergeStartsAtTheLeast(t *testing.T) {
+	t.Parallel()
+	at := func(sec uint32) bson.Timestamp { return bson.Timestamp{T: sec, I: 1} }
+	old := []Document{
+		{
+			ID: "w/0of2", Epoch: 4, Seq: 9, ClusterTime: at(200), Dirty: []string{"b"}, PipelineHash: "h0",
+			Offsets: []TopicOffsets{{"t", []int64{5, -1, 9}}, {"u", []int64{1}}}, Passed: []Passed{{"0of1", "82000000AA"}, {"1of3", "8200000001"}},
+		},
+		{ID: "w/1of2", Epoch: 7, Fence: 3, ClusterTime: at(100), Dirty: []string{"a", "b"}, PipelineHash: "h1", Offsets: []TopicOffsets{{"t", []int64{3, 8}}}},
+	}
+	pos := func(d Document) string {
+		return map[string]string{"w/0of2": "82000000C8", "w/1of2": "8200000064"}[d.ID]
+	}
+	got := Merge([]string{"w/0of3", "w/1of3", "w/2of3"}, old, []record.Sender{{ID: 11, Until: map[string][]int64{"t": {4}}}}, pos)
+	if len(got) != 3 {
+		t.Fatalf("%d documents", len(got))
+	}
+	for i := range got {
+		d := &got[i]
+		if d.ClusterTime != at(100) || d.PipelineHash != "h1" || d.Epoch != 7 || d.Seq != 9 || d.Fence != 3 {
+			t.Errorf("%+v", d)
+		}
+		if o := d.OffsetMap(); o["t"][0] != 3 || o["t"][1] != 8 || o["t"][2] != 9 || o["u"][0] != 1 {
+			t.Errorf("offsets %v", o)
+		}
+		// What lies at the start or before it, the stream does not bring again.
+		if len(d.Passed) != 2 || d.Passed[0] != (Passed{"0of1", "82000000AA"}) || d.Passed[1] != (Passed{"0of2", "82000000C8"}) {
+			t.Errorf("passed %+v", d.Passed)
+		}
+		if len(d.Dirty) != 2 || len(d.SenderList) != 1 {
+			t.Errorf("%v %v", d.Dirty, d.SenderList)
+		}
+		d.Introduced(record.Sender{ID: int64(20 + i)})
+	}
+	if got[0].Instance == got[1].Instance || got[0].SenderList[1].ID != 20 || got[2].SenderList[1].ID != 22 {
+		t.Error("two slots share an instance or a sender")
+	}
+}
+
+// The documents of a watcher are replaced by who holds all of them, paused, and by nobody else; a paused watcher is acquired by
+// nobody else either.
+func TestN28_ReplaceIsFenced(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	first := acquire(t, newLease(t, config(coll, "a")))
+	if err := first.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Pause(t.Context(), coll, slot); err != nil {
+		t.Fatal(err)
+	}
+	cfg := config(coll, "operator")
+	cfg.Paused = true
+	h := acquire(t, newLease(t, cfg))
+	replace := func(old Document) error {
+		s, err := coll.Database().Client().StartSession()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.EndSession(t.Context())
+		_, err = s.WithTransaction(t.Context(), func(tx context.Context) (any, error) {
+			return nil, Replace(tx, s.Client().Database(coll.Database().Name()).Collection(coll.Name()), []Document{old}, Merge([]string{"orders/0of2", "orders/1of2"}, []Document{old}, nil, func(Document) string { return "82" }), true)
+		})
+		return err
+	}
+	stale := h.Document()
+	stale.Epoch--
+	if err := replace(stale); !errors.Is(err, ErrNotHeld) {
+		t.Errorf("replaced by an earlier owner: %v", err)
+	}
+	if err := replace(h.Document()); err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := coll.CountDocuments(t.Context(), bson.D{{Key: "control.paused", Value: true}}); n != 2 {
+		t.Errorf("%d documents that are paused", n)
+	}
+	if _, _, err := Read(t.Context(), coll, slot); !errors.Is(err, ErrNotFound) {
+		t.Errorf("the old document: %v", err)
+	}
+	if err := h.Release(t.Context(), Checkpoint{}); !errors.Is(err, ErrLeaseLost) {
+		t.Errorf("a release of what was replaced: %v", err)
+	}
+}
+
+// A lease is attempted only when it is admitted, and who admits hears what became of it.
+func TestN28_AdmittedBeforeAnAttempt(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	cfg := config(coll, "a")
+	asked, won := 0, make(chan bool, 1)
+	cfg.Admit = func(bool) (time.Duration, func(bool)) {
+		if asked++; asked < 5 {
+			if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
+				t.Error("it was attempted")
+			}
+			return time.Millisecond, nil
+		}
+		return 0, func(w bool) { won <- w }
+	}
+	h := acquire(t, newLease(t, cfg))
+	if !<-won || asked != 5 {
+		t.Errorf("asked %d times", asked)
+	}
+	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A document that is gone is not made again where it is not to be.
+func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	cfg := config(coll, "a")
+	gone := errors.New("divided otherwise")
+	asked := make(chan struct{}, 1)
+	cfg.Admit = func(bool) (time.Duration, func(bool)) {
+		select {
+		case asked <- struct{}{}:
+		default:
+		}
+		return time.Millisecond, nil // it stands by
+	}
+	cfg.Absent = func(context.Context) error { return gone }
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() {
+		_, err := newLease(t, cfg).Acquire(t.Context())
+		ended <- err
+	}()
+	<-asked
+	if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; !errors.Is(err, gone) {
+		t.Errorf("it ended with %v", err)
+	}
+	if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
+		t.Error("the document was made")
+	}
+}

@@ -1,0 +1,209 @@
+package slot
+
+import (
+	"fmt"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
+	t.Parallel()
+	for _, n := range []int{1, 2, 3, 5, 7, 16, Most} {
+		least, most := event.Slots, 0
+		seen := make([]int, event.Slots)
+		for _, p := range Parts(n) {
+			low, high := p.bounds()
+			for s := low; s < high; s++ {
+				seen[s]++
+			}
+			least, most = min(least, int(high-low)), max(most, int(high-low))
+		}
+		for s, c := range seen {
+			if c != 1 {
+				t.Fatalf("hash slot %d is in %d of %d parts", s, c, n)
+			}
+		}
+		if most-least > 1 {
+			t.Errorf("of %d parts one has %d hash slots and one %d", n, least, most)
+		}
+	}
+}
+
+// Whatever a writer put into the field, one part has the document.
+func TestN28_EveryDocumentHasOnePart(t *testing.T) {
+	t.Parallel()
+	big, _ := bson.ParseDecimal128("700.5")
+	for _, v := range []any{
+		int32(0), int32(511), int32(512), int32(1023), int32(1024), int32(-1), int64(700), 511.5, 1023.5, 1024.0, big, "512", nil, true,
+		bson.A{int32(5), int32(700)},
+		bson.A{int32(700)},
+		bson.D{{Key: "x", Value: int32(700)}},
+	} {
+		raw, err := bson.Marshal(bson.D{{Key: "slot", Value: v}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n := 1; n <= 7; n++ {
+			if c := owners(raw, n); c != 1 {
+				t.Errorf("slot %v has %d of %d parts", v, c, n)
+			}
+		}
+	}
+	empty, _ := bson.Marshal(bson.D{})
+	if !(Part{0, 3}).Has(empty) {
+		t.Error("a document without a slot is not part 0's")
+	}
+}
+
+func owners(raw bson.Raw, n int) (c int) {
+	for _, p := range Parts(n) {
+		if p.Has(raw) {
+			c++
+		}
+	}
+	return c
+}
+
+func TestNames(t *testing.T) {
+	t.Parallel()
+	for _, p := range append(Parts(1), Parts(12)...) {
+		if got, err := Parse(p.String()); err != nil || got != p {
+			t.Errorf("%v reads as %v, %v", p, got, err)
+		}
+		if w, got, ok := ParseID(p.ID("a.b")); !ok || w != "a.b" || got != p {
+			t.Errorf("%s reads as %s %v %v", p.ID("a.b"), w, got, ok)
+		}
+	}
+	for _, text := range []string{"", "of", "0of0", "1of1", "-1of2", "01of2", "0of2x", "2of2", "0 of2"} {
+		if p, err := Parse(text); err == nil {
+			t.Errorf("%q reads as %v", text, p)
+		}
+	}
+	if (Part{}).ID("w") != "w/0of1" {
+		t.Error("the zero value is not the whole")
+	}
+}
+
+func tables(t *rapid.T) Table {
+	tab := Table{}
+	for i := range rapid.IntRange(1, 7).Draw(t, "nodes") {
+		tab.Nodes = append(tab.Nodes, fmt.Sprintf("n%d", i))
+	}
+	who := rapid.SampledFrom(append([]string{"", "", "gone"}, tab.Nodes...))
+	pin := rapid.SampledFrom(append([]string{"", "", "", "", "gone"}, tab.Nodes...))
+	for range rapid.IntRange(1, 20).Draw(t, "slots") {
+		tab.Slots = append(tab.Slots, Holding{Node: who.Draw(t, "owner"), Pin: pin.Draw(t, "pin"), Paused: rapid.IntRange(0, 9).Draw(t, "paused") == 0})
+	}
+	return tab
+}
+
+func TestN28_QuotasAreFair(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		tab := tables(t)
+		loose, sum := 0, 0
+		pins := map[string]int{}
+		for i, s := range tab.Slots {
+			if tab.Loose(i) {
+				loose++
+			} else if !s.Paused {
+				pins[s.Pin]++
+			}
+		}
+		least := 1 << 30
+		for _, n := range tab.Nodes {
+			q := tab.Quota(n)
+			sum += q
+			least = min(least, q+pins[n])
+		}
+		for _, n := range tab.Nodes {
+			if q := tab.Quota(n); q > 0 && q+pins[n] > least+1 {
+				t.Fatalf("%s is to run %d, another %d: %+v", n, q+pins[n], least, tab)
+			}
+		}
+		if sum != loose {
+			t.Fatalf("quotas add up to %d of %d", sum, loose)
+		}
+	})
+}
+
+// Nodes that give back what is too much and take what is free, one step at a time in any order, come to rest, and then nobody has
+// moved more slots than had to.
+func TestN28_SharingComesToRest(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		tab := tables(t)
+		for i := range tab.Slots {
+			if tab.Slots[i].Node == "gone" {
+				tab.Slots[i].Node = ""
+			}
+		}
+		needed := 0
+		for _, n := range tab.Nodes {
+			needed += tab.Surplus(n)
+		}
+		moved, resting := 0, map[string]bool{}
+		for steps := 0; len(resting) < len(tab.Nodes); steps++ {
+			if steps > 10_000 {
+				t.Fatalf("it never rests: %+v", tab)
+			}
+			n := tab.Nodes[steps%len(tab.Nodes)]
+			if rapid.Bool().Draw(t, "slow") {
+				continue
+			}
+			resting[n] = true
+			if at := tab.held(n); tab.Surplus(n) > 0 && at >= 0 {
+				tab.Slots[at].Node, moved = "", moved+1
+				clear(resting)
+			}
+			for i, s := range tab.Slots {
+				if s.Node == "" && tab.Loose(i) && tab.count(n) < tab.Quota(n) {
+					tab.Slots[i].Node = n
+					clear(resting)
+					break
+				}
+			}
+		}
+		for i, s := range tab.Slots {
+			if tab.Loose(i) && s.Node == "" {
+				t.Fatalf("slot %d stays free: %+v", i, tab)
+			}
+		}
+		if moved != needed {
+			t.Fatalf("%d slots moved, %d had to", moved, needed)
+		}
+	})
+}
+
+func (t Table) held(node string) int {
+	for i, s := range t.Slots {
+		if s.Node == node && t.Loose(i) {
+			return i
+		}
+	}
+	return -1
+}
+
+func (t Table) count(node string) (c int) {
+	for i, s := range t.Slots {
+		if s.Node == node && t.Loose(i) {
+			c++
+		}
+	}
+	return c
+}
+
+// Surplus is how many slots the node runs beyond its quota.
+func (t Table) Surplus(node string) int {
+	n := -t.Quota(node)
+	for i, s := range t.Slots {
+		if s.Node == node && t.Loose(i) {
+			n++
+		}
+	}
+	return max(n, 0)
+}

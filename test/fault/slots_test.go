@@ -1,0 +1,132 @@
+//go:build unix
+
+package fault
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// have waits until each of those processes runs that many slots.
+func have(t *testing.T, s *kit.Scene, want map[*kit.Process]int) {
+	t.Helper()
+	kit.Eventually(t, fmt.Sprintf("the slots are shared as they should be, not %v", s.Slots()), func() bool {
+		got, n := map[string]int{}, 0
+		for _, node := range s.Slots() {
+			got[node]++
+		}
+		for p, k := range want {
+			if got[p.Node] != k {
+				return false
+			}
+			n += k
+		}
+		return got[""] == 0 && n == len(s.Slots())
+	})
+}
+
+// Nodes join, leave and die under load: slots go from node to node, and nothing is lost, repeated or out of order.
+func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Set: quick(map[string]any{"slots": 4})})
+	topics := s.Read()
+	load := s.Write(kit.Load{Rate: 400, Workers: 6, Keys: 10})
+	a := s.Start()
+	have(t, s, map[*kit.Process]int{a: 4})
+	b := s.Start()
+	have(t, s, map[*kit.Process]int{a: 2, b: 2})
+	for range rounds(1, 15) {
+		a.Kill()
+		have(t, s, map[*kit.Process]int{b: 4})
+		a = s.Start()
+		have(t, s, map[*kit.Process]int{a: 2, b: 2})
+		b.Term()
+		have(t, s, map[*kit.Process]int{a: 4})
+		b = s.Start()
+		have(t, s, map[*kit.Process]int{a: 2, b: 2})
+		for _, point := range []string{"after-produce-before-ack:20", "before-release", "after-checkpoint:7"}[:rounds(1, 3)] {
+			c := s.StartCrashing(point)
+			c.KilledWithin(5 * time.Second)
+		}
+		have(t, s, map[*kit.Process]int{a: 2, b: 2})
+	}
+	load.Stop()
+	t.Log(s.Check(topics))
+}
+
+// A watcher whose owner was killed is divided anew, one attempt dying at each of its points, with events in every state.
+// What the owner had sent and not written down is found by whoever has its keys then.
+func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
+	topics := s.Read("order", "invoice")
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 300, Keys: 10}), s.Write(kit.Load{Rate: 60, Type: "invoice", Prefix: "i-"})}
+	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(rounds(15, 60))*time.Second)
+	p := s.Start()
+	p.TookOver()
+	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 50 })
+	last := 1
+	for i, n := range []int{2, 1, 3, 2, 1}[:rounds(2, 5)] {
+		s.AppendMalformed(fmt.Sprintf("bad-%d", i))
+		if i%2 == 0 {
+			p.Kill()
+		}
+		slots := fmt.Sprint(n)
+		for _, point := range []string{"reslice-paused", "reslice-fenced", "reslice-done"} {
+			if c := s.RunCrashing(point, "reslice", "--slots", slots, "--yes"); !c.Killed() {
+				t.Fatalf("reslice was to die at %s\n%s", point, c.Log())
+			}
+		}
+		if code, out, errOut := s.Run("reslice", "--slots", slots, "--yes", "--json"); code != 0 {
+			t.Fatalf("reslice: %d\n%s%s", code, out, errOut)
+		}
+		if got := s.Slots(); len(got) != n {
+			t.Fatalf("%d slots became %v, %d are wanted", last, got, n)
+		}
+		p.Term()
+		s.Set("slots", n)
+		p = s.Start()
+		have(t, s, map[*kit.Process]int{p: n})
+		last = n
+		topics.Distinct(s.Ledger.Committed() / 3)
+	}
+	s.CreateTopic("invoice", 6, 1)
+	for _, l := range loads {
+		l.Stop()
+	}
+	kit.Eventually(t, "all that was scheduled is sent", func() bool { return s.Count(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 0 })
+	t.Log(s.Check(topics))
+	s.NoneHeld()
+	s.CheckDead()
+}
+
+// Owners that do not drain keep the slots as they are, and they go on.
+func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Set: quick(map[string]any{"drain": "30s"})})
+	topics := s.Read()
+	load := s.Write(kit.Load{Rate: 100})
+	p := s.Start()
+	p.TookOver()
+	topics.Distinct(50)
+	p.Stop() // it renews no more, and its lease would expire: another holds it by a document of its own
+	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(20 * time.Second)}}}}); err != nil {
+		t.Fatal(err)
+	}
+	code, _, errOut := s.Run("reslice", "--slots", "2", "--yes", "--wait", "2s")
+	if code == 0 {
+		t.Fatalf("it was not refused\n%s", errOut)
+	}
+	t.Log(errOut)
+	p.Continue()
+	if got := s.Slots(); len(got) != 1 {
+		t.Errorf("slots: %v", got)
+	}
+	load.Stop()
+	t.Log(s.Check(topics))
+}
