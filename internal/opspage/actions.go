@@ -140,9 +140,9 @@ func planRequeue(c *call) (preview, error) {
 		return preview{}, err
 	}
 	p := preview{Count: out.Matched, Nothing: out.Matched == 0, Undo: "It cannot be taken back: the events are sent again, each as the next delivery of the same event. The letters stay in the list as requeued."}
-	p.Lines = []string{fmt.Sprintf("%s go back to their outbox and are sent at once.", things(out.Matched-out.Refused, "letter"))}
+	p.Lines = []string{are(out.Matched-out.Refused, "letter") + " given back to the outbox and sent at once."}
 	if out.Refused > 0 {
-		p.Lines = append(p.Lines, fmt.Sprintf("%s cannot be delivered as they are, and stay:", things(out.Refused, "letter")))
+		p.Lines = append(p.Lines, are(out.Refused, "letter")+" not deliverable in this form and left alone:")
 		for _, w := range out.Why {
 			p.Rows = append(p.Rows, row{w.ID + " in " + w.Collection, w.Reason})
 		}
@@ -177,10 +177,13 @@ func planDiscard(c *call) (preview, error) {
 	out, err := c.desk.DeadDiscard(c.ctx, f, true, nil)
 	p := preview{
 		Count: out.Matched, Nothing: out.Matched == 0, Undo: "It cannot be taken back: the letters and their payloads are gone, and the events were never delivered. Download them first if anybody may want them.",
-		Lines: []string{things(out.Matched, "letter") + " are removed for good."},
+		Lines: []string{are(out.Matched, "letter") + " removed for good."},
 	}
 	if f.All && f.Empty() {
 		p.Lines = append(p.Lines, "No filter is set: this is every letter that matches the state alone.")
+	}
+	if int64(len(f.IDs)) < out.Matched && !f.All {
+		p.Lines = append(p.Lines, "Letters of the same event go together: some events that are ticked have died more than once.")
 	}
 	if out.Matched > 1 {
 		p.Phrase = "discard " + strconv.FormatInt(out.Matched, 10)
@@ -203,6 +206,14 @@ func things(n int64, what string) string {
 		return "1 " + what
 	}
 	return number(n) + " " + what + "s"
+}
+
+// are is things with its verb.
+func are(n int64, what string) string {
+	if n == 1 {
+		return things(n, what) + " is"
+	}
+	return things(n, what) + " are"
 }
 
 // edit is what the form of a letter says is changed: only what was ticked or differs.

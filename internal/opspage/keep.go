@@ -31,9 +31,9 @@ func planRetry(reset bool) func(*call) (preview, error) {
 	return func(c *call) (preview, error) {
 		out, err := c.failed(reset, true)
 		p := preview{Count: out.Failed, Nothing: out.Failed == 0, Undo: "It cannot be taken back."}
-		p.Lines = []string{things(out.Failed, "failed envelope") + " are due now; the attempts that failed still count."}
+		p.Lines = []string{are(out.Failed, "failed envelope") + " due now; the attempts that failed still count."}
 		if reset {
-			p.Lines = []string{things(out.Failed, "failed envelope") + " are tried again at once, and as often as new ones."}
+			p.Lines = []string{are(out.Failed, "failed envelope") + " tried again at once, and as often as new ones."}
 		}
 		if left := int64(out.Given) - out.Failed; left > 0 {
 			p.Lines = append(p.Lines, number(left)+" of those that are ticked wait for another reason and are left alone.")
@@ -45,7 +45,7 @@ func planRetry(reset bool) func(*call) (preview, error) {
 func doRetry(reset bool) func(*call) (notice, error) {
 	return func(c *call) (notice, error) {
 		out, err := c.failed(reset, false)
-		return notice{Text: things(out.Done, "envelope") + " are tried again now."}, err
+		return notice{Text: are(out.Done, "envelope") + " tried again now."}, err
 	}
 }
 
@@ -75,7 +75,7 @@ func planCancel(c *call) (preview, error) {
 	page, err := c.desk.ScheduledList(c.ctx, f, 1, "")
 	p := preview{
 		Count: page.Total, Nothing: page.Total == 0, Undo: "It cannot be taken back: they are never sent, and have to be appended again.",
-		Lines: []string{things(page.Total, "scheduled event") + " are cancelled. Those that are on their way by then are sent."},
+		Lines: []string{are(page.Total, "scheduled event") + " cancelled. Those that are on their way by then are sent."},
 	}
 	if f.Empty() {
 		p.Lines = append(p.Lines, "No filter is set: this is every scheduled event.")
@@ -113,7 +113,7 @@ func planReschedule(c *call) (preview, error) {
 	f, to, err := c.moved()
 	return preview{
 		Count: int64(len(f.IDs)), Undo: "Another time can be given in the same way, as long as no watcher has taken them.",
-		Lines: []string{fmt.Sprintf("%s are due at %s.", things(int64(len(f.IDs)), "event"), instant(to))},
+		Lines: []string{are(int64(len(f.IDs)), "event") + " due at " + instant(to) + "."},
 	}, err
 }
 
@@ -123,7 +123,7 @@ func doReschedule(c *call) (notice, error) {
 		return notice{}, err
 	}
 	out, err := c.desk.Reschedule(c.ctx, f, to)
-	n := notice{Text: fmt.Sprintf("%s are due at %s.", things(int64(len(out.Moved)), "event"), instant(to))}
+	n := notice{Text: are(int64(len(out.Moved)), "event") + " due at " + instant(to) + "."}
 	for _, id := range out.NotScheduled {
 		n.Rows = append(n.Rows, row{id, "not scheduled any more: cancelled, or on its way"})
 	}
@@ -146,7 +146,7 @@ func planPurge(c *call) (preview, error) {
 	out, err := c.purge(true)
 	p := preview{
 		Count: -1, Nothing: out.Purgeable == 0, Undo: "It cannot be taken back: what is removed cannot be replayed or looked up any more.",
-		Lines: []string{fmt.Sprintf("About %s that were delivered and are older than %s are removed. Nothing goes that is not delivered.", things(out.Purgeable, "envelope"), span(out.KeptS))},
+		Lines: []string{fmt.Sprintf("About %s, delivered and older than %s: removed. Nothing goes that is not delivered.", things(out.Purgeable, "envelope"), span(out.KeptS))},
 	}
 	for _, one := range out.Collections {
 		text := things(one.Purgeable, "envelope")
@@ -188,7 +188,7 @@ func planReplay(c *call) (preview, error) {
 	plan, err := c.desk.ReplayPlan(c.ctx, o)
 	p := preview{
 		Count: -1, Nothing: plan.Found == 0, Undo: "What was sent cannot be taken back; a replay under way can be cancelled.",
-		Lines: []string{things(plan.Found, "event") + " are sent again, each as its next delivery and flagged as redelivered."},
+		Lines: []string{are(plan.Found, "event") + " sent again, each as its next delivery and flagged as redelivered."},
 	}
 	if plan.LeftOut > 0 {
 		p.Lines = append(p.Lines, number(plan.LeftOut)+" are left out: expired, malformed, or for none of the topics.")
@@ -233,7 +233,7 @@ func planIndexes(c *call) (preview, error) {
 	v, err := c.desk.IndexesVerify(c.ctx)
 	p := preview{
 		Count: int64(len(v.Drift)), Nothing: v.OK(), Undo: "It cannot be taken back, and need not be: these are the indexes that this version declares.",
-		Lines: []string{fmt.Sprintf("%s of %s differ from what is declared. While an index is built, purge and lists of its collection are slow.", things(int64(len(v.Drift)), "index"), things(int64(v.Collections), "collection"))},
+		Lines: []string{fmt.Sprintf("%s in %s: not as declared. While an index is built, purge and lists of its collection are slow.", things(int64(len(v.Drift)), "difference"), things(int64(v.Collections), "collection"))},
 	}
 	for _, d := range v.Drift {
 		p.Rows = append(p.Rows, row{d.Collection, d.Index})
@@ -258,7 +258,7 @@ func planClear(c *call) (preview, error) {
 	out, err := c.clear(true)
 	p := preview{
 		Count: out.Found, Nothing: out.Found == 0, Phrase: out.Confirm, Undo: "It cannot be taken back: everything in these collections is gone, delivered or not.",
-		Lines: []string{things(out.Found, "document") + " of " + strings.Join(c.q["what"], ", ") + " are removed for good."},
+		Lines: []string{things(out.Found, "document") + " of " + strings.Join(c.q["what"], ", ") + ": removed for good."},
 	}
 	for _, one := range out.Collections {
 		p.Rows = append(p.Rows, row{one.Collection + " (" + one.What + ")", things(one.Found, "document")})
@@ -283,7 +283,7 @@ func planInboxPurge(c *call) (preview, error) {
 	out, err := c.inboxPurge(true)
 	return preview{
 		Count: -1, Nothing: out.Matched == 0, Undo: "It cannot be taken back: a message that comes once more after that, and that no watermark covers, is handled once more.",
-		Lines: []string{"About " + things(out.Matched, "marker") + " of handled messages are removed from " + c.get("database") + "."},
+		Lines: []string{"About " + things(out.Matched, "marker") + " of handled messages: removed from " + c.get("database") + "."},
 	}, err
 }
 

@@ -167,7 +167,7 @@ func deadLetters(s *scene, b *tab) {
 	b.do("back", chromedp.NavigateBack())
 	b.do("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.press("Requeue …")
-	b.says(fmt.Sprintf("%d letters go back to their outbox", forbidden))
+	b.says(fmt.Sprintf("%d letters are given back to the outbox", forbidden))
 	b.accessible("confirmation")
 	b.shot("dead-requeue-confirm")
 	if s.count("outbox_dead", bson.D{{Key: "replayed", Value: bson.D{{Key: "$exists", Value: true}}}}) != 0 {
@@ -245,6 +245,13 @@ func lookUp(s *scene, b *tab) {
 	b.open("/pending?state=retry")
 	b.says("refused-1")
 	b.says("the broker refused it (87)")
+	b.do("a tick", chromedp.Click(`input[name=pick]`))
+	b.press("Retry the ticked now …")
+	b.says("1 failed envelope is due now")
+	b.press("Retry now 1")
+	s.until("the envelope that was refused in Kafka", func(context.Context) bool {
+		return s.count("outbox", bson.D{{Key: "_id", Value: "refused-1"}, {Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 1
+	})
 	b.open("/scheduled")
 	b.says("2 in all")
 	b.open("/nodes")
