@@ -343,9 +343,17 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 	for i := range 60 {
 		key := fmt.Sprintf("k%d", i)
 		doc := bson.D{
-			{Key: "_id", Value: fmt.Sprintf("requeued-%d", i)}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: key}, {Key: "type", Value: "Placed"},
-			{Key: "payload", Value: bson.Binary{Data: fmt.Append(nil, i)}}, {Key: "ts", Value: bson.Timestamp{}}, {Key: "key", Value: key},
-			{Key: "state", Value: "retry"}, {Key: "nextAt", Value: time.Now()}, {Key: "delivery", Value: int32(1)}, {Key: "origin", Value: store.OriginRequeue},
+			{Key: "_id", Value: fmt.Sprintf("requeued-%d", i)},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: key},
+			{Key: "type", Value: "Placed"},
+			{Key: "payload", Value: bson.Binary{Data: fmt.Append(nil, i)}},
+			{Key: "ts", Value: bson.Timestamp{}},
+			{Key: "key", Value: key},
+			{Key: "state", Value: "retry"},
+			{Key: "nextAt", Value: time.Now()},
+			{Key: "delivery", Value: int32(1)},
+			{Key: "origin", Value: store.OriginRequeue},
 		}
 		if i%4 != 0 { // those without one are slot 0's
 			doc = append(doc, bson.E{Key: "slot", Value: event.Slot([]byte(key))})
