@@ -25,6 +25,9 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	if err != nil {
 		return 0, err
 	}
+	if err := store.CatchUp(ctx, dead); err != nil {
+		return 0, err
+	}
 	var total int64
 	for s := (&scan{dead: dead, filter: q.filter()}); ; {
 		part, err := s.places(ctx, MaxLetters, math.MaxInt)

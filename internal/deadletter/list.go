@@ -104,6 +104,9 @@ func Count(ctx context.Context, client *mongo.Client, namespaces []string, q Que
 		if err != nil {
 			return err
 		}
+		if err := store.CatchUp(ctx, coll); err != nil {
+			return err
+		}
 		if counts[i], err = coll.CountDocuments(ctx, q.filter()); err != nil {
 			return fmt.Errorf("counting %s: %w", store.Namespace(coll), err)
 		}

@@ -59,6 +59,9 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	if err != nil {
 		return total, err
 	}
+	if err := store.CatchUp(ctx, dead); err != nil {
+		return total, err
+	}
 	s, p := &scan{dead: dead, filter: q.filter()}, newPace()
 	for {
 		part, err := s.places(ctx, p.n, MaxBytes)

@@ -326,6 +326,8 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
 		if o := <-c; o.code != 0 {
 			t.Errorf("%s: exit code %d\n%s", name, o.code, o.said)
+		} else {
+			t.Logf("%s: %s", name, o.said)
 		}
 	}
 	s.NoneHeld()
@@ -359,6 +361,10 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		}
 	}
 	t.Logf("%d letters requeued, %d deliveries again, %d wrong", letters, again, wrong)
+	if left, err := dead.CountDocuments(t.Context(), bson.D{{Key: "replayed", Value: nil}}); wrong > 0 {
+		n, _ := dead.CountDocuments(t.Context(), bson.D{})
+		t.Logf("%d of %d letters were not requeued, %v", left, n, err)
+	}
 	history.Check()
 }
 

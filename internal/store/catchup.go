@@ -1,0 +1,39 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// CatchUp returns once majority reads of coll see everything that was acknowledged before the call. Without it they may
+// miss what a writer was told about a moment ago (N22). It costs two calls.
+func CatchUp(ctx context.Context, coll *mongo.Collection) error {
+	client := coll.Database().Client()
+	pong, err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
+	if err != nil {
+		return fmt.Errorf("asking for the cluster's time: %w", err)
+	}
+	var now bson.Timestamp
+	var ok bool
+	if now.T, now.I, ok = pong.Lookup("operationTime").TimestampOK(); !ok {
+		return nil // no replica set: what is acknowledged is seen
+	}
+	sess, err := client.StartSession(options.Session().SetCausalConsistency(true))
+	if err != nil {
+		return fmt.Errorf("starting a session: %w", err)
+	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
+	if err := sess.AdvanceOperationTime(&now); err != nil {
+		return fmt.Errorf("starting a session: %w", err)
+	}
+	err = Majority(coll).FindOne(mongo.NewSessionContext(ctx, sess), bson.D{}, options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
+		return privilege(err, "reading "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	return nil
+}
