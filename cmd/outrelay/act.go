@@ -205,8 +205,8 @@ func (p progress) to(n int64) {
 // end takes the bar off the terminal; it may be called more than once.
 func (p progress) end() {
 	if p.bar != nil {
-		_ = p.bar.Exit() // likewise
-		_ = p.bar.Clear()
+		_ = p.bar.Exit()  // likewise
+		_ = p.bar.Clear() // likewise
 	}
 }
 

@@ -49,7 +49,7 @@ func unstamped() bson.D {
 // AnyUnstamped reports whether coll holds an envelope that only its presence tells of, among all that was committed up to
 // now.
 func AnyUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Part) (bool, error) {
-	sess, err := causal(coll, now)
+	sess, err := store.Causal(coll.Database().Client(), now)
 	if err != nil {
 		return false, err
 	}
@@ -88,23 +88,9 @@ type source struct {
 	id bson.RawValue
 }
 
-// causal is a session whose reads see everything that was committed up to at. N22: the server waits until it is
-// majority-committed; a majority read without that misses what was committed just before.
-func causal(coll *mongo.Collection, at bson.Timestamp) (*mongo.Session, error) {
-	sess, err := coll.Database().Client().StartSession(options.Session().SetCausalConsistency(true))
-	if err != nil {
-		return nil, fmt.Errorf("starting a session: %w", err)
-	}
-	if err := sess.AdvanceOperationTime(&at); err != nil {
-		sess.EndSession(context.Background())
-		return nil, fmt.Errorf("setting a session's time: %w", err)
-	}
-	return sess, nil
-}
-
 // open asks for what is behind last.
 func (s *source) open(ctx context.Context) error {
-	sess, err := causal(s.coll, s.to)
+	sess, err := store.Causal(s.coll.Database().Client(), s.to)
 	if err != nil {
 		return err
 	}

@@ -23,17 +23,28 @@ func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 	if now.T, now.I, ok = pong.Lookup("operationTime").TimestampOK(); !ok {
 		return nil // no replica set: what is acknowledged is seen
 	}
-	sess, err := client.StartSession(options.Session().SetCausalConsistency(true))
+	sess, err := Causal(client, now)
 	if err != nil {
-		return fmt.Errorf("starting a session: %w", err)
+		return err
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
-	if err := sess.AdvanceOperationTime(&now); err != nil {
-		return fmt.Errorf("starting a session: %w", err)
-	}
 	err = Majority(coll).FindOne(mongo.NewSessionContext(ctx, sess), bson.D{}, options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
 	if err != nil && !errors.Is(err, mongo.ErrNoDocuments) {
 		return privilege(err, "reading "+Namespace(coll), "find", Namespace(coll), "")
 	}
 	return nil
+}
+
+// Causal is a session whose reads see everything that was committed up to at. N22: the server waits until it is
+// majority-committed; a majority read without that misses what was committed just before.
+func Causal(client *mongo.Client, at bson.Timestamp) (*mongo.Session, error) {
+	sess, err := client.StartSession(options.Session().SetCausalConsistency(true))
+	if err != nil {
+		return nil, fmt.Errorf("starting a session: %w", err)
+	}
+	if err := sess.AdvanceOperationTime(&at); err != nil {
+		sess.EndSession(context.Background())
+		return nil, fmt.Errorf("setting a session's time: %w", err)
+	}
+	return sess, nil
 }
