@@ -49,7 +49,7 @@ func unstamped() bson.D {
 // AnyUnstamped reports whether coll holds an envelope that only its presence tells of, among all that was committed up to
 // now.
 func AnyUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collection, p slot.Part) (bool, error) {
-	sess, err := store.Causal(coll.Database().Client(), now)
+	sess, err := store.Causal(ctx, coll.Database().Client(), now)
 	if err != nil {
 		return false, err
 	}
@@ -90,7 +90,7 @@ type source struct {
 
 // open asks for what is behind last.
 func (s *source) open(ctx context.Context) error {
-	sess, err := store.Causal(s.coll.Database().Client(), s.to)
+	sess, err := store.Causal(ctx, s.coll.Database().Client(), s.to)
 	if err != nil {
 		return err
 	}

@@ -23,7 +23,7 @@ func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 	if now.T, now.I, ok = pong.Lookup("operationTime").TimestampOK(); !ok {
 		return nil // no replica set: what is acknowledged is seen
 	}
-	sess, err := Causal(client, now)
+	sess, err := Causal(ctx, client, now)
 	if err != nil {
 		return err
 	}
@@ -37,13 +37,13 @@ func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 
 // Causal is a session whose reads see everything that was committed up to at. N22: the server waits until it is
 // majority-committed; a majority read without that misses what was committed just before.
-func Causal(client *mongo.Client, at bson.Timestamp) (*mongo.Session, error) {
+func Causal(ctx context.Context, client *mongo.Client, at bson.Timestamp) (*mongo.Session, error) {
 	sess, err := client.StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
 		return nil, fmt.Errorf("starting a session: %w", err)
 	}
 	if err := sess.AdvanceOperationTime(&at); err != nil {
-		sess.EndSession(context.Background())
+		sess.EndSession(context.WithoutCancel(ctx))
 		return nil, fmt.Errorf("setting a session's time: %w", err)
 	}
 	return sess, nil

@@ -126,7 +126,7 @@ func ClaimDue(ctx context.Context, f Fencer, c DueClaim, now time.Time, groups [
 // The read is of majority-committed data (N21) and sees everything up to at, a time of the cluster, if at is not zero.
 func ReadClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batch int32, take func(bson.Raw) error) (n int64, err error) {
 	if !at.IsZero() {
-		sess, err := Causal(g.Coll.Database().Client(), at)
+		sess, err := Causal(ctx, g.Coll.Database().Client(), at)
 		if err != nil {
 			return 0, fmt.Errorf("reading claimed envelopes: %w", err)
 		}
