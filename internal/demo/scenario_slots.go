@@ -265,35 +265,45 @@ func (s *stage) drain(ctx context.Context, relays []*relay) (eps float64, err er
 	if err := op.Resume(ctx); err != nil {
 		return 0, err
 	}
-	var firstAt, lastAt time.Time
-	var first, last float64
+	rate := drainRate{size: float64(n), from: time.Now()}
 	looked := time.Time{}
 	err = s.await(ctx, "the backlog is drained", 2*patience, func() bool {
 		if time.Since(looked) < 5*lookEvery {
 			return false // a scrape costs what is measured
 		}
 		looked = time.Now()
-		at, now := s.acked(ctx, relays)-start, time.Now()
-		switch {
-		case at < float64(n)/10:
-			return false
-		case firstAt.IsZero():
-			first, firstAt = at, now
-		case at > last:
-			last, lastAt = at, now
-		}
-		return at >= 0.9*float64(n)
+		return rate.look(s.acked(ctx, relays)-start, time.Now())
 	})
 	if err != nil {
 		return 0, err
 	}
-	if d := lastAt.Sub(firstAt).Seconds(); d > 0 {
-		eps = (last - first) / d
+	return rate.eps(), s.arrive(ctx)
+}
+
+// drainRate is how fast a backlog goes, from looks at how much of it is acknowledged: from the first look that finds a tenth
+// of it gone to the first that finds nine. What is gone faster than it can be looked at twice is measured from the resume.
+type drainRate struct {
+	size            float64 // events of the backlog
+	from, to        time.Time
+	before, through float64 // events acknowledged at from and to
+}
+
+func (r *drainRate) look(acked float64, now time.Time) (done bool) {
+	switch {
+	case r.before == 0 && acked >= r.size/10 && acked < r.size/2:
+		r.before, r.from = acked, now
+	case acked > max(r.before, r.through):
+		r.through, r.to = acked, now
 	}
-	if err := s.arrive(ctx); err != nil {
-		return 0, err
+	return r.through >= 0.9*r.size
+}
+
+// eps is the rate in events a second, 0 before the second look.
+func (r *drainRate) eps() float64 {
+	if d := r.to.Sub(r.from).Seconds(); d > 0 {
+		return (r.through - r.before) / d
 	}
-	return eps, nil
+	return 0
 }
 
 // acked is how many records those relays have had acknowledged.

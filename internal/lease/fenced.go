@@ -116,13 +116,44 @@ func (h *Held) commit(ctx context.Context) error {
 	}
 }
 
-// abort ends what is left of the transaction. A server that did not hear of it would keep the write lock on the watcher
-// document, and our own renewals would wait behind it: so the session's work is ended by name too.
+// abort ends what is left of the transaction. A server that did not hear of it, or hears of the transaction's first statement
+// after its end, would keep the write lock on the watcher document for transactionLifetimeLimitSeconds, a minute, and our own
+// renewals would wait behind it. So what still runs in the session is ended by name, and then the session outnumbers the
+// transaction; each within a time of its own, because all of them may have to wait. Renewals do that again if it failed.
 func (h *Held) abort(ctx context.Context) {
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout)
-	defer cancel()
-	_ = h.session.AbortTransaction(call)
-	if err := killSession(call, h.l.coll.Database().Client(), h.session.ID()); err != nil {
+	within := func(do func(context.Context) error) error {
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout)
+		defer cancel()
+		return do(call)
+	}
+	_ = within(h.session.AbortTransaction) // the driver does not tell what came of it
+	err := within(func(call context.Context) error {
+		return killSession(call, h.l.coll.Database().Client(), h.session.ID())
+	})
+	if err != nil {
 		h.log.Debug("cannot end the transaction's session", "error", err)
 	}
+	h.orphan = true
+	if err := within(h.endOrphan); err != nil {
+		h.log.Debug("cannot outnumber the transaction", "error", err)
+	}
+}
+
+// endOrphan makes the server abort a transaction of our session that may be open there: the server does so when the session
+// begins one with a higher number, and refuses later statements of the lower. That other one only reads, so it locks nothing
+// that anybody waits for. Call it with the turn taken.
+func (h *Held) endOrphan(ctx context.Context) error {
+	if !h.orphan {
+		return nil
+	}
+	if err := h.session.StartTransaction(); err != nil {
+		return fmt.Errorf("starting transaction: %w", err)
+	}
+	err := h.l.coll.FindOne(mongo.NewSessionContext(ctx, h.session), bson.D{{Key: "_id", Value: h.l.cfg.ID}}).Err()
+	_ = h.session.AbortTransaction(ctx)
+	if err != nil && !missing(err) {
+		return fmt.Errorf("outnumbering a transaction: %w", err)
+	}
+	h.orphan = false
+	return nil
 }

@@ -44,6 +44,7 @@ type Held struct {
 	offsets map[string][]int64
 	trips   roundTrips
 	told    Control // last sent to control
+	orphan  bool    // a transaction of our session may be open at the server
 	lapsed  string  // the pin that this term disregards because its node was dead at the acquisition
 }
 
@@ -212,6 +213,9 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 	})
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
+	if err := h.endOrphan(call); err != nil {
+		return view{}, err
+	}
 	first := l.clock()
 	for again := false; ; again = true {
 		sent := l.clock()

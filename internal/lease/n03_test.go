@@ -144,3 +144,32 @@ func TestN03_TransientErrorsAreRetriedAndOthersReturned(t *testing.T) {
 		t.Errorf("a renewal after them: %v in %v", err, time.Since(start))
 	}
 }
+
+// An abort that does not get through, as on a machine that is so busy that every call runs out of time, does not keep the
+// owner from renewing: else it would wait a minute for its own transaction.
+func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {
+	t.Parallel()
+	coll, app := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	off := failCommand(t, app, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"abortTransaction", "killSessions"}}, {Key: "errorCode", Value: 50},
+	})
+	defer off()
+	mine := errors.New("mine")
+	err := h.Fenced(t.Context(), nil, func(ctx context.Context) error {
+		return errors.Join(insert(coll, bson.D{{Key: "n", Value: 0}})(ctx), mine)
+	})
+	if !errors.Is(err, mine) {
+		t.Errorf("fn's own error: %v", err)
+	}
+	start := time.Now()
+	if err := h.Save(t.Context(), Update{}); err != nil || time.Since(start) > 20*time.Second {
+		t.Errorf("a renewal after it: %v in %v", err, time.Since(start))
+	}
+	if err := h.Fenced(t.Context(), nil, insert(coll, bson.D{{Key: "n", Value: 1}})); err != nil {
+		t.Error(err)
+	}
+	if n := things(t, coll); n != 1 {
+		t.Errorf("%d documents of one transaction that was aborted and one that was not", n)
+	}
+}
