@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -56,11 +57,22 @@ type Relay struct {
 	balance   *balance          // nil for one slot
 	exporter  *tracing.Exporter // nil unless configured
 	figures   *figures
+	embedded  bool
 }
 
-// New builds a relay; it does no I/O. Every error it returns is one of the configuration.
-func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
+// Option changes what a relay does besides relaying.
+type Option func(*Relay)
+
+// Embedded is for a relay in another's program: what a service manager is told of the process is that program's affair.
+func Embedded() Option { return func(r *Relay) { r.embedded = true } }
+
+// New builds a relay; it does no I/O. Every error it returns is one of the configuration. One that is never run is to be
+// closed.
+func New(cfg config.Config, version string, log *slog.Logger, options ...Option) (*Relay, error) {
 	r := &Relay{cfg: cfg, log: log, version: version, state: newState(cfg.HTTP.Readiness, time.Now)}
+	for _, o := range options {
+		o(r)
+	}
 	parts := slot.Parts(cfg.Slots)
 	var sets []*metrics.Set
 	if len(parts) == 1 {
@@ -132,7 +144,9 @@ func (r *Relay) Run(ctx context.Context) error {
 	g.Go(func() error { return r.exporter.Run(work) })
 	g.Go(func() error { return r.figures.run(work) })
 	g.Go(func() error { return r.beat(work) })
-	g.Go(func() error { return systemd.New(r.cfg.Watcher, r.health(), r.log).Run(ctx, work) })
+	if !r.embedded {
+		g.Go(func() error { return systemd.New(r.cfg.Watcher, r.health(), r.log).Run(ctx, work) })
+	}
 	g.Go(func() error {
 		defer cancel()
 		if !r.cfg.Is(config.RoleRelay) {
@@ -148,6 +162,20 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	return nil
 }
+
+// Handler serves /livez, /readyz and /metrics, whatever http.listen says.
+func (r *Relay) Handler() http.Handler {
+	return httpapi.Handler(r.health(), r.metrics.Registry, r.log)
+}
+
+// Ready says what the process does for its watcher and what is wrong, as /readyz does.
+func (r *Relay) Ready() (ok bool, role Role, reasons []string) {
+	ok, as, reasons := r.health().Ready()
+	return ok, Role(as), reasons
+}
+
+// Close frees what New made. Run does it by itself.
+func (r *Relay) Close() { r.close(context.Background()) }
 
 func (r *Relay) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)

@@ -24,13 +24,18 @@ import (
 // A variable OUTRELAY_… that is no key is an error when it is close to one and a warning otherwise: a Kubernetes service
 // called outrelay puts such names into every pod.
 func Load(path string, env, set []string) (Config, []string, error) {
+	return LoadOver(Default(), path, env, set)
+}
+
+// LoadOver is Load with other defaults.
+func LoadOver(defaults Config, path string, env, set []string) (Config, []string, error) {
 	p := &Problems{}
 	k := koanf.New(".")
 	loadFile(k, path, p)
 	warnings := loadEnv(k, env, p)
 	loadSet(k, set, p)
 
-	c := Default()
+	c := defaults
 	d := decoder{problems: p, expand: expander(env)}
 	d.structure(k.Raw(), reflect.ValueOf(&c).Elem(), "")
 	c.derive()

@@ -59,7 +59,7 @@ func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog
 	}
 	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	return &Server{listener: listener, http: &http.Server{
-		Handler:           handler(probe, metrics, log),
+		Handler:           Handler(probe, metrics, log),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -106,7 +106,8 @@ func (s *Server) cut() {
 	}
 }
 
-func handler(probe Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
+// Handler serves /livez, /readyz and /metrics on a listener of somebody else's.
+func Handler(probe Health, metrics prometheus.Gatherer, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { livez(w, probe) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { readyz(w, probe) })

@@ -1,0 +1,202 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/relay"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// scene is a service's surroundings.
+type scene struct {
+	box     *outbox.Box
+	topic   string
+	options []relay.Option
+}
+
+func setup(t *testing.T) *scene {
+	t.Helper()
+	c := stacktest.Client(t)
+	db, state, topic := stacktest.Database(t, c), stacktest.Database(t, c), stacktest.Topic(t, 3)
+	box, err := outbox.New(db, outbox.WithoutTransaction())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &scene{box: box, topic: topic, options: []relay.Option{
+		relay.MongoDB(stacktest.MongoURI(t)), relay.Brokers(stacktest.Brokers(t)...), relay.Watch(db.Name() + ".outbox"),
+		relay.Set("mongodb.state", state.Name()), relay.Set("topics.template", topic),
+		relay.Set("lease.ttl", "2s"), relay.Set("lease.renew", "400ms"), relay.Logger(slog.New(slog.DiscardHandler)),
+	}}
+}
+
+// start runs a relay until stop, which returns what Run did.
+func (s *scene) start(t *testing.T, more ...relay.Option) (r *relay.Relay, stop func() error) {
+	t.Helper()
+	r, err := relay.New(append(s.options, more...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	stop = func() error { cancel(); err := <-ended; ended <- nil; return err }
+	t.Cleanup(func() { _ = stop() })
+	return r, stop
+}
+
+func await(t *testing.T, r *relay.Relay, roles ...relay.Role) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if err := r.Await(ctx, roles...); err != nil {
+		t.Fatalf("not %v: %v; %+v", roles, err, r.Status())
+	}
+}
+
+func (s *scene) append(t *testing.T, n int) {
+	t.Helper()
+	for i := range n {
+		if err := s.box.Append(t.Context(), event.New("order", fmt.Sprint(i%5), "Placed", []byte(fmt.Sprint(i)))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// values are the first n records of the topic.
+func (s *scene) values(t *testing.T, n int) (values []string) {
+	t.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...), kgo.ConsumeTopics(s.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for len(values) < n {
+		f := cl.PollFetches(ctx)
+		if ctx.Err() != nil {
+			t.Fatalf("%d of %d records arrived", len(values), n)
+		}
+		f.EachRecord(func(r *kgo.Record) { values = append(values, string(r.Value)) })
+	}
+	return values
+}
+
+func TestTwoInstancesOfAServiceShareTheWork(t *testing.T) {
+	t.Parallel()
+	s := setup(t)
+	a, stop := s.start(t, relay.Set("node", "a"))
+	await(t, a, relay.Owner)
+	b, _ := s.start(t, relay.Set("node", "b"))
+	await(t, b, relay.Standby)
+	await(t, b) // a standby is ready
+	s.append(t, 10)
+	s.values(t, 10)
+	if err := stop(); err != nil {
+		t.Errorf("a stop: %v", err)
+	}
+	await(t, b, relay.Owner)
+	s.append(t, 10)
+	if got := s.values(t, 20); len(got) != 20 {
+		t.Errorf("%d records of 20: %v", len(got), got)
+	}
+	if err := a.Run(t.Context()); !errors.Is(err, relay.ErrRan) {
+		t.Errorf("a second run: %v", err)
+	}
+	if err := a.Await(t.Context(), relay.Owner); !errors.Is(err, relay.ErrEnded) {
+		t.Errorf("waiting for one that has ended: %v", err)
+	}
+}
+
+func TestHandlerServesProbesAndMetrics(t *testing.T) {
+	t.Parallel()
+	s := setup(t)
+	r, _ := s.start(t)
+	await(t, r, relay.Owner)
+	for path, want := range map[string]string{"/livez": `"live":true`, "/readyz": `"role":"owner"`, "/metrics": "outrelay_lease_owner 1"} {
+		w := httptest.NewRecorder()
+		r.Handler().ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		body, _ := io.ReadAll(w.Body)
+		if w.Code != 200 || !strings.Contains(string(body), want) {
+			t.Errorf("%s: %d %.300s, no %s", path, w.Code, body, want)
+		}
+	}
+}
+
+func TestEveryProblemAtOnce(t *testing.T) {
+	t.Parallel()
+	_, err := relay.New(relay.Brokers("nowhere"), relay.Set("lease.tll", "2s"), relay.Set("limits.memory", "1KiB"))
+	for _, want := range []string{"mongodb.uri", "kafka.brokers", "lease.ttl", "limits.memory"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("no word of %s in: %v", want, err)
+		}
+	}
+	if _, err := relay.New(relay.File(filepath.Join(t.TempDir(), "none.yaml"))); err == nil || !strings.Contains(err.Error(), "none.yaml") {
+		t.Errorf("a file that is not there: %v", err)
+	}
+}
+
+// The environment counts only where it is given, and a relay that never runs leaves nothing behind.
+func TestEnvironmentIsAskedFor(t *testing.T) {
+	env := []string{"OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?replicaSet=rs0", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCH=shop.outbox"}
+	for _, pair := range env {
+		name, value, _ := strings.Cut(pair, "=")
+		t.Setenv(name, value)
+	}
+	if _, err := relay.New(); err == nil {
+		t.Error("the environment was read without being asked for")
+	}
+	r, err := relay.New(relay.Environ(env))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.Status(); got.Role != relay.Starting || got.Ready {
+		t.Errorf("before it runs: %+v", got)
+	}
+	r.Close()
+	r.Close()
+	if err := r.Run(t.Context()); !errors.Is(err, relay.ErrRan) {
+		t.Errorf("a run after the close: %v", err)
+	}
+}
+
+// The service manager hears of the service from the service.
+func TestServiceManagerHearsNothing(t *testing.T) {
+	s := setup(t)
+	socket := filepath.Join(t.TempDir(), "notify")
+	manager, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = manager.Close() }()
+	t.Setenv("NOTIFY_SOCKET", socket)
+	r, stop := s.start(t)
+	await(t, r, relay.Owner)
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if err := manager.SetReadDeadline(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	text := make([]byte, 200)
+	if n, err := manager.Read(text); err == nil {
+		t.Errorf("it was told %q", text[:n])
+	}
+}
