@@ -20,6 +20,7 @@ var rooms = []room{
 	{dir: "internal/record", layer: 0, only: none, why: "the vocabulary of the stages"},
 	{dir: "internal/crash", layer: 0, only: none, why: "points at which a test may kill the process"},
 	{dir: "internal/retry", layer: 0, only: none, why: "the one place that knows how to back off"},
+	{dir: "internal/hold", layer: 0, only: none, why: "one handler at a time, while a lease is renewed"},
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
 	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the process's entry chooses it"},
 	{dir: "internal/tracing", layer: 0, only: []string{"internal/record"}, why: "spans of the relay itself, of records"},
@@ -65,7 +66,7 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "pkg/memory", layer: 4, why: "a service's surroundings without servers, by the contracts of the packages it stands in for", only: []string{
-		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/record", "internal/routing",
+		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
 
