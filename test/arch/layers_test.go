@@ -24,13 +24,14 @@ var rooms = []room{
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
 	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the process's entry chooses it"},
 	{dir: "internal/tracing", layer: 0, only: []string{"internal/record"}, why: "spans of the relay itself, of records"},
+	{dir: "internal/tracecontext", layer: 0, only: []string{"pkg/event"}, why: "from a caller's trace to the headers of events; no spans, no SDK"},
 	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; who counts is somebody else"},
 	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "what a service manager is told; masks what a reason may quote"},
 	{dir: "pkg/event", layer: 0, only: []string{"internal/record"}, why: "the envelope is a value: writers import it, so it drags nothing along"},
 
 	// Layer 1: what can be said without a lease.
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
-	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record"}, why: "runs inside other people's services: no metrics, no Kafka"},
+	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext"}, why: "runs inside other people's services: no metrics, no Kafka"},
 	{dir: "internal/routing", layer: 1, why: "from an envelope to its records, without I/O"},
 	{dir: "internal/slot", layer: 1, only: []string{"pkg/event"}, why: "the arithmetic of a split watcher, without I/O"},
 	{dir: "internal/watermark", layer: 1, only: []string{"internal/record"}, why: "pure bookkeeping; knows neither server"},
@@ -66,7 +67,7 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "pkg/memory", layer: 4, why: "a service's surroundings without servers, by the contracts of the packages it stands in for", only: []string{
-		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing",
+		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/tracecontext",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
 

@@ -1,0 +1,61 @@
+// Package tracecontext puts the trace context of a caller into the headers of events.
+package tracecontext
+
+import (
+	"context"
+
+	"go.opentelemetry.io/otel/propagation"
+
+	"github.com/outrelay/outrelay/pkg/event"
+)
+
+// carrier collects what a propagator injects, in its order.
+type carrier []event.Header
+
+func (c *carrier) Get(key string) string {
+	for _, h := range *c {
+		if h.Key == key {
+			return string(h.Value)
+		}
+	}
+	return ""
+}
+
+func (c *carrier) Set(key, value string) {
+	*c = append(*c, event.Header{Key: key, Value: []byte(value)})
+}
+
+func (c *carrier) Keys() []string {
+	keys := make([]string, len(*c))
+	for i, h := range *c {
+		keys[i] = h.Key
+	}
+	return keys
+}
+
+// Headers are those that carry the trace context of ctx; none where nothing is traced, or p is nil.
+func Headers(ctx context.Context, p propagation.TextMapPropagator) []event.Header {
+	if p == nil {
+		return nil
+	}
+	var c carrier
+	p.Inject(ctx, &c)
+	return c
+}
+
+// Add gives the event the captured headers unless it brings its own: a traceparent of its own belongs to another
+// tracestate than the captured one.
+func Add(ev event.Event, captured []event.Header) event.Event {
+	own := ev.HasHeader("traceparent")
+	var opts []event.Option
+	for _, h := range captured {
+		if ev.HasHeader(h.Key) || own && h.Key == "tracestate" {
+			continue
+		}
+		opts = append(opts, event.WithHeader(h.Key, h.Value))
+	}
+	if opts == nil {
+		return ev
+	}
+	return ev.With(opts...)
+}
