@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -13,10 +12,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/admin"
-	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/store"
 )
@@ -161,66 +159,6 @@ func TestFiguresAreCountedOnceForAllWhoLook(t *testing.T) {
 	}
 }
 
-// fill makes an outbox with delivered envelopes, and dead letters beside it.
-func fill(t *testing.T, coll *mongo.Collection, envelopes, dead int) {
-	t.Helper()
-	if err := store.EnsureIndexes(t.Context(), coll); err != nil {
-		t.Fatal(err)
-	}
-	letters := coll.Database().Collection(deadletter.Collection(coll.Name()))
-	if err := store.EnsureIndexSet(t.Context(), letters, deadletter.Indexes()); err != nil {
-		t.Fatal(err)
-	}
-	insert := func(coll *mongo.Collection, n int, doc func(i int) bson.D) {
-		for from := 0; from < n; from += 10_000 {
-			var docs []any
-			for i := from; i < min(from+10_000, n); i++ {
-				docs = append(docs, doc(i))
-			}
-			if _, err := coll.InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	old := uint32(time.Now().Add(-time.Hour).Unix())
-	insert(coll, envelopes, func(i int) bson.D {
-		return bson.D{
-			{Key: "_id", Value: fmt.Sprintf("e%07d", i)},
-			{Key: "ts", Value: bson.Timestamp{T: old, I: uint32(i + 1)}},
-			{Key: "aggregatetype", Value: "order"},
-			{Key: "aggregateid", Value: fmt.Sprint(i % 1000)},
-			{Key: "type", Value: "OrderPlaced"},
-			{Key: "payload", Value: "x"},
-		}
-	})
-	insert(letters, dead, func(i int) bson.D {
-		at := time.Now().Add(-time.Duration(i) * time.Second)
-		return bson.D{
-			{Key: "_id", Value: deadletter.ID{NS: store.Namespace(coll), ID: bson.RawValue{Type: bson.TypeInt64, Value: raw64(t, int64(i))}}},
-			{Key: "class", Value: "malformed"},
-			{Key: "reason", Value: "no"},
-			{Key: "topic", Value: "orders"},
-			{Key: "type", Value: "OrderPlaced"},
-			{Key: "key", Value: fmt.Sprint(i % 1000)},
-			{Key: "size", Value: 100},
-			{Key: "attempts", Value: bson.A{}},
-			{Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}},
-			{Key: "movedAt", Value: at},
-			{Key: "firstFailure", Value: at},
-			{Key: "lastFailure", Value: at},
-		}
-	})
-}
-
-func raw64(t *testing.T, n int64) []byte {
-	t.Helper()
-	_, data, err := bson.MarshalValue(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
 // TestOverviewDoesNotGrowWithTheOutbox asserts in the normal run that overviews are served while figures are counted behind
 // them; with -admin.long it measures the promise of 50 ms at its full size.
 func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
@@ -229,7 +167,7 @@ func TestOverviewDoesNotGrowWithTheOutbox(t *testing.T) {
 	if *long {
 		envelopes, dead, looks = 1_000_000, 100_000, 2000
 	}
-	fill(t, f.a, envelopes, dead)
+	admintest.Fill(t, f.a, envelopes, dead)
 	d := &admin.Deployment{State: f.state, Watcher: "orders"}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

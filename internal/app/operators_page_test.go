@@ -2,7 +2,6 @@ package app_test
 
 import (
 	"context"
-	"encoding/binary"
 	"flag"
 	"fmt"
 	"io"
@@ -16,12 +15,10 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/admin/admintest"
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
-	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/store"
 )
@@ -38,7 +35,7 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	}
 	client := stacktest.Client(t)
 	db, state := stacktest.Database(t, client), stacktest.Database(t, client)
-	manyEnvelopes(t, db, envelopes, dead)
+	admintest.Fill(t, db.Collection("outbox"), envelopes, dead)
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "epoch", Value: int64(1)}}); err != nil {
 		t.Fatal(err)
 	}
@@ -99,56 +96,4 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 			t.Errorf("%s: p99 %v", path, p99)
 		}
 	}
-}
-
-func manyEnvelopes(t *testing.T, db *mongo.Database, envelopes, dead int) {
-	t.Helper()
-	coll := db.Collection("outbox")
-	if err := store.EnsureIndexes(t.Context(), coll); err != nil {
-		t.Fatal(err)
-	}
-	letters := db.Collection(deadletter.Collection(coll.Name()))
-	if err := store.EnsureIndexSet(t.Context(), letters, deadletter.Indexes()); err != nil {
-		t.Fatal(err)
-	}
-	insert := func(coll *mongo.Collection, n int, doc func(i int) bson.D) {
-		docs := make([]any, 0, 10_000)
-		for i := range n {
-			if docs = append(docs, doc(i)); len(docs) < cap(docs) && i+1 < n {
-				continue
-			}
-			if _, err := coll.InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
-				t.Fatal(err)
-			}
-			docs = docs[:0]
-		}
-	}
-	old := uint32(time.Now().Add(-time.Hour).Unix())
-	insert(coll, envelopes, func(i int) bson.D {
-		return bson.D{
-			{Key: "_id", Value: fmt.Sprintf("e%07d", i)},
-			{Key: "ts", Value: bson.Timestamp{T: old, I: uint32(i + 1)}},
-			{Key: "aggregatetype", Value: "order"},
-			{Key: "aggregateid", Value: fmt.Sprint(i % 1000)},
-			{Key: "type", Value: "OrderPlaced"},
-			{Key: "payload", Value: "x"},
-		}
-	})
-	insert(letters, dead, func(i int) bson.D {
-		at := time.Now().Add(-time.Duration(i) * time.Second)
-		return bson.D{
-			{Key: "_id", Value: deadletter.ID{NS: store.Namespace(coll), ID: bson.RawValue{Type: bson.TypeInt64, Value: binary.LittleEndian.AppendUint64(nil, uint64(i))}}},
-			{Key: "class", Value: "malformed"},
-			{Key: "reason", Value: "no"},
-			{Key: "topic", Value: "orders"},
-			{Key: "type", Value: "OrderPlaced"},
-			{Key: "key", Value: fmt.Sprint(i % 1000)},
-			{Key: "size", Value: 100},
-			{Key: "attempts", Value: bson.A{}},
-			{Key: "source", Value: bson.D{{Key: "kind", Value: "relay"}}},
-			{Key: "movedAt", Value: at},
-			{Key: "firstFailure", Value: at},
-			{Key: "lastFailure", Value: at},
-		}
-	})
 }

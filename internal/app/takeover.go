@@ -103,7 +103,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 // operationTime is the server's time of now, as the change stream counts it.
 func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error) {
 	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
-		at, err = changestream.OperationTime(ctx, t.mongo.stream)
+		at, err = store.ClusterTime(ctx, t.mongo.stream)
 		return err
 	})
 	return at, err

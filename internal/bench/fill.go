@@ -11,7 +11,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -75,7 +74,7 @@ func (b *bench) fill(ctx context.Context) (bson.Timestamp, error) {
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	start, err := changestream.OperationTime(ctx, b.client)
+	start, err := store.ClusterTime(ctx, b.client)
 	if err != nil {
 		return start, err
 	}

@@ -12,7 +12,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
-	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/store"
 )
 
 const (
@@ -152,7 +152,7 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	at, err := changestream.OperationTime(ctx, b.client)
+	at, err := store.ClusterTime(ctx, b.client)
 	if err != nil {
 		return l, err
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -54,7 +55,7 @@ func setup(t *testing.T) *bundle {
 
 func (b *bundle) now() bson.Timestamp {
 	b.t.Helper()
-	ts, err := OperationTime(b.t.Context(), b.admin)
+	ts, err := store.ClusterTime(b.t.Context(), b.admin)
 	if err != nil {
 		b.t.Fatal(err)
 	}

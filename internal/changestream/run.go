@@ -12,6 +12,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -78,7 +79,7 @@ func (s *Stream) begin(ctx context.Context, start Start, out chan<- *Batch) (*ru
 		r.startAt(*start.At)
 	case start.Now:
 		err := retry.Do(ctx, s.cfg.Backoff, func(ctx context.Context) error {
-			now, err := OperationTime(ctx, s.cfg.Client)
+			now, err := store.ClusterTime(ctx, s.cfg.Client)
 			r.startAt(now)
 			return err
 		}, func(err error, wait time.Duration) { s.report(err, wait) })

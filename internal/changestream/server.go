@@ -17,21 +17,6 @@ func Tune(o *options.ClientOptions) *options.ClientOptions {
 	return o.SetHeartbeatInterval(time.Second).SetConnectTimeout(2 * time.Second).SetServerSelectionTimeout(4 * time.Second)
 }
 
-// OperationTime is the cluster's time of now, as of the server that answers a ping.
-func OperationTime(ctx context.Context, client *mongo.Client) (bson.Timestamp, error) {
-	ctx, cancel := context.WithTimeout(ctx, openTimeout)
-	defer cancel()
-	raw, err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
-	if err != nil {
-		return bson.Timestamp{}, fmt.Errorf("asking for the cluster's time: %w", err)
-	}
-	t, i, ok := raw.Lookup("operationTime").TimestampOK()
-	if !ok {
-		return bson.Timestamp{}, errors.New("asking for the cluster's time: the server gives none, so it is not a replica set")
-	}
-	return bson.Timestamp{T: t, I: i}, nil
-}
-
 // ErrNotAllowed says that the user lacks the privilege for something optional.
 var ErrNotAllowed = errors.New("not allowed")
 

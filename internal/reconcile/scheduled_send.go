@@ -3,11 +3,9 @@ package reconcile
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/record"
@@ -66,7 +64,7 @@ func (s *Scheduled) sendGroup(ctx context.Context, g *claimed) error {
 		}
 		if err == nil {
 			// The claims are committed, and a majority read may still not show them at once (N22).
-			at, err = clusterTime(ctx, s.Client)
+			at, err = store.ClusterTime(ctx, s.Client)
 		}
 		if err != nil {
 			s.trouble(err)
@@ -139,21 +137,6 @@ func (s *Scheduled) send(ctx context.Context, c *calendar, e timer, raw bson.Raw
 		return context.Cause(ctx)
 	}
 	return outletError{err}
-}
-
-// clusterTime is the cluster's time of now.
-func clusterTime(ctx context.Context, client *mongo.Client) (at bson.Timestamp, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	raw, err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
-	if err != nil {
-		return at, fmt.Errorf("asking for the cluster's time: %w", err)
-	}
-	var ok bool
-	if at.T, at.I, ok = raw.Lookup("operationTime").TimestampOK(); !ok {
-		return at, errors.New("asking for the cluster's time: the server gives none")
-	}
-	return at, nil
 }
 
 // note tells how late an envelope was, if it was sent.

@@ -3,8 +3,6 @@ package reconcile
 import (
 	"container/heap"
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -250,18 +248,9 @@ func (r *pass) deliver(ctx context.Context, s *source, keep bool) error {
 
 // now is the cluster's time after the last read: what is committed later was not seen.
 func (r *pass) now(ctx context.Context) (at bson.Timestamp, err error) {
-	ask := func(ctx context.Context) error {
-		call, cancel := context.WithTimeout(ctx, 10*time.Second)
-		defer cancel()
-		raw, err := r.Client.Database("admin").RunCommand(call, bson.D{{Key: "ping", Value: 1}}).Raw()
-		if err != nil {
-			return fmt.Errorf("asking for the cluster's time: %w", err)
-		}
-		var ok bool
-		if at.T, at.I, ok = raw.Lookup("operationTime").TimestampOK(); !ok {
-			return errors.New("asking for the cluster's time: the server gives none")
-		}
-		return nil
+	ask := func(ctx context.Context) (err error) {
+		at, err = store.ClusterTime(ctx, r.Client)
+		return err
 	}
 	err = r.waitOut(ctx, ask(ctx), ask)
 	return at, err

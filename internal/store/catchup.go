@@ -14,14 +14,12 @@ import (
 // miss what a writer was told about a moment ago (N22). It costs two calls.
 func CatchUp(ctx context.Context, coll *mongo.Collection) error {
 	client := coll.Database().Client()
-	pong, err := client.Database("admin").RunCommand(ctx, bson.D{{Key: "ping", Value: 1}}).Raw()
-	if err != nil {
-		return fmt.Errorf("asking for the cluster's time: %w", err)
-	}
-	var now bson.Timestamp
-	var ok bool
-	if now.T, now.I, ok = pong.Lookup("operationTime").TimestampOK(); !ok {
-		return nil // no replica set: what is acknowledged is seen
+	now, err := ClusterTime(ctx, client)
+	switch {
+	case errors.Is(err, ErrNoClusterTime):
+		return nil // what is acknowledged is seen
+	case err != nil:
+		return err
 	}
 	sess, err := Causal(ctx, client, now)
 	if err != nil {

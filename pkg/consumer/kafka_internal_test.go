@@ -11,6 +11,8 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/compress"
 	"pgregory.net/rapid"
+
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 )
 
 // batchOf writes a batch as a broker keeps it.
@@ -49,10 +51,10 @@ func (b batchOf) bytes(tb testing.TB) []byte {
 		}
 		body = out
 	}
-	h := make([]byte, batchHeader)
+	h := make([]byte, fetched.HeaderSize)
 	be := binary.BigEndian
 	be.PutUint64(h, uint64(b.base))
-	be.PutUint32(h[8:], uint32(batchHeader-12+len(body)))
+	be.PutUint32(h[8:], uint32(fetched.HeaderSize-12+len(body)))
 	be.PutUint32(h[12:], 7)
 	h[16] = 2
 	be.PutUint16(h[21:], b.attributes|uint16(b.codec))
@@ -62,7 +64,7 @@ func (b batchOf) bytes(tb testing.TB) []byte {
 	be.PutUint64(h[43:], uint64(b.producer))
 	be.PutUint32(h[57:], uint32(len(b.offsets)))
 	h = append(h, body...)
-	be.PutUint32(h[17:], crc32.Checksum(h[21:], castagnoli))
+	be.PutUint32(h[17:], crc32.Checksum(h[21:], crc32.MakeTable(crc32.Castagnoli)))
 	return h
 }
 
@@ -99,7 +101,7 @@ func TestN29_HolesArePassed(t *testing.T) {
 			set = append(set, b.bytes(t)...)
 		}
 		set = append(set, batchOf{base: 70, offsets: []int32{0}}.bytes(t)[:50]...) // cut off
-		w := walker{from: 12, next: 12, aborted: []abortedTx{{8, 50}}}
+		w := walker{from: 12, next: 12, aborted: []fetched.Aborted{{Producer: 8, First: 50}}}
 		if err := w.walk(set); err != nil {
 			t.Fatal(err)
 		}
@@ -143,10 +145,10 @@ func TestNoBytesMakeTheWalkerPanic(t *testing.T) {
 			b[rapid.IntRange(0, len(b)-1).Draw(rt, "at")] = rapid.Byte().Draw(rt, "to")
 		}
 		if rapid.Bool().Draw(rt, "sealed") && len(b) > 21 {
-			binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], castagnoli))
+			binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], crc32.MakeTable(crc32.Castagnoli)))
 		}
 		_ = (&walker{}).walk(b)
-		_, _ = parseAnswer(b, int16(rapid.IntRange(4, 11).Draw(rt, "version")))
+		_, _ = fetched.Parse(b, int16(rapid.IntRange(4, 11).Draw(rt, "version")))
 	})
 }
 

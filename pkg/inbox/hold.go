@@ -4,12 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/hold"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -69,21 +69,7 @@ func (c *claim) renew(ctx context.Context) error {
 }
 
 func (c *claim) Hold(ctx context.Context, fn func(ctx context.Context) error) error {
-	inner, cancel := context.WithCancelCause(ctx)
-	runCtx, stop := context.WithCancel(ctx)
-	var lost error
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if lost = c.Run(runCtx); lost != nil {
-			cancel(lost)
-		}
-	})
-	err := func() error {
-		defer cancel(nil)
-		defer wg.Wait()
-		defer stop() // also when fn panics
-		return fn(inner)
-	}()
+	lost, err := hold.While(ctx, c.Run, fn)
 	switch {
 	case lost == nil || errors.Is(err, ErrClaimLost):
 		return err

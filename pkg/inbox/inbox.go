@@ -11,6 +11,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/hold"
 )
 
 // maxText is the longest consumer, namespace or id in bytes.
@@ -71,7 +73,7 @@ type Inbox struct {
 	claims  *mongo.Collection
 	tenures *mongo.Collection
 
-	guard guard
+	guard hold.Guard
 
 	mu       sync.Mutex
 	attached map[partition]int64 // the generation that this process attached to

@@ -43,7 +43,7 @@ func (x *Inbox) Once(ctx context.Context, consumer, id string, fn func(ctx conte
 	if err != nil {
 		return err
 	}
-	ctx, leave, ok, err := x.guard.enter(ctx, string(identity), !c.NoWait)
+	ctx, leave, ok, err := x.guard.Enter(ctx, string(identity), !c.NoWait)
 	switch {
 	case err != nil:
 		return err

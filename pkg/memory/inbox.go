@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/hold"
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -27,7 +28,7 @@ type Inbox struct {
 
 	markers, offsets, claims *rows
 
-	guard guard
+	guard hold.Guard
 
 	mu       sync.Mutex
 	attached map[partitionKey]int64

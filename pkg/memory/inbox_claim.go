@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/hold"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
@@ -120,21 +120,7 @@ func (c *claim) renew(ctx context.Context) error {
 }
 
 func (c *claim) Hold(ctx context.Context, fn func(ctx context.Context) error) error {
-	inner, cancel := context.WithCancelCause(ctx)
-	running, stop := context.WithCancel(ctx)
-	var lost error
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		if lost = c.Run(running); lost != nil {
-			cancel(lost)
-		}
-	})
-	err := func() error {
-		defer cancel(nil)
-		defer wg.Wait()
-		defer stop() // also when fn panics
-		return fn(inner)
-	}()
+	lost, err := hold.While(ctx, c.Run, fn)
 	switch {
 	case lost == nil || errors.Is(err, inbox.ErrClaimLost):
 		return err
@@ -234,7 +220,7 @@ func (x *Inbox) Once(ctx context.Context, consumer, id string, fn func(ctx conte
 	case fresh:
 		return x.db.Transaction(ctx, fn)
 	}
-	ctx, leave, ok, err := x.guard.enter(ctx, x.id(e, 0), !c.NoWait)
+	ctx, leave, ok, err := x.guard.Enter(ctx, x.id(e, 0), !c.NoWait)
 	switch {
 	case err != nil:
 		return err
@@ -284,46 +270,4 @@ func (x *Inbox) eager(ctx context.Context, e inbox.Entry, d time.Duration, fn fu
 		return errors.Join(err, rerr)
 	}
 	return nil // handled and committed
-}
-
-// guard lets one handling of an identity at a time run. Whoever holds one already, by its context, is let in.
-type guard struct {
-	mu   sync.Mutex
-	busy map[string]chan struct{} // closed when the holder is done
-}
-
-type guardKey struct{}
-
-func (g *guard) enter(ctx context.Context, id string, wait bool) (inner context.Context, leave func(), ok bool, err error) {
-	if ctx.Value(guardKey{}) != nil {
-		return ctx, func() {}, true, nil
-	}
-	for {
-		g.mu.Lock()
-		other, busy := g.busy[id]
-		if !busy {
-			break
-		}
-		g.mu.Unlock()
-		if !wait {
-			return nil, nil, false, nil
-		}
-		select {
-		case <-other:
-		case <-ctx.Done():
-			return nil, nil, false, context.Cause(ctx)
-		}
-	}
-	defer g.mu.Unlock()
-	if g.busy == nil {
-		g.busy = map[string]chan struct{}{}
-	}
-	done := make(chan struct{})
-	g.busy[id] = done
-	return context.WithValue(ctx, guardKey{}, id), func() {
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		delete(g.busy, id)
-		close(done)
-	}, true, nil
 }

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/outrelay/outrelay/internal/tracecontext"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -136,11 +137,11 @@ func (b *Outbox) insert(t *tx, list []*envelope) error {
 
 // encode makes the envelopes, or says what is wrong with each event that cannot be one.
 func (b *Outbox) encode(ctx context.Context, events []event.Event) ([]*envelope, error) {
-	trace := b.traceHeaders(ctx)
+	trace := tracecontext.Headers(ctx, b.propagator)
 	list := make([]*envelope, 0, len(events))
 	var errs []error
 	for _, ev := range events {
-		ev = withTrace(ev, trace)
+		ev = tracecontext.Add(ev, trace)
 		doc, err := ev.MarshalBSON()
 		if err == nil && len(doc) > b.maxSize {
 			err = &outbox.TooLargeError{ID: ev.ID(), Size: len(doc), Limit: b.maxSize}
@@ -198,50 +199,4 @@ func (b *Outbox) Envelopes() []bson.Raw {
 		out[i] = e.doc
 	}
 	return out
-}
-
-// carrier collects what a propagator injects, in its order.
-type carrier []event.Header
-
-func (c *carrier) Get(key string) string {
-	for _, h := range *c {
-		if h.Key == key {
-			return string(h.Value)
-		}
-	}
-	return ""
-}
-
-func (c *carrier) Set(key, value string) {
-	*c = append(*c, event.Header{Key: key, Value: []byte(value)})
-}
-
-func (c *carrier) Keys() []string {
-	keys := make([]string, len(*c))
-	for i, h := range *c {
-		keys[i] = h.Key
-	}
-	return keys
-}
-
-func (b *Outbox) traceHeaders(ctx context.Context) []event.Header {
-	if b.propagator == nil {
-		return nil
-	}
-	var c carrier
-	b.propagator.Inject(ctx, &c)
-	return c
-}
-
-// withTrace adds the captured headers unless the event brings its own.
-func withTrace(ev event.Event, trace []event.Header) event.Event {
-	own := ev.HasHeader("traceparent")
-	var opts []event.Option
-	for _, h := range trace {
-		if ev.HasHeader(h.Key) || own && h.Key == "tracestate" {
-			continue
-		}
-		opts = append(opts, event.WithHeader(h.Key, h.Value))
-	}
-	return ev.With(opts...)
 }

@@ -15,6 +15,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/outrelay/outrelay/internal/tracecontext"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -83,11 +84,11 @@ func (b *Box) AppendMany(ctx context.Context, events []event.Event, opts ...Call
 
 // encode makes the documents, or says what is wrong with each event that cannot be one.
 func (b *Box) encode(ctx context.Context, events []event.Event) ([]any, error) {
-	trace := b.traceHeaders(ctx)
+	trace := tracecontext.Headers(ctx, b.propagator)
 	docs := make([]any, 0, len(events))
 	var errs []error
 	for _, ev := range events {
-		doc, err := withTrace(ev, trace).MarshalBSON()
+		doc, err := tracecontext.Add(ev, trace).MarshalBSON()
 		if err == nil && len(doc) > b.maxSize {
 			err = &TooLargeError{ID: ev.ID(), Size: len(doc), Limit: b.maxSize}
 		}

@@ -191,3 +191,10 @@ func TestCronWithoutItsState(t *testing.T) {
 	runCron(t, b.cron(t, e))
 	gapless(t, b.firings(t, "more", func(at []time.Time) bool { return len(at) >= 13 }))
 }
+
+func (b bundle) ordinary(t *testing.T, typ string) {
+	t.Helper()
+	if err := outbox.Transaction(t.Context(), b.client, func(ctx context.Context) error { return b.box.Append(ctx, ev(typ)) }); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -20,16 +20,18 @@ var rooms = []room{
 	{dir: "internal/record", layer: 0, only: none, why: "the vocabulary of the stages"},
 	{dir: "internal/crash", layer: 0, only: none, why: "points at which a test may kill the process"},
 	{dir: "internal/retry", layer: 0, only: none, why: "the one place that knows how to back off"},
+	{dir: "internal/hold", layer: 0, only: none, why: "one handler at a time, while a lease is renewed"},
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
 	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the process's entry chooses it"},
 	{dir: "internal/tracing", layer: 0, only: []string{"internal/record"}, why: "spans of the relay itself, of records"},
+	{dir: "internal/tracecontext", layer: 0, only: []string{"pkg/event"}, why: "from a caller's trace to the headers of events; no spans, no SDK"},
 	{dir: "internal/health", layer: 0, only: none, why: "rules over counts; who counts is somebody else"},
 	{dir: "internal/systemd", layer: 0, only: []string{"internal/logging"}, why: "what a service manager is told; masks what a reason may quote"},
 	{dir: "pkg/event", layer: 0, only: []string{"internal/record"}, why: "the envelope is a value: writers import it, so it drags nothing along"},
 
 	// Layer 1: what can be said without a lease.
 	{dir: "resume", layer: 1, only: none, why: "a public leaf: tokens and positions for any user of change streams"},
-	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record"}, why: "runs inside other people's services: no metrics, no Kafka"},
+	{dir: "pkg/outbox", layer: 1, only: []string{"pkg/event", "internal/record", "internal/tracecontext"}, why: "runs inside other people's services: no metrics, no Kafka"},
 	{dir: "internal/routing", layer: 1, why: "from an envelope to its records, without I/O"},
 	{dir: "internal/slot", layer: 1, only: []string{"pkg/event"}, why: "the arithmetic of a split watcher, without I/O"},
 	{dir: "internal/watermark", layer: 1, only: []string{"internal/record"}, why: "pure bookkeeping; knows neither server"},
@@ -41,6 +43,7 @@ var rooms = []room{
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "who takes part, and whether all of them know a migration"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves what can never be sent"},
+	{dir: "internal/kafka/fetched", layer: 2, only: []string{"internal/record"}, why: "a broker's answer to a fetch, for the read-back and for consumers"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
 	// Layer 3: the stages. None imports another; they meet through interfaces declared by their consumer.
@@ -50,6 +53,7 @@ var rooms = []room{
 	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
 	{dir: "internal/retention", layer: 3, why: "the purge"},
 	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga"}, why: "use-cases behind the CLI, the API and the page"},
+	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "what operators look at, for tests of what they see"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
@@ -64,7 +68,7 @@ var rooms = []room{
 	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "pkg/memory", layer: 4, why: "a service's surroundings without servers, by the contracts of the packages it stands in for", only: []string{
-		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/record", "internal/routing",
+		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/tracecontext",
 	}},
 	{dir: "pkg/relay", layer: 4, also: []string{"internal/app"}, why: "the watcher inside another program"},
 

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -123,7 +124,7 @@ func encode(codec compress.Compression, id Producer, seq int32, recs ...[]record
 		_ = w.Close()
 		body = z.Bytes()
 	}
-	b := make([]byte, 4+headerSize, 4+headerSize+len(body))
+	b := make([]byte, 4+fetched.HeaderSize, 4+fetched.HeaderSize+len(body))
 	b = append(b, body...)
 	be, h := binary.BigEndian, b[4:]
 	be.PutUint32(b, uint32(len(h)))
@@ -138,7 +139,7 @@ func encode(codec compress.Compression, id Producer, seq int32, recs ...[]record
 	be.PutUint16(h[51:], uint16(id.Epoch))
 	be.PutUint32(h[53:], uint32(seq))
 	be.PutUint32(h[57:], uint32(len(recs)))
-	be.PutUint32(h[17:], crc32.Checksum(h[21:], castagnoli))
+	be.PutUint32(h[17:], crc32.Checksum(h[21:], crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }
 
@@ -251,30 +252,6 @@ func sequence(prefix string, n int) []string {
 	var out []string
 	for i := range n {
 		out = append(out, fmt.Sprintf("%s-%d", prefix, i))
-	}
-	return out
-}
-
-// rawBatch is what a batch's header says.
-type rawBatch struct {
-	base, id int64
-	epoch    int16
-	control  bool
-	bytes    []byte
-}
-
-func batchesOf(set []byte) []rawBatch {
-	var out []rawBatch
-	for len(set) >= headerSize {
-		n := 12 + int(binary.BigEndian.Uint32(set[8:]))
-		if n > len(set) {
-			break
-		}
-		out = append(out, rawBatch{
-			base: int64(binary.BigEndian.Uint64(set)), id: int64(binary.BigEndian.Uint64(set[43:])),
-			epoch: int16(binary.BigEndian.Uint16(set[51:])), control: set[22]&0x20 != 0, bytes: set[:n],
-		})
-		set = set[n:]
 	}
 	return out
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/segmentio/kafka-go"
 
 	"github.com/outrelay/outrelay/internal/crash"
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -194,10 +195,10 @@ func (r *reader) group(ctx context.Context, leader int32, parts []*part) {
 			}
 			return
 		}
-		for i := range got.parts {
-			if p := at[got.parts[i].TopicPartition]; p != nil {
-				r.take(ctx, leader, p, &got.parts[i], &scratch)
-				budget -= int64(len(got.parts[i].set))
+		for i := range got.Partitions {
+			if p := at[got.Partitions[i].TopicPartition]; p != nil {
+				r.take(ctx, leader, p, &got.Partitions[i], &scratch)
+				budget -= int64(len(got.Partitions[i].Set))
 			}
 		}
 		crash.At("mid-read-back")
@@ -219,17 +220,17 @@ func (r *reader) bad(p *part, err error) {
 }
 
 // take handles one partition's share of an answer.
-func (r *reader) take(ctx context.Context, leader int32, p *part, got *fetchedPart, scratch *bytes.Buffer) {
-	if got.code != 0 {
-		r.refused(ctx, leader, p, kafka.Error(got.code))
+func (r *reader) take(ctx context.Context, leader int32, p *part, got *fetched.Partition, scratch *bytes.Buffer) {
+	if got.Code != 0 {
+		r.refused(ctx, leader, p, kafka.Error(got.Code))
 		return
 	}
 	if p.tail.target < 0 {
-		p.tail.target = got.high
+		p.tail.target = got.High
 	}
 	before, behind := p.tail.Next, p.tail.Next < p.tail.target
-	p.tail.bytes += int64(len(got.set))
-	err := p.tail.walk(got.set, r.ours, scratch)
+	p.tail.bytes += int64(len(got.Set))
+	err := p.tail.walk(got.Set, r.ours, scratch)
 	if err != nil {
 		r.bad(p, err)
 		return

@@ -7,6 +7,7 @@ import (
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -230,12 +231,15 @@ func markersOf(tb testing.TB, c *Client, tp record.TopicPartition, id int64) int
 		if err != nil {
 			tb.Fatal(err)
 		}
-		for _, b := range batchesOf(got.parts[0].set) {
-			if b.control && b.id == id {
+		for b, err := range fetched.Batches(got.Partitions[0].Set) {
+			if err != nil {
+				tb.Fatal(err)
+			}
+			if b.Control && b.Producer == id {
 				n++
 			}
 		}
-		if err := tail.walk(got.parts[0].set, nil, nil); err != nil {
+		if err := tail.walk(got.Partitions[0].Set, nil, nil); err != nil {
 			tb.Fatal(err)
 		}
 	}

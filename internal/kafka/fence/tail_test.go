@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/segmentio/kafka-go/compress"
+
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 )
 
 // placed is a batch as a broker returns it: at an offset, with a last offset delta of the broker's choice.
@@ -18,7 +20,7 @@ func placed(b []byte, base int64, lastDelta int32) []byte {
 }
 
 func sealed(b []byte) []byte {
-	binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], castagnoli))
+	binary.BigEndian.PutUint32(b[17:], crc32.Checksum(b[21:], crc32.MakeTable(crc32.Castagnoli)))
 	return b
 }
 
@@ -87,7 +89,7 @@ func FuzzWalk(f *testing.F) {
 	f.Add(placed(encode(compress.Snappy, Producer{7, 1}, 0, ids("a", "b")...), 3, 1))
 	f.Add(control(Producer{7, 1}, 4))
 	f.Fuzz(func(t *testing.T, set []byte) {
-		if len(set) > headerSize && len(set) < 1<<16 {
+		if len(set) > fetched.HeaderSize && len(set) < 1<<16 {
 			binary.BigEndian.PutUint32(set[8:], uint32(len(set)-12))
 			sealed(set)
 		}
@@ -98,7 +100,7 @@ func FuzzWalk(f *testing.F) {
 		}
 		if len(set) < 1<<16 {
 			for v := int16(4); v <= 11; v++ {
-				_, _ = parseFetch(set, v)
+				_, _ = fetched.Parse(set, v)
 			}
 		}
 	})

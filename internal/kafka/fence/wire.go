@@ -2,7 +2,6 @@ package fence
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -14,12 +13,12 @@ import (
 	"github.com/segmentio/kafka-go/protocol/listoffsets"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// direct sends a request to a broker of our choice (any, if negative) and reads the answer itself. kafka-go routes by its
-// cached layout, answers Metadata from the cache, and its decoder of record sets loses a batch's last offset, without which
-// a compacted log cannot be walked.
+// direct sends a request to a broker of our choice (any, if negative) and reads the answer itself: kafka-go routes by its
+// cached layout, and answers Metadata from the cache.
 type direct struct {
 	broker  int32
 	client  string
@@ -124,26 +123,13 @@ const (
 	fetchWaitMS    = 100
 )
 
-// fetched is the answer to a Fetch; the sets alias one buffer.
-type fetched struct{ parts []fetchedPart }
-
-type fetchedPart struct {
-	record.TopicPartition
-	code int16
-	high int64 // high watermark
-	set  []byte
-}
-
-// ApiKey makes it a message of kafka-go.
-func (*fetched) ApiKey() protocol.ApiKey { return protocol.Fetch }
-
 type fetchFrom struct {
 	record.TopicPartition
 	offset int64
 }
 
 // fetch asks one broker for several partitions, uncommitted records included, about `each` bytes of each.
-func (c *Client) fetch(ctx context.Context, leader int32, from []fetchFrom, each int32) (*fetched, error) {
+func (c *Client) fetch(ctx context.Context, leader int32, from []fetchFrom, each int32) (*fetched.Answer, error) {
 	req := &fetch.Request{ReplicaID: -1, MaxWaitTime: fetchWaitMS, MinBytes: 1, MaxBytes: fetchBytes, SessionEpoch: -1}
 	at := map[string]int{}
 	for _, f := range from {
@@ -157,118 +143,9 @@ func (c *Client) fetch(ctx context.Context, leader int32, from []fetchFrom, each
 			Partition: f.Partition, CurrentLeaderEpoch: -1, FetchOffset: f.offset, LogStartOffset: -1, PartitionMaxBytes: each,
 		})
 	}
-	m, err := c.roundTrip(ctx, &direct{broker: leader, client: c.Transport.ClientID, req: req, read: readFetch})
+	m, err := c.roundTrip(ctx, &direct{broker: leader, client: c.Transport.ClientID, req: req, read: fetched.Read})
 	if err != nil {
 		return nil, err
 	}
-	return m.(*fetched), nil
-}
-
-func readFetch(r io.Reader, version int16) (protocol.Message, error) {
-	var head [8]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
-		return nil, fmt.Errorf("reading the answer to a fetch: %w", err)
-	}
-	size := int(int32(binary.BigEndian.Uint32(head[:]))) - 4
-	if size < 0 {
-		return nil, fmt.Errorf("reading the answer to a fetch: impossible size %d", size)
-	}
-	body := make([]byte, size)
-	if _, err := io.ReadFull(r, body); err != nil {
-		return nil, fmt.Errorf("reading the answer to a fetch: %w", err)
-	}
-	return parseFetch(body, version)
-}
-
-// parseFetch decodes versions 4 to 11, the ones that kafka-go negotiates with brokers that know transactions.
-func parseFetch(body []byte, v int16) (*fetched, error) {
-	if v < 4 || v > 11 {
-		return nil, fmt.Errorf("fetch version %d: the broker must speak 4 to 11 (Kafka 0.11 or later)", v)
-	}
-	d := decoder{b: body}
-	d.skip(4) // throttle
-	if v >= 7 {
-		if code := d.i16(); code != 0 {
-			return nil, kafka.Error(code)
-		}
-		d.skip(4) // session
-	}
-	out := &fetched{}
-	for range d.count() {
-		topic := string(d.bytes(int(d.i16())))
-		for range d.count() {
-			p := fetchedPart{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.i32()}}
-			p.code, p.high = d.i16(), d.i64()
-			d.skip(8) // last stable offset
-			if v >= 5 {
-				d.skip(8) // log start
-			}
-			d.skip(16 * d.count()) // aborted transactions
-			if v >= 11 {
-				d.skip(4) // preferred replica
-			}
-			p.set = d.bytes(int(d.i32()))
-			out.parts = append(out.parts, p)
-		}
-	}
-	if d.bad {
-		return nil, errors.New("reading the answer to a fetch: it ends too early")
-	}
-	return out, nil
-}
-
-// decoder walks a buffer; reading past its end sets bad and yields zeros.
-type decoder struct {
-	b   []byte
-	bad bool
-}
-
-func (d *decoder) bytes(n int) []byte {
-	if n <= 0 {
-		return nil // null and empty
-	}
-	if n > len(d.b) {
-		d.b, d.bad = nil, true
-		return nil
-	}
-	x := d.b[:n]
-	d.b = d.b[n:]
-	return x
-}
-
-func (d *decoder) skip(n int) { d.bytes(n) }
-
-func (d *decoder) i16() int16 {
-	if x := d.bytes(2); x != nil {
-		return int16(binary.BigEndian.Uint16(x))
-	}
-	return 0
-}
-
-func (d *decoder) i32() int32 {
-	if x := d.bytes(4); x != nil {
-		return int32(binary.BigEndian.Uint32(x))
-	}
-	return 0
-}
-
-func (d *decoder) i64() int64 {
-	if x := d.bytes(8); x != nil {
-		return int64(binary.BigEndian.Uint64(x))
-	}
-	return 0
-}
-
-// count is the length of an array; a null array has none, and no array has more elements than bytes are left.
-func (d *decoder) count() int { return max(0, min(int(d.i32()), len(d.b))) }
-
-// varint is a zigzag varint.
-func (d *decoder) varint() int64 {
-	x, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.b, d.bad = nil, true
-		return 0
-	}
-	d.b = d.b[n:]
-	return x
+	return m.(*fetched.Answer), nil
 }

@@ -1,7 +1,10 @@
-package outbox
+// Package tracecontext puts the trace context of a caller into the headers of events.
+package tracecontext
 
 import (
 	"context"
+
+	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -30,22 +33,22 @@ func (c *carrier) Keys() []string {
 	return keys
 }
 
-// traceHeaders are the headers that carry the trace context of ctx; none where nothing is traced.
-func (b *Box) traceHeaders(ctx context.Context) []event.Header {
-	if b.propagator == nil {
+// Headers are those that carry the trace context of ctx; none where nothing is traced, or p is nil.
+func Headers(ctx context.Context, p propagation.TextMapPropagator) []event.Header {
+	if p == nil {
 		return nil
 	}
 	var c carrier
-	b.propagator.Inject(ctx, &c)
+	p.Inject(ctx, &c)
 	return c
 }
 
-// withTrace adds the captured headers unless the event brings its own: a traceparent of its own belongs to another
+// Add gives the event the captured headers unless it brings its own: a traceparent of its own belongs to another
 // tracestate than the captured one.
-func withTrace(ev event.Event, trace []event.Header) event.Event {
+func Add(ev event.Event, captured []event.Header) event.Event {
 	own := ev.HasHeader("traceparent")
 	var opts []event.Option
-	for _, h := range trace {
+	for _, h := range captured {
 		if ev.HasHeader(h.Key) || own && h.Key == "tracestate" {
 			continue
 		}

@@ -1,22 +1,24 @@
-package inbox
+// Package hold is how one handler at a time works on something: a guard within this process, and a lease that is renewed
+// while the handler runs.
+package hold
 
 import (
 	"context"
 	"sync"
 )
 
-// guard lets one handling of an identity at a time run in this process. It saves the second of two the write conflict; it
-// is no promise, as other processes know nothing of it.
-type guard struct {
+// Guard lets one holder of an id at a time run in this process. It is no promise, as other processes know nothing of it.
+// The zero value is ready.
+type Guard struct {
 	mu   sync.Mutex
 	busy map[string]chan struct{} // closed when the holder is done
 }
 
 type guardKey struct{}
 
-// enter returns when nobody else handles id, or ok false at once if not to wait. Whoever holds one identity already, by
-// its context, is let in without waiting: two that nest the same two the other way round would wait for each other.
-func (g *guard) enter(ctx context.Context, id string, wait bool) (inner context.Context, leave func(), ok bool, err error) {
+// Enter returns when nobody else holds id, or ok false at once if not to wait. Whoever holds one id already, by its
+// context, is let in without waiting: two that nest the same two the other way round would wait for each other.
+func (g *Guard) Enter(ctx context.Context, id string, wait bool) (inner context.Context, leave func(), ok bool, err error) {
 	if ctx.Value(guardKey{}) != nil {
 		return ctx, func() {}, true, nil
 	}
