@@ -22,7 +22,7 @@ const consumerEvents = 20_000
 func newBenchCommand(p *program) *cobra.Command {
 	o := bench.Options{}
 	var seconds int
-	var asJSON, reconciler, handlers bool
+	var asJSON, reconciler, handlers, observed bool
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the relay against the limits of the servers, in one run",
@@ -36,6 +36,9 @@ what is scheduled, the error of due times, the sweep of a gap, what is parked an
 With --consumer it measures what stands on the other side of Kafka: a handler of pkg/consumer with its inbox beside a loop around
 kafka-go's Reader with one transaction for each record, both with the same effect; 20,000 records unless --events says otherwise.
 
+With --observed it measures what looking costs: the same backlog is drained in pairs, once with nobody who asks and once with the
+operator's page and its live stream open and /metrics scraped every second.
+
 Without --mongodb and --kafka it starts servers of its own on this machine. Keep the machine quiet meanwhile: the part of the
 CPU time that others used is reported as foreign. The defaults take about six minutes.`,
 		Args: cobra.NoArgs,
@@ -48,34 +51,7 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 			if err := o.Check(); err != nil {
 				return err
 			}
-			if handlers {
-				res, err := bench.RunConsumer(c.Context(), o)
-				if err != nil {
-					return temporary(err)
-				}
-				if asJSON {
-					return printJSON(p.out, res)
-				}
-				return res.Print(p.errOut)
-			}
-			if reconciler {
-				res, err := bench.RunReconciler(c.Context(), o)
-				if err != nil {
-					return temporary(err)
-				}
-				if asJSON {
-					return printJSON(p.out, res)
-				}
-				return res.Print(p.errOut)
-			}
-			res, err := bench.Run(c.Context(), o)
-			if err != nil {
-				return temporary(err)
-			}
-			if asJSON {
-				return printJSON(p.out, res)
-			}
-			return res.Print(p.errOut)
+			return p.measure(c.Context(), o, asJSON, kind(handlers, reconciler, observed))
 		},
 	}
 	f := c.Flags()
@@ -88,14 +64,44 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 	f.DurationVar(&o.TTL, "ttl", 0, "`lease` time of the failover; the configuration's default if 0")
 	f.BoolVar(&reconciler, "reconciler", false, "measure what goes beside the stream instead")
 	f.BoolVar(&handlers, "consumer", false, "measure a handler with its inbox instead")
+	f.BoolVar(&observed, "observed", false, "measure drains in pairs instead, one of each with the page open and a scraper")
+	f.IntVar(&o.Pairs, "pairs", bench.DefaultPairs, "with --observed, the `number` of pairs")
 	f.StringSliceVar(&o.Only, "only", nil, "with --reconciler, the `measurements` that are wanted: "+strings.Join(bench.ReconcilerSteps(), ", "))
 	f.StringVar(&o.MongoDB, "mongodb", "", "`URI` of a replica set to measure on, instead of one of its own")
 	f.StringSliceVar(&o.Kafka, "kafka", nil, "`addresses` of brokers to measure on, without login, instead of one of its own")
 	f.StringVar(&o.CPUProfile, "cpuprofile", "", "beginning of the `file` names for CPU profiles of the relay")
 	f.StringVar(&o.MemProfile, "memprofile", "", "beginning of the `file` names for allocation profiles of the relay")
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output")
-	c.MarkFlagsMutuallyExclusive("reconciler", "consumer")
+	c.MarkFlagsMutuallyExclusive("reconciler", "consumer", "observed")
 	return c
+}
+
+// measured is what any of the benchmarks found.
+type measured interface{ Print(w io.Writer) error }
+
+// kind is the benchmark that was asked for.
+func kind(handlers, reconciler, observed bool) func(context.Context, bench.Options) (measured, error) {
+	switch {
+	case handlers:
+		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunConsumer(ctx, o) }
+	case reconciler:
+		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunReconciler(ctx, o) }
+	case observed:
+		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunObserved(ctx, o) }
+	}
+	return func(ctx context.Context, o bench.Options) (measured, error) { return bench.Run(ctx, o) }
+}
+
+// measure runs one and prints what it found.
+func (p *program) measure(ctx context.Context, o bench.Options, asJSON bool, run func(context.Context, bench.Options) (measured, error)) error {
+	res, err := run(ctx, o)
+	if err != nil {
+		return temporary(err)
+	}
+	if asJSON {
+		return printJSON(p.out, res)
+	}
+	return res.Print(p.errOut)
 }
 
 // newBenchChildCommand is what bench starts for the raw measurements.

@@ -17,6 +17,9 @@ func newRunCommand(p *program) *cobra.Command {
 		Long: `Relay events from the watched outbox collections to Kafka until SIGTERM or Ctrl-C, which drains what is in flight,
 writes the position and hands the watcher over. A second signal stops at once; the next owner reads back what was sent.
 
+SIGHUP reads the configuration again: log.level counts at once, and what else has changed is named in the log and waits for the next
+start. Renewed certificates need no signal.
+
 Several processes may run with the same configuration: one works, the others take over when it stops or dies.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return p.relay(c.Context()) },
@@ -36,6 +39,7 @@ func (p *program) relay(ctx context.Context) error {
 	limitMemory(p.env, int64(cfg.Limits.Memory))
 	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
 		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen)
+	defer (&reloader{program: p, running: cfg, told: r.Reloaded}).hangUps()()
 	err = r.Run(ctx)
 	if errors.Is(err, app.ErrOutdated) {
 		return err // starting it again does not help

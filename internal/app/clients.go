@@ -16,6 +16,7 @@ import (
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -25,8 +26,9 @@ type clients struct {
 	state  *mongo.Client // lease, exceptions, nodes, events
 }
 
-// connect makes the clients. It does no I/O: the driver connects when it is used.
-func connect(cfg config.MongoDB, node string, slots int, log *slog.Logger) (*clients, error) {
+// connect makes the clients. It does no I/O: the driver connects when it is used. m, which may be
+// nil, counts renewed certificates.
+func connect(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *metrics.Set) (*clients, error) {
 	pref, err := preference(cfg.ReadPreference)
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
@@ -43,7 +45,7 @@ func connect(cfg config.MongoDB, node string, slots int, log *slog.Logger) (*cli
 		state.SetMaxPoolSize(uint64(8 + 4*(slots-1)))
 	}
 	for _, opts := range []*options.ClientOptions{stream, state} {
-		if err := SecureMongo(opts, cfg.TLS, log); err != nil {
+		if err := SecureMongo(opts, cfg.TLS, log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) }); err != nil {
 			return nil, fmt.Errorf("mongodb.tls: %w", err)
 		}
 	}
@@ -91,7 +93,7 @@ func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
 
 // StateDatabase connects to the state database alone, for commands that read it; the function ends the connection.
 func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
-	c, err := connect(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler))
+	c, err := connect(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -189,6 +189,20 @@ func (t *term) tellParked(blocked []Blocked) {
 	}
 }
 
+// tellLapsed writes into the events log that this owner disregards a pin, once for each time that the pinned node falls silent.
+func (t *term) tellLapsed() {
+	pin := t.held.Lapsed()
+	if pin == t.lapsed {
+		return
+	}
+	if t.lapsed = pin; pin == "" {
+		return // the node lives, or nothing is pinned any more, which has an entry of its own
+	}
+	t.later(func(ctx context.Context) {
+		t.announce(ctx, store.PinLapsed, bson.D{{Key: "pinned_to", Value: pin}, {Key: "reason", Value: "that node gives no sign of life"}})
+	})
+}
+
 // tellReleased writes into the events log that the lease was given back, and why the term ended.
 func (t *term) tellReleased(work context.Context, why error) {
 	reason := "the process stops"

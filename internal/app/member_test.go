@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/migrate"
@@ -127,6 +128,41 @@ func TestALostLeaseIsNoted(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, func() bool { return slices.Contains(b.kinds("one"), "lease_lost") })
+}
+
+// What is pinned to a node that is not there is run all the same, and the log says so: by an owner that stays, and by the next one
+// that begins so.
+func TestALapsedPinIsNoted(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	stop := b.start("node=one")
+	b.owned("one")
+	op := admin.Operator{State: b.state, Watcher: "default", Actor: "test"}
+	if err := op.Pin(t.Context(), "ghost"); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, func() bool { return slices.Contains(b.kinds("one"), "pin_lapsed") })
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.start("node=two", "lease.ttl=1s", "lease.renew=200ms") // a standby respects the pin for ten times that
+	waitFor(t, func() bool { return slices.Contains(b.kinds("two"), "pin_lapsed") })
+	all, err := store.NewEvents(b.state.Collection("events"), "", "").Latest(t.Context(), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	told := map[string]int{}
+	for _, e := range all {
+		if e.Kind == store.PinLapsed {
+			told[e.Node]++
+			if e.Fields.Lookup("pinned_to").StringValue() != "ghost" || e.Watcher != "default" {
+				t.Errorf("%+v: %s", e, e.Fields)
+			}
+		}
+	}
+	if told["one"] != 1 || told["two"] != 1 {
+		t.Errorf("told %v times", told)
+	}
 }
 
 // Two nodes of one watcher with different topics are told of each other.

@@ -42,6 +42,7 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 	defer tick.Stop()
 	var acked, ticks watch
 	defer t.state.rest("monitor")
+	t.tellLapsed()
 	for {
 		t.state.pulse("monitor")
 		select {
@@ -56,6 +57,7 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 			end(fmt.Errorf("%w: %s", errStepDown, why))
 			return
 		case now := <-tick.C:
+			t.tellLapsed()
 			t.observe(ctx, now)
 			if t.hangs(now, &ticks) {
 				t.log.Error("a stage does not move; the lease is no longer renewed, so that another process takes over", "for", stalledAfter)

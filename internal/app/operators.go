@@ -12,6 +12,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/httpapi"
+	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/opspage"
 )
 
@@ -26,6 +27,10 @@ type Operators struct {
 // NewOperators binds http.admin.listen; cfg.HTTP.Admin must be set. It connects to nothing yet. Nothing is served before Run,
 // and one that is never run has to be closed.
 func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operators, error) {
+	return newOperators(cfg, version, log, nil)
+}
+
+func newOperators(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Operators, error) {
 	a := cfg.HTTP.Admin
 	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
 	if err != nil {
@@ -48,6 +53,7 @@ func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operato
 	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log, Page: o.page(cfg, version, log)}
 	if a.TLS != nil {
 		opts.TLS = func() (*tls.Config, error) { return a.TLS.Server() }
+		opts.Reloaded = func(ok bool) { m.Reloaded(metrics.Certificates, ok) }
 	}
 	if o.server, err = httpapi.ListenAdmin(opts); err != nil {
 		disconnect()
@@ -101,7 +107,7 @@ func (r *Relay) operators() (*Operators, error) {
 	if r.cfg.HTTP.Admin == nil || !r.cfg.Is(config.RoleAdmin) {
 		return nil, nil
 	}
-	o, err := NewOperators(r.cfg, r.version, r.log)
+	o, err := newOperators(r.cfg, r.version, r.log, r.metrics)
 	if err == nil {
 		r.log.Info("the operator's page and API are served", "address", o.Addr())
 	}

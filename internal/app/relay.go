@@ -95,7 +95,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.preset, err = routing.NewPreset(cfg.Preset()); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
-	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, len(parts), log); err != nil {
+	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, len(parts), log, r.metrics); err != nil {
 		return nil, err
 	}
 	if r.kafka, err = NewKafka(cfg, log, r.metrics); err != nil {

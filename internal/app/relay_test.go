@@ -291,7 +291,7 @@ func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(60 * time.Second)
 	for !ok() {
 		select {
 		case <-tick.C:

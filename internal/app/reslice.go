@@ -87,7 +87,7 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 		r.Say = func(string) {}
 	}
 	var err error
-	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, slot.Most, log); err != nil {
+	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, slot.Most, log, nil); err != nil {
 		return ResliceReport{}, err
 	}
 	defer func() {

@@ -14,7 +14,7 @@ import (
 )
 
 // SecureMongo has the client of opts connect as t says, over what its address says of TLS; with nil it is left to the
-// address. The files are looked at again for each connection, see [config.TLS.Source].
+// address. The files are looked at again for each connection, see [config.TLS.Source], which calls reloaded.
 //
 // The driver takes one configuration for the life of a client, and in it the authorities are fixed. Where they are named
 // by a file the handshake is done while dialling, by the same rules as always, and the driver sees a connection that is
@@ -22,9 +22,9 @@ import (
 // answer of the responder that the server brings along still counts.
 //
 // The driver's own log stays off, whatever its environment variables say: at its finest it prints documents.
-func SecureMongo(opts *options.ClientOptions, t *config.TLS, log *slog.Logger) error {
+func SecureMongo(opts *options.ClientOptions, t *config.TLS, log *slog.Logger, reloaded func(ok bool)) error {
 	opts.SetLoggerOptions(options.Logger().SetSink(noLog{}))
-	next, err := t.Source(log)
+	next, err := t.Source(log, reloaded)
 	if next == nil || err != nil {
 		return err
 	}

@@ -47,6 +47,7 @@ type term struct {
 	later        func(func(context.Context)) // runs beside the term, joined with readers
 	unreachable  bool                        // what waits does so because brokers are away; the monitor's
 	parked       map[string]bool             // topics that are held back; the monitor's
+	lapsed       string                      // the dead node of a pin that was told of; the monitor's
 	lettered     map[string]bool             // collections with dead letters; the exception writer's
 	unrecorded   map[string]time.Time        // collections that refused a record of deliveries; the recorder's
 	dirty        *dirty

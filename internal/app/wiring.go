@@ -19,7 +19,7 @@ import (
 
 // NewKafka makes the client of the configured cluster; it does no I/O.
 func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Client, error) {
-	tls, err := cfg.Kafka.TLS.Source(log)
+	tls, err := cfg.Kafka.TLS.Source(log, func(ok bool) { m.Reloaded(metrics.Certificates, ok) })
 	if err != nil {
 		return nil, fmt.Errorf("kafka.tls: %w", err)
 	}

@@ -38,6 +38,8 @@ type Options struct {
 	// TTL is the lease's in the failover. Defaults to the configuration's.
 	TTL time.Duration
 
+	// Pairs is how many pairs of drains [RunObserved] makes. Defaults to [DefaultPairs].
+	Pairs int
 	// Only are the measurements of the reconciler that are wanted; empty for all of them.
 	Only []string
 
@@ -68,6 +70,7 @@ func (o Options) Check() error {
 	least("payload", o.Payload, minPayload)
 	least("runs", o.Runs, 1)
 	least("failover", o.Failover, 0)
+	least("pairs", o.Pairs, 0)
 	for _, r := range o.Rates {
 		least("rates", r, 1)
 	}

@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -26,24 +27,29 @@ type drained struct {
 // drain starts a relay on the backlog and follows its topic from outside. The clock runs from the first records in the topic
 // to the last: start and take-over are not part of it, as connecting is none of the raw drain.
 func (b *bench) drain(ctx context.Context, run int) (drained, error) {
-	var d drained
-	name := fmt.Sprintf("drain%d", run)
+	return b.drainBeside(ctx, fmt.Sprintf("drain%d", run), setting{}, func(*relay) {}, func() error { return nil })
+}
+
+// drainBeside is drain with something beside it: begin is called when the process was started, and end, in any case, when the
+// records are all there and before the process is asked to stop.
+func (b *bench) drainBeside(ctx context.Context, name string, s setting, begin func(*relay), end func() error) (d drained, err error) {
 	topic, err := b.topic(ctx, name)
 	if err != nil {
 		return d, err
 	}
 	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	r, err := b.startRelay(ctx, setting{watch: backlog, topic: topic, state: b.state(name), start: "backlog", label: name})
+	s.watch, s.topic, s.state, s.start, s.label = backlog, topic, b.state(name), "backlog", name
+	r, err := b.startRelay(ctx, s)
 	if err != nil {
 		return d, err
 	}
 	defer func() { _ = r.stop() }() // asked below where its answer counts
+	begin(r)
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.follow(ctx, b.Events); err != nil {
-		return d, err
+	if err = w.follow(ctx, b.Events); err == nil {
+		d, err = w.result(ctx)
 	}
-	d, err = w.result(ctx)
-	if err != nil {
+	if err := errors.Join(err, end()); err != nil {
 		return d, err
 	}
 	return d, r.stop()

@@ -71,7 +71,7 @@ func (b *bench) command(ctx context.Context, s setting, args ...string) ([]byte,
 	if err != nil {
 		return nil, err
 	}
-	file, err := b.configure(s, listen)
+	file, err := b.configure(s, listen, "")
 	if err != nil {
 		return nil, err
 	}

@@ -28,6 +28,7 @@ type setting struct {
 	node  string
 	ttl   time.Duration // 0 keeps the default
 	label string        // of a profile
+	page  bool          // serve the operator's page too
 }
 
 // relay is a relay in a process of its own.
@@ -35,6 +36,7 @@ type relay struct {
 	cmd   *exec.Cmd
 	in    io.WriteCloser // its end ends the relay: it must not outlive the benchmark
 	http  string
+	page  string // address of the operator's page, if any
 	words *tail
 	done  chan struct{}
 	err   error // of its end; valid once done is closed
@@ -46,7 +48,13 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	file, err := b.configure(s, listen)
+	page := ""
+	if s.page {
+		if page, err = freePort(ctx); err != nil {
+			return nil, err
+		}
+	}
+	file, err := b.configure(s, listen, page)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +65,7 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 	if b.MemProfile != "" && s.label != "" {
 		args = append(args, "--memprofile", b.MemProfile+"."+s.label)
 	}
-	r := &relay{cmd: exec.Command(b.Program, args...), http: listen, words: &tail{}, done: make(chan struct{})}
+	r := &relay{cmd: exec.Command(b.Program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
 	r.cmd.Env, r.cmd.Stderr = b.env(), r.words
 	if r.in, err = r.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -73,7 +81,7 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 }
 
 // configure writes a configuration file; JSON is YAML.
-func (b *bench) configure(s setting, listen string) (string, error) {
+func (b *bench) configure(s setting, listen, page string) (string, error) {
 	type object = map[string]any
 	c := object{
 		"watcher": "bench",
@@ -84,6 +92,9 @@ func (b *bench) configure(s setting, listen string) (string, error) {
 		"topics":  object{"template": s.topic},
 		"http":    object{"listen": listen},
 		"log":     object{"level": "info", "format": "text"},
+	}
+	if page != "" {
+		c["http"] = object{"listen": listen, "admin": object{"listen": page, "anonymous": "viewer"}}
 	}
 	if s.node != "" {
 		c["node"] = s.node

@@ -15,7 +15,7 @@ import (
 // Client is the configuration of a TLS client, its files read now. The certificate it shows is looked for again at each
 // handshake; the authorities it trusts are those of now: see [TLS.Source]. It is nil for a nil TLS.
 func (t *TLS) Client() (*tls.Config, error) {
-	next, err := t.Source(slog.New(slog.DiscardHandler))
+	next, err := t.Source(slog.New(slog.DiscardHandler), nil)
 	if next == nil || err != nil {
 		return nil, err
 	}
@@ -26,15 +26,20 @@ func (t *TLS) Client() (*tls.Config, error) {
 // costs a stat of each, and reads them if so: a certificate that was renewed, or an authority that was added or taken
 // away, counts from the next connection on, and connections that are open stay as they are. Files that cannot be used,
 // such as a pair of which one half was written so far, are told to log once, and the last good ones go on being used.
+// After each change told, unless nil, is called with whether the files could be used; it must not block.
+//
 // What Source returns is nil for a nil TLS and may be called from any goroutine; the result is not to be changed.
-func (t *TLS) Source(log *slog.Logger) (func() *tls.Config, error) {
+func (t *TLS) Source(log *slog.Logger, told func(ok bool)) (func() *tls.Config, error) {
 	if t == nil {
 		return nil, nil
 	}
 	if list := t.problems(); len(list) > 0 {
 		return nil, &Problems{list}
 	}
-	f := &tlsFiles{of: *t, log: log}
+	if told == nil {
+		told = func(bool) {}
+	}
+	f := &tlsFiles{of: *t, log: log, told: told}
 	f.seen = f.look()
 	var err error
 	if f.now, err = f.read(); err != nil {
@@ -45,8 +50,9 @@ func (t *TLS) Source(log *slog.Logger) (func() *tls.Config, error) {
 
 // tlsFiles are the files of one side of a connection, and what was made of them last.
 type tlsFiles struct {
-	of  TLS
-	log *slog.Logger
+	of   TLS
+	log  *slog.Logger
+	told func(ok bool)
 
 	mu   sync.Mutex
 	seen [3]sighting
@@ -81,6 +87,7 @@ func (f *tlsFiles) next() *tls.Config {
 	}
 	f.seen = seen
 	fresh, err := f.read()
+	f.told(err == nil)
 	if err != nil {
 		f.log.Warn("changed TLS files cannot be used; the last good ones stay in use", "ca", f.of.CA, "cert", f.of.Cert, "err", err)
 		return f.now

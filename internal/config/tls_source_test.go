@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,8 @@ func TestTLSSourceFollowsItsFiles(t *testing.T) {
 	t.Parallel()
 	var said bytes.Buffer
 	cert, key := pair(t)
-	next, err := (&TLS{CA: cert, Cert: cert, Key: key}).Source(slog.New(slog.NewTextHandler(&said, nil)))
+	var counted []bool
+	next, err := (&TLS{CA: cert, Cert: cert, Key: key}).Source(slog.New(slog.NewTextHandler(&said, nil)), func(ok bool) { counted = append(counted, ok) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,6 +69,9 @@ func TestTLSSourceFollowsItsFiles(t *testing.T) {
 	}
 	if !strings.Contains(said.String(), "have changed and are used from now on") {
 		t.Errorf("said %q", said.String())
+	}
+	if !slices.Equal(counted, []bool{false, true}) {
+		t.Errorf("counted %v", counted)
 	}
 	if err := os.Remove(key); err != nil {
 		t.Fatal(err)

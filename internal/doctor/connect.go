@@ -50,7 +50,7 @@ func (x *examination) connect() error {
 		SetHeartbeatInterval(time.Second).SetConnectTimeout(3 * time.Second).SetServerSelectionTimeout(selection).
 		SetMaxPoolSize(4).SetServerMonitor(m.seen.monitor())
 	m.opts.Timeout = nil
-	if err := app.SecureMongo(m.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler)); err != nil {
+	if err := app.SecureMongo(m.opts, x.cfg.MongoDB.TLS, slog.New(slog.DiscardHandler), nil); err != nil {
 		return err
 	}
 	own := *m.opts // the concerns of the address are a finding of their own, and not those of the relay's reads

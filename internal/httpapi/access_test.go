@@ -12,6 +12,7 @@ import (
 	"math/big"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -253,9 +254,15 @@ func TestClientCertificates(t *testing.T) {
 func TestCertificatesAreReadAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		first, second := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: "first"}, &tls.Config{MinVersion: tls.VersionTLS12, ServerName: "second"}
+		shows := func(name string) *tls.Config {
+			return &tls.Config{MinVersion: tls.VersionTLS12, ServerName: name, Certificates: []tls.Certificate{{Certificate: [][]byte{[]byte(name)}}}}
+		}
+		first, second := shows("first"), shows("second")
 		next, broken := first, error(nil)
-		c := reloading(first, func() (*tls.Config, error) { return next, broken }, discard())
+		var counted []bool
+		c := reloading(first, AdminOptions{
+			TLS: func() (*tls.Config, error) { return next, broken }, Log: discard(), Reloaded: func(ok bool) { counted = append(counted, ok) },
+		})
 		name := func() string {
 			got, err := c.GetConfigForClient(nil)
 			if err != nil {
@@ -271,10 +278,20 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 		if name() != "second" {
 			t.Error("the files were not read again")
 		}
-		next, broken = nil, errors.New("half written")
 		<-time.After(certsEvery)
-		if name() != "second" {
-			t.Error("files that cannot be used took the old ones away")
+		next = shows("second")
+		if name() != "second" || len(counted) != 1 {
+			t.Errorf("files that are as they were: counted %v", counted)
+		}
+		next, broken = nil, errors.New("half written")
+		for range 2 {
+			<-time.After(certsEvery)
+			if name() != "second" {
+				t.Error("files that cannot be used took the old ones away")
+			}
+		}
+		if !slices.Equal(counted, []bool{true, false}) {
+			t.Errorf("counted %v", counted)
 		}
 	})
 }

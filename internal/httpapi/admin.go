@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -36,6 +38,7 @@ type Access struct {
 type AdminOptions struct {
 	Listen     string                      // host:port; port 0 takes a free one
 	TLS        func() (*tls.Config, error) // asked again when a client connects, at most every ten seconds; nil serves plain HTTP
+	Reloaded   func(ok bool)               // called when files that have changed were read; optional
 	Access     Access
 	Deployment *admin.Deployment
 	Page       http.Handler // everything that is not below /api/; nil: nothing is. It finds the caller by admin.CallerOf
@@ -68,7 +71,7 @@ func ListenAdmin(o AdminOptions) (*Server, error) {
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("reading the certificates: %w", err), listener.Close())
 		}
-		listener = tls.NewListener(listener, reloading(first, o.TLS, o.Log))
+		listener = tls.NewListener(listener, reloading(first, o))
 	}
 	base, stop := context.WithCancel(context.Background())
 	return &Server{listener: listener, stop: stop, http: &http.Server{
@@ -84,9 +87,14 @@ func ListenAdmin(o AdminOptions) (*Server, error) {
 }
 
 // reloading is a configuration whose files are read again while it is in use. Files that cannot be used leave the old ones.
-func reloading(first *tls.Config, load func() (*tls.Config, error), log *slog.Logger) *tls.Config {
+func reloading(first *tls.Config, o AdminOptions) *tls.Config {
 	var mu sync.Mutex
-	now, at := first, time.Now()
+	now, at, refused := first, time.Now(), false
+	told := func(ok bool) {
+		if o.Reloaded != nil {
+			o.Reloaded(ok)
+		}
+	}
 	outer := first.Clone()
 	outer.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		mu.Lock()
@@ -95,15 +103,30 @@ func reloading(first *tls.Config, load func() (*tls.Config, error), log *slog.Lo
 			return now, nil
 		}
 		at = time.Now()
-		next, err := load()
+		next, err := o.TLS()
 		if err != nil {
-			log.Warn("the certificates of the operator's listener cannot be read; the old ones stay in use", "reason", err)
+			if !refused {
+				o.Log.Warn("the certificates of the operator's listener cannot be read; the old ones stay in use", "reason", err)
+				told(false)
+			}
+			refused = true
 			return now, nil
+		}
+		if refused = false; !sameCertificates(now, next) {
+			o.Log.Info("the certificates of the operator's listener have changed and are used from now on")
+			told(true)
 		}
 		now = next
 		return now, nil
 	}
 	return outer
+}
+
+// sameCertificates reports whether two configurations show the same certificate and trust the same authorities.
+func sameCertificates(a, b *tls.Config) bool {
+	return a.ClientCAs.Equal(b.ClientCAs) && slices.EqualFunc(a.Certificates, b.Certificates, func(x, y tls.Certificate) bool {
+		return slices.EqualFunc(x.Certificate, y.Certificate, bytes.Equal)
+	})
 }
 
 // adminHandler is everything behind the listener.

@@ -45,7 +45,8 @@ type Held struct {
 	trips   roundTrips
 	told    Control // last sent to control
 	orphan  bool    // a transaction of our session may be open at the server
-	lapsed  string  // the pin that this term disregards because its node was dead at the acquisition
+
+	lapsed atomic.Pointer[string] // see Lapsed; written with the turn taken
 }
 
 func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration) *Held {
@@ -68,8 +69,9 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	l.cfg.Metrics.Takeovers.Inc()
 	l.stand(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
 	h.log.Info("lease acquired", "owner", doc.Owner)
-	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node {
-		h.lapsed = pin
+	h.lapsed.Store(new(string))
+	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.Paused {
+		h.lapsed.Store(&pin)
 		h.log.Error("ALARM: the watcher is pinned to a node that gives no sign of life; running it here", "pin", pin, "advice", "start that node, or end the pin")
 	}
 	return h
@@ -88,6 +90,10 @@ func (h *Held) Control() <-chan Control { return h.control }
 // Dirty are the collections with exceptions or scheduled envelopes, as the last write of the document showed them: others than
 // the owner add to them (N17). The list is shared; do not change it.
 func (h *Held) Dirty() []string { return *h.dirty.Load() }
+
+// Lapsed is the node that the watcher is pinned to while this term disregards the pin, because that node gives no sign of
+// life; "" otherwise.
+func (h *Held) Lapsed() string { return *h.lapsed.Load() }
 
 // Cleaned notes that a fenced transaction took a collection off that list, before the next renewal shows it.
 func (h *Held) Cleaned(ns string) {

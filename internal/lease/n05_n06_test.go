@@ -139,8 +139,14 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	control(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" }) // b is dead: it stays
+	if h.Lapsed() != "b" {
+		t.Errorf("an owner that stays disregards the pin to %q", h.Lapsed())
+	}
 	alive.Store(true)
 	control(t, h, func(c Control) bool { return c.Yield != "" })
+	if h.Lapsed() != "" {
+		t.Errorf("%s lives, and its pin counts as lapsed", h.Lapsed())
+	}
 	if err := h.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
@@ -164,8 +170,18 @@ func TestN06_APinHandsOverAndLapsesWithADeadNode(t *testing.T) {
 	if d := time.Since(start); d < pinLapse*cfg.TTL*8/10 {
 		t.Errorf("the pin lapsed after %v", d)
 	}
+	if h.Lapsed() != "b" {
+		t.Errorf("a successor disregards the pin to %q", h.Lapsed())
+	}
 	run(t, h)
 	control(t, h, func(c Control) bool { return c.Pin == "b" && c.Yield == "" })
+	if err := Pin(t.Context(), coll, slot, ""); err != nil {
+		t.Fatal(err)
+	}
+	control(t, h, func(c Control) bool { return c.Pin == "" })
+	if h.Lapsed() != "" {
+		t.Error("a pin that was ended counts as lapsed")
+	}
 }
 
 func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {

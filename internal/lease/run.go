@@ -161,8 +161,8 @@ func (h *Held) obey(ctx context.Context, v view) {
 		c.Yield = "an operator asked this node to step down"
 	case pinned && h.heeds(ctx, c.Pin):
 		c.Yield = "pinned to node " + c.Pin
-	case !pinned:
-		h.lapsed = ""
+	case !pinned && h.Lapsed() != "":
+		h.lapsed.Store(new(string))
 	}
 	if c.equal(h.told) {
 		return
@@ -181,16 +181,16 @@ func (h *Held) obey(ctx context.Context, v view) {
 // heeds reports whether a pin to another node is to be obeyed: only while that node lives (N6).
 func (h *Held) heeds(ctx context.Context, pin string) bool {
 	if h.l.cfg.NodeAlive == nil {
-		return pin != h.lapsed
+		return pin != h.Lapsed()
 	}
 	call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
 	defer cancel()
 	if h.l.cfg.NodeAlive(call, pin) {
-		h.lapsed = ""
+		h.lapsed.Store(new(string))
 		return true
 	}
-	if h.lapsed != pin {
-		h.lapsed = pin
+	if h.Lapsed() != pin {
+		h.lapsed.Store(&pin)
 		h.log.Error("ALARM: the watcher is pinned to a node that gives no sign of life; it stays here", "pin", pin, "advice", "start that node, or end the pin")
 	}
 	return false

@@ -68,7 +68,7 @@ type Set struct {
 	DeadLetters    *prometheus.CounterVec // {class}
 	DueError       *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
 	Purged         prometheus.Counter     // delivered envelopes removed after their retention
-	ConfigReloads  prometheus.Counter     // reloads of the log level or of certificates
+	ConfigReloads  *prometheus.CounterVec // {what, result}: use Reloaded
 	KafkaReachable prometheus.Gauge       // 1 while the cluster answers
 	MongoReachable prometheus.Gauge       // 1 while the replica set answers
 
@@ -207,7 +207,12 @@ func (b builder) fates(s *Set) {
 
 func (b builder) process(s *Set) {
 	s.OplogWindow = b.live("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
-	s.ConfigReloads = b.counter("config_reloads_total", "Reloads of the log level or of certificates.")
+	s.ConfigReloads = b.counterVec("config_reloads_total", "Reloads of the configuration and of certificates, by whether what was read could be used.", "what", "result")
+	for _, what := range []Reload{Settings, Certificates} {
+		for _, result := range []string{reloadApplied, reloadRefused} {
+			s.ConfigReloads.WithLabelValues(string(what), result)
+		}
+	}
 	s.KafkaReachable = b.gauge("kafka_reachable", "1 while the Kafka cluster answers.")
 	s.MongoReachable = b.gauge("mongodb_reachable", "1 while the MongoDB replica set answers.")
 }
@@ -227,6 +232,33 @@ func (s *Set) ObserveLatency(d time.Duration, n int) {
 		return
 	}
 	s.PublishLatency.Observe(d, n)
+}
+
+// Reload is what was read again while the process ran.
+type Reload string
+
+// The values of the label what of outrelay_config_reloads_total.
+const (
+	Settings     Reload = "settings"     // the configuration, by SIGHUP
+	Certificates Reload = "certificates" // TLS files that have changed, once for each client or listener that uses them
+)
+
+// The values of its label result.
+const (
+	reloadApplied = "applied"
+	reloadRefused = "refused"
+)
+
+// Reloaded counts one reload; ok is whether what was read could be used.
+func (s *Set) Reloaded(what Reload, ok bool) {
+	if s == nil {
+		return
+	}
+	result := reloadApplied
+	if !ok {
+		result = reloadRefused
+	}
+	s.ConfigReloads.WithLabelValues(string(what), result).Inc()
 }
 
 // topics resolves the counters of a topic once.

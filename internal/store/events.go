@@ -35,18 +35,20 @@ const (
 	TopicAdopted  Kind = "topic_adopted"
 	Halted        Kind = "halted"
 
-	NodeStarted   Kind = "node_started"
-	NodeStopped   Kind = "node_stopped"
-	NodeStale     Kind = "node_stale"            // another node gave no sign of life any more
-	NodeReturned  Kind = "node_returned"         // it does again
-	NodeListed    Kind = "node_listed_again"     // it was taken off the list while it ran
-	NodeTwice     Kind = "node_name_taken_twice" // two processes have one name
-	ConfigDiffers Kind = "configuration_differs" // of two nodes of one watcher
-	UpgradeWaits  Kind = "upgrade_waits"         // a migration waits for nodes of older versions to go
-	UpgradeGoesOn Kind = "upgrade_goes_on"
-	Pinned        Kind = "pinned"
-	TopicParked   Kind = "topic_parked"
-	TopicFlows    Kind = "topic_flows_again"
+	NodeStarted    Kind = "node_started"
+	NodeStopped    Kind = "node_stopped"
+	NodeStale      Kind = "node_stale"            // another node gave no sign of life any more
+	NodeReturned   Kind = "node_returned"         // it does again
+	NodeListed     Kind = "node_listed_again"     // it was taken off the list while it ran
+	NodeTwice      Kind = "node_name_taken_twice" // two processes have one name
+	ConfigDiffers  Kind = "configuration_differs" // of two nodes of one watcher
+	UpgradeWaits   Kind = "upgrade_waits"         // a migration waits for nodes of older versions to go
+	UpgradeGoesOn  Kind = "upgrade_goes_on"
+	ConfigReloaded Kind = "config_reloaded" // while the process ran
+	ConfigRefused  Kind = "config_refused"  // what was read then cannot be used
+	Pinned         Kind = "pinned"
+	TopicParked    Kind = "topic_parked"
+	TopicFlows     Kind = "topic_flows_again"
 )
 
 // The log's bounds.

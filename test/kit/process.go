@@ -23,6 +23,9 @@ type Process struct {
 	Node string // as the watcher document names it
 	HTTP string // base URL of its health and metrics; "" if it serves none
 
+	// ConfigFile is what it was started with; "" if that is none of a relay.
+	ConfigFile string
+
 	tb   testing.TB
 	cmd  *exec.Cmd
 	log  journal
@@ -64,6 +67,9 @@ func (p *Process) Kill() {
 
 // Term asks it to end and does not wait.
 func (p *Process) Term() { p.signal(syscall.SIGTERM) }
+
+// HangUp has it read its configuration again.
+func (p *Process) HangUp() { p.signal(syscall.SIGHUP) }
 
 // Quit has the runtime print all of its goroutines and end it.
 func (p *Process) Quit() { p.signal(syscall.SIGQUIT) }

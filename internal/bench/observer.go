@@ -1,0 +1,214 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	scrapeEvery  = time.Second
+	refreshEvery = 2 * time.Second // as the page does it
+)
+
+// seen is how often an observer got an answer.
+type seen struct {
+	scrapes, refreshes, messages int
+}
+
+// observer is somebody who has the overview open in a browser, a client of its live stream, and a Prometheus.
+type observer struct {
+	relay  *relay
+	client *http.Client
+	group  *errgroup.Group
+	stop   context.CancelFunc
+	ended  <-chan struct{} // of the group's context: one of them has failed, or all were stopped
+
+	scrapes, refreshes, messages atomic.Int64
+}
+
+// observe begins as soon as the relay answers.
+func observe(ctx context.Context, r *relay) *observer {
+	ctx, stop := context.WithCancel(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	o := &observer{relay: r, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}, group: g, stop: stop, ended: ctx.Done()}
+	for _, f := range []func(context.Context) error{o.scrape, o.page, o.follow} {
+		g.Go(func() error {
+			if err := f(ctx); err != nil && ctx.Err() == nil {
+				return err
+			}
+			return nil
+		})
+	}
+	return o
+}
+
+// end waits until each of them has had an answer, which in a drain of a few events may be after it, and ends them.
+func (o *observer) end(ctx context.Context) (seen, error) {
+	answered := func() bool { return o.scrapes.Load() > 0 && o.refreshes.Load() > 0 && o.messages.Load() > 0 }
+	for began := time.Now(); !answered() && time.Since(began) < stall; {
+		select {
+		case <-o.ended:
+			began = time.Time{}
+		case <-time.After(slow):
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	o.stop()
+	err := o.group.Wait()
+	o.client.CloseIdleConnections()
+	s := seen{int(o.scrapes.Load()), int(o.refreshes.Load()), int(o.messages.Load())}
+	if err == nil && !answered() {
+		err = fmt.Errorf("the relay did not answer all that was asked: %+v", s)
+	}
+	return s, err
+}
+
+// ask is one request; the body is the caller's to close.
+func (o *observer) ask(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+	if err != nil {
+		return nil, err
+	}
+	for pair := range slices.Chunk(header, 2) {
+		req.Header.Set(pair[0], pair[1])
+	}
+	res, err := o.client.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if res.StatusCode != http.StatusOK {
+		_ = res.Body.Close()
+		return nil, fmt.Errorf("%s: %s", address, res.Status)
+	}
+	return res.Body, nil
+}
+
+// read is ask with all of the body.
+func (o *observer) read(ctx context.Context, address string, header ...string) ([]byte, error) {
+	body, err := o.ask(ctx, address, header...)
+	if err != nil {
+		return nil, err
+	}
+	defer body.Close()
+	return io.ReadAll(body)
+}
+
+// first is ask of a process that has just been started.
+func (o *observer) first(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
+	for began := time.Now(); ; {
+		body, err := o.ask(ctx, address, header...)
+		if err == nil || ctx.Err() != nil || time.Since(began) > stall {
+			return body, err
+		}
+		if err := o.relay.ended(); err != nil {
+			return nil, err
+		}
+		if err := sleep(ctx, slow); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// every calls f at once and then at that pace.
+func every(ctx context.Context, d time.Duration, f func() error) error {
+	tick := time.NewTicker(d)
+	defer tick.Stop()
+	for {
+		if err := f(); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+// openMetrics is what Prometheus sends, so that it gets exemplars.
+const openMetrics = "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.25,*/*;q=0.1"
+
+// scrape does as Prometheus.
+func (o *observer) scrape(ctx context.Context) error {
+	address := "http://" + o.relay.http + "/metrics"
+	body, err := o.first(ctx, address, "Accept", openMetrics)
+	if err != nil {
+		return err
+	}
+	_, _ = io.Copy(io.Discard, body)
+	_ = body.Close()
+	return every(ctx, scrapeEvery, func() error {
+		text, err := o.read(ctx, address, "Accept", openMetrics)
+		if err == nil && !strings.HasSuffix(string(text), "# EOF\n") {
+			err = fmt.Errorf("%s: not the whole of OpenMetrics", address)
+		}
+		if err == nil {
+			o.scrapes.Add(1)
+		}
+		return err
+	})
+}
+
+var asset = regexp.MustCompile(`(?:href|src)="(/static/[^"]+)"`)
+
+// page does as a browser that shows the overview: the document and what belongs to it, and then a refresh as often as its script.
+func (o *observer) page(ctx context.Context) error {
+	base := "http://" + o.relay.page
+	body, err := o.first(ctx, base+"/")
+	if err != nil {
+		return err
+	}
+	text, err := io.ReadAll(body)
+	_ = body.Close()
+	if err != nil {
+		return err
+	}
+	parts := asset.FindAllSubmatch(text, -1)
+	if len(parts) == 0 {
+		return fmt.Errorf("%s shows no page", base)
+	}
+	for _, p := range parts {
+		if _, err := o.read(ctx, base+strings.ReplaceAll(string(p[1]), "&amp;", "&")); err != nil {
+			return err
+		}
+	}
+	return every(ctx, refreshEvery, func() error {
+		_, err := o.read(ctx, base+"/", "HX-Request", "true", "HX-Target", "live")
+		if err == nil {
+			o.refreshes.Add(1)
+		}
+		return err
+	})
+}
+
+// follow reads the live stream.
+func (o *observer) follow(ctx context.Context) error {
+	body, err := o.first(ctx, "http://"+o.relay.page+"/api/v1/live", "Accept", "text/event-stream")
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	lines := bufio.NewScanner(body)
+	lines.Buffer(nil, 4<<20)
+	for lines.Scan() {
+		if strings.HasPrefix(lines.Text(), "data:") {
+			o.messages.Add(1)
+		}
+	}
+	if err := lines.Err(); err != nil {
+		return err
+	}
+	return io.ErrUnexpectedEOF
+}

@@ -1,0 +1,72 @@
+//go:build unix
+
+package integration
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// SIGHUP has a relay read its file again: the log's level counts at once, another key is named and waits for the next start, and a
+// mistake changes nothing. All three are counted, are in the events log, and the relay delivers on.
+func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	topics := s.Read()
+	p := s.Start()
+	p.TookOver()
+	file := p.ConfigFile
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(level, more string) {
+		t.Helper()
+		next := filepath.Join(t.TempDir(), "next.yaml")
+		if err := os.WriteFile(next, []byte(strings.Replace(string(text), "level: debug", "level: "+level, 1)+more), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(next, file); err != nil {
+			t.Fatal(err)
+		}
+		p.HangUp()
+	}
+	if !strings.Contains(string(text), "level: debug") || strings.Contains(string(text), "checkpoint:") {
+		t.Fatalf("the scene's configuration is another one:\n%s", text)
+	}
+	write("error", "")
+	// Nothing says so at that level; the count does.
+	counted := func(want string) {
+		t.Helper()
+		kit.Eventually(t, want, func() bool {
+			_, body := p.Get("/metrics")
+			return strings.Contains(body, `outrelay_config_reloads_total{`+want+"\n")
+		})
+	}
+	counted(`result="applied",what="settings"} 1`)
+	write("info", "checkpoint: 300ms\n")
+	line := p.Says("some of what has changed counts from the next start only")
+	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "checkpoint") || strings.Contains(line, "300ms") {
+		t.Errorf("said %s", line)
+	}
+	write("loud", "")
+	if line := p.Says("what runs goes on as it is"); !strings.Contains(line, "log.level") {
+		t.Errorf("said %s", line)
+	}
+	counted(`result="refused",what="settings"} 1`)
+	counted(`result="applied",what="settings"} 2`)
+	s.Write(kit.Load{Events: 20}).Wait()
+	s.Check(topics)
+	kit.Eventually(t, "three entries", func() bool {
+		_, out, _ := s.Run("events", "--json", "--kind", "config_reloaded,config_refused")
+		return strings.Count(out, `"config_reloaded"`) == 2 && strings.Count(out, `"config_refused"`) == 1
+	})
+	p.Term()
+	if code := p.Wait(); code != 0 {
+		t.Errorf("it ended with %d", code)
+	}
+}
