@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -28,7 +29,10 @@ type Operator struct {
 func (o Operator) ids(ctx context.Context) ([]string, error) {
 	if o.Slot != "" {
 		p, err := slot.Parse(o.Slot)
-		return []string{p.ID(o.Watcher)}, err
+		if err != nil {
+			return nil, invalid("%v", err)
+		}
+		return []string{p.ID(o.Watcher)}, nil
 	}
 	ids, err := store.NewDivisions(o.State).IDs(ctx, o.Watcher)
 	if err == nil && len(ids) == 0 {
@@ -37,12 +41,17 @@ func (o Operator) ids(ctx context.Context) ([]string, error) {
 	return ids, err
 }
 
-// all are the ids of the documents that the watcher has, or should have.
+// all are the ids of the documents that the watcher has, or should have; of the one slot that is named, only its own. A slot
+// of another division is refused: its document would make the watcher one that is divided in two ways.
 func (o Operator) all(ctx context.Context) ([]string, error) {
 	d := store.NewDivisions(o.State)
 	v, err := d.Read(ctx, o.Watcher)
-	if o.Slot != "" || errors.Is(err, store.ErrNotFound) {
-		return o.ids(ctx)
+	if errors.Is(err, store.ErrNotFound) { // from before divisions were noted: it has as many slots as its documents say
+		var there []string
+		if there, err = d.IDs(ctx, o.Watcher); err == nil && len(there) > 0 {
+			_, p, _ := slot.ParseID(there[0])
+			v.Of = p.N
+		}
 	}
 	if err != nil {
 		return nil, err
@@ -51,20 +60,50 @@ func (o Operator) all(ctx context.Context) ([]string, error) {
 	for _, p := range slot.Parts(v.Of) {
 		ids = append(ids, p.ID(o.Watcher))
 	}
-	return ids, nil
+	if o.Slot == "" {
+		return ids, nil
+	}
+	one, err := o.ids(ctx)
+	if err == nil && v.Of > 0 && !slices.Contains(ids, one[0]) {
+		err = invalid("watcher %s has %d slots, and %s is none of them", o.Watcher, v.Of, o.Slot)
+	}
+	return one, err
 }
 
-// each does the same to each of the documents. One that fails does not spare the others.
-func (o Operator) each(ctx context.Context, do func(id string) error) error {
+// each does the same to each of the documents, and writes down that it was done where it was done to any: one that fails
+// does not spare the others, and its error comes with theirs.
+func (o Operator) each(ctx context.Context, kind store.Kind, fields bson.D, do func(id string) error) error {
 	ids, err := o.ids(ctx)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, id := range ids {
-		errs = append(errs, do(id))
+		if err := do(id); err != nil {
+			errs = append(errs, err)
+		}
 	}
-	return errors.Join(errs...)
+	if len(errs) == len(ids) {
+		return errors.Join(errs...)
+	}
+	return errors.Join(append(errs, o.note(ctx, kind, fields))...)
+}
+
+// Slots are the slots that an action on the lease is for, as their owners last told of them.
+func (o Operator) Slots(ctx context.Context) ([]Watcher, error) {
+	ids, err := o.ids(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s, err := ReadStatus(ctx, o.State)
+	if err != nil {
+		return nil, err
+	}
+	out := slices.DeleteFunc(s.Watchers, func(w Watcher) bool { return !slices.Contains(ids, w.Name+"/"+w.Slot) })
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s: %w", ids[0], lease.ErrNotFound)
+	}
+	return out, nil
 }
 
 func (o Operator) watchers() *mongo.Collection { return o.State.Collection("watchers") }
@@ -86,34 +125,49 @@ func (o Operator) note(ctx context.Context, kind store.Kind, fields bson.D) erro
 
 // Pause stops the watcher, whoever owns it, until Resume: the owner drains and releases at its next renewal.
 func (o Operator) Pause(ctx context.Context) error {
-	if err := o.each(ctx, func(id string) error { return lease.Pause(ctx, o.watchers(), id) }); err != nil {
-		return err
-	}
-	return o.note(ctx, store.Paused, nil)
+	return o.each(ctx, store.Paused, nil, func(id string) error { return lease.Pause(ctx, o.watchers(), id) })
 }
 
 // Resume ends a pause.
 func (o Operator) Resume(ctx context.Context) error {
-	if err := o.each(ctx, func(id string) error { return lease.Resume(ctx, o.watchers(), id) }); err != nil {
-		return err
-	}
-	return o.note(ctx, store.Resumed, nil)
+	return o.each(ctx, store.Resumed, nil, func(id string) error { return lease.Resume(ctx, o.watchers(), id) })
 }
 
-// Pin hands the watcher to node and keeps it there while that node lives; an empty node ends it.
+// ErrOtherNode refuses a pin that would stop the watcher: to a node that lives and does not run it.
+var ErrOtherNode = errors.New("the node does not run the watcher")
+
+// Pin hands the watcher to node and keeps it there while that node lives; an empty node ends it. A node that nobody has heard
+// of may be pinned to before it is started; until then any other runs the watcher.
 func (o Operator) Pin(ctx context.Context, node string) error {
-	if err := o.each(ctx, func(id string) error { return lease.Pin(ctx, o.watchers(), id, node) }); err != nil {
+	if err := o.runs(ctx, node); err != nil {
 		return err
 	}
-	return o.note(ctx, "pinned", bson.D{{Key: "to", Value: node}})
+	return o.each(ctx, "pinned", bson.D{{Key: "to", Value: node}}, func(id string) error { return lease.Pin(ctx, o.watchers(), id, node) })
 }
 
-// StepDown makes the owner release, and keeps it away for hold.
-func (o Operator) StepDown(ctx context.Context, hold time.Duration) error {
-	if err := o.each(ctx, func(id string) error { return lease.StepDown(ctx, o.watchers(), id, hold) }); err != nil {
+// runs refuses a node that is alive, so that all others would keep away, and that works for other watchers only.
+func (o Operator) runs(ctx context.Context, node string) error {
+	if node == "" {
+		return nil
+	}
+	list, err := store.NewNodes(o.State.Collection("nodes")).List(ctx)
+	if err != nil {
 		return err
 	}
-	return o.note(ctx, store.SteppedDown, bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}})
+	for i := range list {
+		if n := &list[i]; n.Node == node && n.Alive(nodeStale) && !slices.Contains(n.Watchers, o.Watcher) {
+			return fmt.Errorf("node %s works for %q and not for watcher %s, so nobody would send its events: %w", node, n.Watchers, o.Watcher, ErrOtherNode)
+		}
+	}
+	return nil
+}
+
+// StepDown makes the owner release, and keeps it away for hold, which must be positive.
+func (o Operator) StepDown(ctx context.Context, hold time.Duration) error {
+	if hold < time.Millisecond {
+		return invalid("a node that steps down for %s would not step down at all; give a time such as 30s", hold)
+	}
+	return o.each(ctx, store.SteppedDown, bson.D{{Key: "hold_ms", Value: hold.Milliseconds()}}, func(id string) error { return lease.StepDown(ctx, o.watchers(), id, hold) })
 }
 
 // Adopt makes state that was copied from another replica set this one's (N5).
@@ -122,10 +176,7 @@ func (o Operator) Adopt(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := o.each(ctx, func(id string) error { return lease.Adopt(ctx, o.watchers(), id, here) }); err != nil {
-		return err
-	}
-	return o.note(ctx, "adopted", bson.D{{Key: "replica_set", Value: here}})
+	return o.each(ctx, "adopted", bson.D{{Key: "replica_set", Value: here}}, func(id string) error { return lease.Adopt(ctx, o.watchers(), id, here) })
 }
 
 // Release gives up the watcher's claim on a collection, so that another watcher may read it (N25). It reports whether

@@ -136,6 +136,11 @@ func TestRecoverMakesAVanishedDocumentAnew(t *testing.T) {
 	}
 }
 
+func isInvalid(err error) bool {
+	var i *admin.InvalidError
+	return errors.As(err, &i)
+}
+
 // An action is on all slots of a watcher, or on the one that is named.
 func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	t.Parallel()
@@ -175,6 +180,23 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	if err := all.Resume(t.Context()); err != nil || len(paused()) != 0 {
 		t.Errorf("%v, %v", paused(), err)
 	}
+	if list, err := one.Slots(t.Context()); !isInvalid(err) {
+		t.Errorf("%+v, %v", list, err)
+	}
+	if err := one.Recover(t.Context(), time.Time{}); !isInvalid(err) {
+		t.Errorf("a sweep for a slot that cannot be: %v", err)
+	}
+	one.Slot = "0of2"
+	if err := one.Recover(t.Context(), time.Time{}); !isInvalid(err) {
+		t.Errorf("a sweep for a slot of another division: %v", err)
+	}
+	if list, err := all.Slots(t.Context()); err != nil || len(list) != 2 || list[0].Slot != "0of3" || list[1].Slot != "1of3" {
+		t.Errorf("the slots are %+v, %v", list, err)
+	}
+	one.Slot = "1of3"
+	if list, err := one.Slots(t.Context()); err != nil || len(list) != 1 || list[0].Slot != "1of3" {
+		t.Errorf("the slot is %+v, %v", list, err)
+	}
 	// A sweep is ordered for the slot whose document is lost, too.
 	if err := all.Recover(t.Context(), time.Time{}); err != nil {
 		t.Fatal(err)
@@ -182,5 +204,54 @@ func TestN28_ActionsAreOnAllSlotsOrOne(t *testing.T) {
 	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapOrdered}})
 	if err != nil || n != 3 {
 		t.Errorf("%d sweeps are ordered, %v", n, err)
+	}
+}
+
+// What was done to some of the slots is in the log, although others failed.
+func TestN28_AnActionOnSomeSlotsIsWrittenDown(t *testing.T) {
+	t.Parallel()
+	state := stacktest.Database(t, stacktest.Client(t))
+	docs := state.Collection("watchers")
+	later := time.Now().Add(time.Hour)
+	for id, until := range map[string]time.Time{"orders/0of2": later, "orders/1of2": time.UnixMilli(0)} {
+		if _, err := docs.InsertOne(t.Context(), bson.D{{Key: "_id", Value: id}, {Key: "owner", Value: nil}, {Key: "expiresAt", Value: until}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
+	if err := o.Adopt(t.Context()); !errors.Is(err, lease.ErrNotFound) {
+		t.Errorf("a slot that is owned was adopted: %v", err)
+	}
+	log, err := store.NewEvents(state.Collection("events"), "", "").Latest(t.Context(), 1)
+	if err != nil || len(log) != 1 || log[0].Kind != "adopted" {
+		t.Errorf("the events log says %+v, %v", log, err)
+	}
+}
+
+// Orders that would stop a watcher, or do nothing, are refused.
+func TestOrdersThatCannotBeMeantAreRefused(t *testing.T) {
+	t.Parallel()
+	state := stacktest.Database(t, stacktest.Client(t))
+	held(t, state)
+	o := admin.Operator{State: state, Watcher: "orders", Actor: "ann"}
+	nodes := store.NewNodes(state.Collection("nodes"))
+	for node, of := range map[string]string{"n2": "orders", "other": "payments"} {
+		if _, err := nodes.Heartbeat(t.Context(), store.Sign{Node: node, Watchers: []string{of}, KafkaReachable: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := o.Pin(t.Context(), "other"); !errors.Is(err, admin.ErrOtherNode) {
+		t.Errorf("a pin to a node that lives and works for another watcher: %v", err)
+	}
+	if w := watcher(t, state); w.Pin != "" {
+		t.Errorf("pinned to %q", w.Pin)
+	}
+	for _, node := range []string{"n2", "not-started-yet", ""} {
+		if err := o.Pin(t.Context(), node); err != nil || watcher(t, state).Pin != node {
+			t.Errorf("a pin to %q: %v", node, err)
+		}
+	}
+	if err := o.StepDown(t.Context(), 0); !isInvalid(err) {
+		t.Errorf("a step-down for no time: %v", err)
 	}
 }

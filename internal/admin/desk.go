@@ -64,6 +64,12 @@ func (k Desk) Of(watcher string) Desk {
 	return k
 }
 
+// At is the same desk, whose actions on the lease are for that slot of the watcher alone, such as 0of2; "" is all slots (N28).
+func (k Desk) At(slot string) Desk {
+	k.Slot = slot
+	return k
+}
+
 // Bounds of lists.
 const (
 	DefaultPage = 100

@@ -45,7 +45,7 @@ func Explain(err error) (kind Failure, hint string) {
 	}
 	switch {
 	case is(store.ErrNotFound, lease.ErrNotFound, store.ErrNoWatcher):
-		return FailNotFound, "check the name, the id and the watcher"
+		return FailNotFound, "check the name, the id, the watcher and its slot"
 	case is(ErrCursor, deadletter.ErrCursor, store.ErrBadCursor):
 		return FailInvalid, "pass on the cursor that the page before gave, or none for the first page"
 	case is(deadletter.ErrEmptyQuery, ErrNothingSaid):
@@ -58,6 +58,8 @@ func Explain(err error) (kind Failure, hint string) {
 		return FailConflict, "type the phrase that the preview shows"
 	case errors.As(err, &compacted):
 		return FailConflict, "force: true if the readers of these topics can bear it, or other topics"
+	case is(ErrOtherNode):
+		return FailConflict, "name a node that runs the watcher; outrelay nodes lists them"
 	case errors.As(err, &refused), errors.As(err, &replayed), errors.As(err, &claimed), is(ErrLive, ErrNodeAlive, ErrOlderNodes, store.ErrReplayMoved, ErrReplayStalled):
 		return FailConflict, ""
 	case is(ErrUnavailable, ErrReplaysFull):

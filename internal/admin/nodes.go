@@ -90,6 +90,9 @@ func owned(s Status, node string) []Watcher {
 // NodeRelease makes a node give up every slot that it owns, and keeps it from them for hold: at its next renewal at the
 // latest, after draining what is in flight. Others take over at once. It returns the slots.
 func (k Desk) NodeRelease(ctx context.Context, node string, hold time.Duration) ([]string, error) {
+	if hold < time.Millisecond {
+		return nil, invalid("a node that keeps away for %s would not release anything; give a time such as 30s", hold)
+	}
 	status, err := ReadStatus(ctx, k.State)
 	if err != nil {
 		return nil, err

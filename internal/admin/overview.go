@@ -112,6 +112,9 @@ func slotChecks(list []Watcher, f figures) []Check {
 		switch {
 		case w.Paused:
 			c.Status, c.Detail, c.Fix = CheckWarn, "an operator paused it", "outrelay resume"
+			if w.Slot != "0of1" { // what resumes all slots would end pauses that somebody else may want
+				c.Fix += " --slot " + w.Slot
+			}
 		case w.State == "no-owner":
 			c.Status, c.Detail, c.Fix = CheckFail, "no process runs it", "start outrelay run"
 		case w.State == "halted", w.State == "config_error":

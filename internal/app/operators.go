@@ -64,8 +64,8 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 
 // page is the operator's page over the deployment's desks.
 func (o *Operators) page(cfg config.Config, version string, log *slog.Logger) http.Handler {
-	return opspage.New(opspage.Options{Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Log: log, Desk: func(a admin.Actor, watcher string) opspage.UseCases {
-		return o.dep.For(a).Of(watcher)
+	return opspage.New(opspage.Options{Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Log: log, Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
+		return o.dep.For(a).Of(watcher).At(slot)
 	}})
 }
 

@@ -40,6 +40,9 @@ func (s Scope) watcher() string { return s.Watcher }
 // scoped is a request that is about a watcher.
 type scoped interface{ watcher() string }
 
+// slotted is a request that may be about one slot alone.
+type slotted interface{ slot() string }
+
 // answerOf is a response with a body.
 type answerOf[T any] struct{ Body T }
 
@@ -151,7 +154,11 @@ func direct[I scoped, O any](a *api, op huma.Operation, limit time.Duration, f f
 	huma.Register(a.API, op, func(ctx context.Context, in *I) (*O, error) {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		out, err := f(ctx, a.desk(ctx, (*in).watcher()), in)
+		desk := a.desk(ctx, (*in).watcher())
+		if one, ok := any(*in).(slotted); ok {
+			desk = desk.At(one.slot())
+		}
+		out, err := f(ctx, desk, in)
 		return out, problemOf(err)
 	})
 }

@@ -31,6 +31,7 @@ func (a *api) maintenance() {
 	})
 	act(a, "/recover", "recover", "Order a sweep: the next owner delivers every envelope again that its place does not cover", func(ctx context.Context, k admin.Desk, in *struct {
 		Scope
+		Slotted
 		Body struct {
 			From   *time.Time `json:"from,omitempty" doc:"Of envelopes from then on; none is everything."`
 			DryRun bool       `json:"dry_run,omitempty"`
@@ -52,7 +53,11 @@ func (a *api) maintenance() {
 		out.Ordered = true
 		return out, k.Recover(ctx, or(in.Body.From))
 	})
-	act(a, "/recover/adopt", "adopt", "Make state that was copied from another replica set this one's", func(ctx context.Context, k admin.Desk, _ *Empty) (done, error) {
+	act(a, "/recover/adopt", "adopt", "Make state that was copied from another replica set this one's", func(ctx context.Context, k admin.Desk, _ *struct {
+		Scope
+		Slotted
+	},
+	) (done, error) {
 		return done{true, "adopted"}, k.Adopt(ctx)
 	})
 	act(a, "/recover/release", "release-collection", "Give up the watcher's claim on a collection", func(ctx context.Context, k admin.Desk, in *struct {

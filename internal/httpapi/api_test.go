@@ -59,6 +59,59 @@ func TestActionsAreWrittenDownWithTheirActor(t *testing.T) {
 	}
 }
 
+// The actions on the lease are for all slots of a watcher, or for the one that is named; the log says for which.
+func TestN28_LeaseActionsTakeASlot(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	docs := s.state.Collection("watchers")
+	for _, slot := range []string{"0of2", "1of2"} {
+		if _, err := docs.InsertOne(t.Context(), bson.D{{Key: "_id", Value: "split/" + slot}, {Key: "owner", Value: nil}, {Key: "node", Value: "n1"}, {Key: "expiresAt", Value: time.UnixMilli(0)}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const at = "/api/v1/watchers/split/"
+	control := func(slot string) lease.Control {
+		t.Helper()
+		d, _, err := lease.Read(t.Context(), docs, "split/"+slot)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d.Control
+	}
+	s.ok(nil, "POST", at+"pause?slot=1of2", "")
+	s.ok(nil, "POST", at+"pin?slot=1of2", `{"node":"n9"}`)
+	s.ok(nil, "POST", at+"step-down?slot=1of2", `{"hold_s":60}`)
+	if c := control("0of2"); c.Paused || c.Pin != "" || !c.StepDownUntil.IsZero() {
+		t.Errorf("the other slot has %+v", c)
+	}
+	if c := control("1of2"); !c.Paused || c.Pin != "n9" || c.StepDownNode != "n1" {
+		t.Errorf("the slot has %+v", c)
+	}
+	for _, kind := range []store.Kind{store.Paused, "pinned", store.SteppedDown} {
+		if list := s.logged(kind); len(list) != 1 || list[0].Fields.Lookup("slot").StringValue() != "1of2" || list[0].Watcher != "split" {
+			t.Errorf("%s: the log says %+v", kind, list)
+		}
+	}
+	s.ok(nil, "POST", at+"pause", "")
+	s.ok(nil, "POST", at+"resume?slot=1of2", "")
+	if !control("0of2").Paused || control("1of2").Paused {
+		t.Error("pause is not for all slots, or resume not for one")
+	}
+	s.ok(nil, "POST", "/api/v1/recover?watcher=split&slot=0of2", `{}`)
+	n, err := docs.CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: lease.GapOrdered}})
+	if err != nil || n != 1 {
+		t.Errorf("%d sweeps are ordered, %v", n, err)
+	}
+	for _, slot := range []string{"2of2", "x", "0of2of2", "-1of2"} {
+		s.call("POST", at+"pause?slot="+slot, "").problem(t, 422)
+	}
+	if p := s.call("POST", at+"pause?slot=0of3", "").problem(t, 404); !strings.Contains(p.Hint, "slot") {
+		t.Errorf("%+v", p)
+	}
+	s.call("POST", "/api/v1/recover?watcher=split&slot=0of3", `{}`).problem(t, 422)
+	s.call("POST", at+"step-down", `{"hold_s":0}`).problem(t, 422)
+}
+
 func TestDeadLettersOverHTTP(t *testing.T) {
 	t.Parallel()
 	s := open(t)

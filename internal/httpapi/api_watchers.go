@@ -23,6 +23,19 @@ type NamedWatcher struct {
 
 func (n NamedWatcher) watcher() string { return n.Name }
 
+// Slotted is a request on the lease: of all slots of a watcher, or of one (N28).
+type Slotted struct {
+	Slot string `query:"slot" pattern:"^[0-9]{1,2}of[0-9]{1,2}$" doc:"Only this slot of the watcher, such as 0of2; by default all of them."`
+}
+
+func (s Slotted) slot() string { return s.Slot }
+
+// Leased is a request on the lease of the watcher of the path.
+type Leased struct {
+	NamedWatcher
+	Slotted
+}
+
 // collections are the outboxes of a watcher.
 type collections struct {
 	Collections []string `json:"collections"`
@@ -39,14 +52,14 @@ func (a *api) watchers() {
 		list, err := k.Collections(ctx, "")
 		return collections{list}, err
 	})
-	act(a, "/watchers/{watcher}/pause", "pause", "Stop the watcher, whoever runs it, until resume", func(ctx context.Context, k admin.Desk, _ *NamedWatcher) (done, error) {
+	act(a, "/watchers/{watcher}/pause", "pause", "Stop the watcher, or one slot of it, whoever runs it, until resume", func(ctx context.Context, k admin.Desk, _ *Leased) (done, error) {
 		return done{true, "paused; the owner drains and releases at its next renewal"}, k.Pause(ctx)
 	})
-	act(a, "/watchers/{watcher}/resume", "resume", "End a pause", func(ctx context.Context, k admin.Desk, _ *NamedWatcher) (done, error) {
+	act(a, "/watchers/{watcher}/resume", "resume", "End a pause", func(ctx context.Context, k admin.Desk, _ *Leased) (done, error) {
 		return done{true, "resumed"}, k.Resume(ctx)
 	})
 	act(a, "/watchers/{watcher}/pin", "pin", "Hand the watcher to a node and keep it there while that lives; an empty node ends it", func(ctx context.Context, k admin.Desk, in *struct {
-		NamedWatcher
+		Leased
 		Body struct {
 			Node string `json:"node" maxLength:"100" pattern:"^[A-Za-z0-9._-]*$"`
 		}
@@ -57,10 +70,10 @@ func (a *api) watchers() {
 		}
 		return done{true, "pinned to " + in.Body.Node}, k.Pin(ctx, in.Body.Node)
 	})
-	act(a, "/watchers/{watcher}/step-down", "step-down", "Make the owner release and keep away for a while", func(ctx context.Context, k admin.Desk, in *struct {
-		NamedWatcher
+	act(a, "/watchers/{watcher}/step-down", "step-down", "Make the owner release and keep away for a while; of several slots, the owner of each", func(ctx context.Context, k admin.Desk, in *struct {
+		Leased
 		Body struct {
-			HoldS float64 `json:"hold_s,omitempty" minimum:"0" maximum:"86400" default:"10" doc:"Seconds for which the owner keeps away."`
+			HoldS float64 `json:"hold_s,omitempty" minimum:"0.001" maximum:"86400" default:"10" doc:"Seconds for which the owner keeps away."`
 		}
 	},
 	) (done, error) {
@@ -99,7 +112,7 @@ func (a *api) nodes() {
 		Scope
 		Body struct {
 			NodeAction
-			HoldS float64 `json:"hold_s,omitempty" minimum:"0" maximum:"86400" default:"10"`
+			HoldS float64 `json:"hold_s,omitempty" minimum:"0.001" maximum:"86400" default:"10"`
 		}
 	},
 	) (released, error) {

@@ -15,6 +15,7 @@ type action struct {
 	title  string
 	button string
 	danger bool   // cannot be taken back
+	slots  bool   // may be for one slot alone
 	back   string // the page that it belongs to
 	plan   func(*call) (preview, error)
 	do     func(*call) (notice, error)
@@ -39,6 +40,26 @@ type question struct {
 	Fields []row
 	Said   string // why it is asked again
 	Back   string
+}
+
+// listField is the field of a form with the query of the list that somebody acts from: its filter and its page.
+const listField = "_list"
+
+// listed is the page that an action belongs to, as it was looked at. Only the query comes from the form: it leads nowhere else.
+func (c *call) listed(path string, pairs ...any) string {
+	link, err := url.Parse(c.v.Link(path, pairs...))
+	list, err2 := url.ParseQuery(c.q.Get(listField))
+	if err != nil || err2 != nil || len(list) == 0 {
+		return c.v.Link(path, pairs...)
+	}
+	q := link.Query()
+	for k, values := range list {
+		if k != "done" && k != "watcher" {
+			q[k] = values
+		}
+	}
+	link.RawQuery = q.Encode()
+	return link.String()
 }
 
 // maxForm bounds the form of an action; a payload may be as long as an envelope.
@@ -76,10 +97,18 @@ func (p *page) form(w http.ResponseWriter, r *http.Request) (*call, action, cont
 	if watcher == "" {
 		watcher = p.o.Watcher
 	}
-	c.v.Watcher, c.desk = watcher, p.o.Desk(c.who.Actor, watcher)
 	c.q, c.v.Query = r.PostForm, url.Values{}
-	c.v.Title, c.v.Area = a.title, strings.TrimPrefix(a.back, "/")
+	c.v.Watcher, c.desk = watcher, p.o.Desk(c.who.Actor, watcher, slotOf(c, a))
+	c.v.Title, c.v.Area, c.back = a.title, strings.TrimPrefix(a.back, "/"), c.listed(a.back)
 	return c, a, done, true
+}
+
+// slotOf is the slot that an action is for; "" is all, or an action that has none.
+func slotOf(c *call, a action) string {
+	if !a.slots {
+		return ""
+	}
+	return c.get(slotField)
 }
 
 // confirm asks.
@@ -98,9 +127,9 @@ func (p *page) confirm(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *page) ask(w http.ResponseWriter, status int, c *call, a action, name string, plan preview, said string) {
-	q := question{preview: plan, Name: name, Button: a.button, Danger: a.danger, Said: said, Back: c.v.Link(a.back)}
+	q := question{preview: plan, Name: name, Button: a.button, Danger: a.danger, Said: said, Back: c.listed(a.back)}
 	for k, list := range c.q {
-		if strings.HasPrefix(k, "_") || k == "watcher" {
+		if strings.HasPrefix(k, "_") && k != listField || k == "watcher" {
 			continue
 		}
 		for _, v := range list {
@@ -146,6 +175,6 @@ func (p *page) act(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	n.who = c.who.Actor.Name
-	p.o.Log.Info("an operator acted", "action", name, "actor", n.who, "watcher", c.v.Watcher)
-	http.Redirect(w, r, c.v.Link(a.back, "done", p.notices.put(&n)), http.StatusSeeOther)
+	p.o.Log.Info("an operator acted", "action", name, "actor", n.who, "watcher", c.v.Watcher, "slot", slotOf(c, a))
+	http.Redirect(w, r, c.listed(a.back, "done", p.notices.put(&n)), http.StatusSeeOther)
 }

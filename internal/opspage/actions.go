@@ -4,18 +4,17 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
 // actions by the last part of their address.
 var actions = map[string]action{
-	"pause":            {title: "Pause", button: "Pause", back: "/control", plan: planPause, do: doPause},
-	"resume":           {title: "Resume", button: "Resume", back: "/control", plan: planResume, do: doResume},
-	"pin":              {title: "Pin", button: "Pin", back: "/control", plan: planPin, do: doPin},
-	"unpin":            {title: "End the pin", button: "End the pin", back: "/control", plan: planUnpin, do: doUnpin},
-	"step-down":        {title: "Step down", button: "Step down", back: "/control", plan: planStepDown, do: doStepDown},
+	"pause":            {title: "Pause", button: "Pause", slots: true, back: "/control", plan: planPause, do: doPause},
+	"resume":           {title: "Resume", button: "Resume", slots: true, back: "/control", plan: planResume, do: doResume},
+	"pin":              {title: "Pin", button: "Pin", slots: true, back: "/control", plan: planPin, do: doPin},
+	"unpin":            {title: "End the pin", button: "End the pin", slots: true, back: "/control", plan: planUnpin, do: doUnpin},
+	"step-down":        {title: "Step down", button: "Step down", slots: true, back: "/control", plan: planStepDown, do: doStepDown},
 	"node-remove":      {title: "Remove a node", button: "Remove", back: "/nodes", plan: planNodeRemove, do: doNodeRemove},
 	"node-release":     {title: "Release a node's slots", button: "Release", back: "/nodes", plan: planNodeRelease, do: doNodeRelease},
 	"dead-requeue":     {title: "Requeue dead letters", button: "Requeue", back: "/dead", plan: planRequeue, do: doRequeue},
@@ -40,62 +39,6 @@ func uncounted(undo string, lines ...string) preview {
 	return preview{Lines: lines, Count: -1, Undo: undo}
 }
 
-func planPause(c *call) (preview, error) {
-	return uncounted("Resume takes it back at any time. Nothing is lost meanwhile: events wait in the outbox and in the oplog.",
-		"Watcher "+c.v.Watcher+" stops: its owner finishes what is in flight, writes the position and releases. Nobody takes over until it is resumed.",
-		"The oplog must hold what is written while it is paused."), nil
-}
-
-func doPause(c *call) (notice, error) {
-	return notice{Text: "Watcher " + c.v.Watcher + " is paused.", Undo: &undo{Action: "resume", Label: "Resume it"}}, c.desk.Pause(c.ctx)
-}
-
-func planResume(c *call) (preview, error) {
-	return uncounted("Pause takes it back.", "Watcher "+c.v.Watcher+" goes on where it stopped, on whichever node takes it first."), nil
-}
-
-func doResume(c *call) (notice, error) {
-	return notice{Text: "Watcher " + c.v.Watcher + " goes on.", Undo: &undo{Action: "pause", Label: "Pause it again"}}, c.desk.Resume(c.ctx)
-}
-
-func planPin(c *call) (preview, error) {
-	if c.get("node") == "" {
-		return preview{}, wrong("no node is named")
-	}
-	return uncounted("Ending the pin takes it back.",
-		"Watcher "+c.v.Watcher+" is handed to node "+c.get("node")+" and stays there while that node lives."), nil
-}
-
-func doPin(c *call) (notice, error) {
-	return notice{Text: "Watcher " + c.v.Watcher + " is pinned to " + c.get("node") + ".", Undo: &undo{Action: "unpin", Label: "End the pin"}}, c.desk.Pin(c.ctx, c.get("node"))
-}
-
-func planUnpin(c *call) (preview, error) {
-	return uncounted("A new pin takes it back.", "Watcher "+c.v.Watcher+" stays where it is, and any node may take over from there."), nil
-}
-
-func doUnpin(c *call) (notice, error) {
-	return notice{Text: "The pin of watcher " + c.v.Watcher + " has ended."}, c.desk.Pin(c.ctx, "")
-}
-
-// holdFor is how long a node that stepped down keeps away unless it is said.
-const holdFor = 30 * time.Second
-
-func planStepDown(c *call) (preview, error) {
-	hold, err := c.span("hold", holdFor)
-	return uncounted("It cannot be taken back, and need not be: after that time the node may take over again.",
-		fmt.Sprintf("The owner of watcher %s finishes what is in flight and releases; another node takes over at once. The owner keeps away for %s.", c.v.Watcher, span(hold.Seconds())),
-		"Without another node nothing is sent for that time."), err
-}
-
-func doStepDown(c *call) (notice, error) {
-	hold, err := c.span("hold", holdFor)
-	if err != nil {
-		return notice{}, err
-	}
-	return notice{Text: "The owner of watcher " + c.v.Watcher + " was told to step down, and keeps away for " + span(hold.Seconds()) + "."}, c.desk.StepDown(c.ctx, hold)
-}
-
 func planNodeRemove(c *call) (preview, error) {
 	if c.get("node") == "" {
 		return preview{}, wrong("no node is named")
@@ -109,7 +52,7 @@ func doNodeRemove(c *call) (notice, error) {
 }
 
 func planNodeRelease(c *call) (preview, error) {
-	hold, err := c.span("hold", holdFor)
+	hold, err := c.hold()
 	if err == nil && c.get("node") == "" {
 		err = wrong("no node is named")
 	}
@@ -118,7 +61,7 @@ func planNodeRelease(c *call) (preview, error) {
 }
 
 func doNodeRelease(c *call) (notice, error) {
-	hold, err := c.span("hold", holdFor)
+	hold, err := c.hold()
 	if err != nil {
 		return notice{}, err
 	}

@@ -8,12 +8,46 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// retried is what an action on failed envelopes is for.
+// retryAtMost is how many envelopes one action on failed ones is for.
+const retryAtMost = 10_000
+
+// failedState is that of envelopes that were refused for their own reason.
+const failedState = "retry"
+
+// retried is what an action on failed envelopes is for: those that are ticked, or all that the filter finds, as their ids.
 func (c *call) retried() (collection string, ids []string, err error) {
-	if ids = c.q["pick"]; len(ids) == 0 {
-		err = wrong("no envelope is ticked")
+	collection = c.get("collection")
+	switch c.get("scope") {
+	case "ticked":
+		if ids = c.q["pick"]; len(ids) == 0 {
+			err = wrong("no envelope is ticked; tick some, or choose all that match")
+		}
+	case "all":
+		ids, err = c.failing(admin.WaitingFilter{Collection: collection, State: c.get("state"), Topic: c.get("topic"), Key: c.get("key")})
+	default:
+		err = wrong("it is not said whether the ticked envelopes are meant or all that match")
 	}
-	return c.get("collection"), ids, err
+	return collection, ids, err
+}
+
+// failing are the ids of the envelopes that a filter finds and that are to be tried again.
+func (c *call) failing(f admin.WaitingFilter) (ids []string, err error) {
+	if f.State != "" && f.State != failedState {
+		return nil, wrong("envelopes that are %s have not failed; what they wait for brings them on", f.State)
+	}
+	f.State = failedState
+	for after := ""; ; {
+		page, err := c.desk.WaitingPage(c.ctx, f, admin.MaxPage, after)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Envelopes {
+			ids = append(ids, page.Envelopes[i].ID)
+		}
+		if after = page.Next; after == "" || len(ids) >= retryAtMost {
+			return ids[:min(len(ids), retryAtMost)], nil
+		}
+	}
 }
 
 func (c *call) failed(reset, dry bool) (admin.FailedOutcome, error) {
@@ -21,6 +55,8 @@ func (c *call) failed(reset, dry bool) (admin.FailedOutcome, error) {
 	switch {
 	case err != nil:
 		return admin.FailedOutcome{}, err
+	case len(ids) == 0: // which would mean others to the use-case
+		return admin.FailedOutcome{DryRun: dry}, nil
 	case reset:
 		return c.desk.FailedReset(c.ctx, collection, ids, dry)
 	}
@@ -36,7 +72,10 @@ func planRetry(reset bool) func(*call) (preview, error) {
 			p.Lines = []string{are(out.Failed, "failed envelope") + " tried again at once, and as often as new ones."}
 		}
 		if left := int64(out.Given) - out.Failed; left > 0 {
-			p.Lines = append(p.Lines, number(left)+" of those that are ticked wait for another reason and are left alone.")
+			p.Lines = append(p.Lines, number(left)+" of those that are meant wait for another reason and are left alone.")
+		}
+		if out.Given >= retryAtMost {
+			p.Lines = append(p.Lines, "These are the first "+number(retryAtMost)+"; do it again for those that are left.")
 		}
 		return p, err
 	}
@@ -263,6 +302,19 @@ func planClear(c *call) (preview, error) {
 	for _, one := range out.Collections {
 		p.Rows = append(p.Rows, row{one.Collection + " (" + one.What + ")", things(one.Found, "document")})
 	}
+	if err != nil || c.get("force") != "" {
+		return p, err
+	}
+	list, err := c.desk.Slots(c.ctx)
+	if kind, _ := admin.Explain(err); err != nil && kind == admin.FailNotFound {
+		return p, nil // it never ran, so nobody works for it
+	}
+	for i := range list {
+		if w := &list[i]; w.Owner != "" && w.ExpiresInMS > 0 {
+			p.Lines = append(p.Lines, "Node "+w.Node+" works for it on slot "+w.Slot+": pause the watcher first, or go back and tick that it is meant although a relay works.")
+			p.Nothing = true
+		}
+	}
 	return p, err
 }
 
@@ -298,8 +350,12 @@ func planInboxRelease(c *call) (preview, error) {
 		Count: -1, Nothing: out.Matched == 0, Undo: "It cannot be taken back; whoever held them finds that out when it finishes.",
 		Lines: []string{things(out.Matched, "claimed message") + " can be handled again at once."},
 	}
-	if out.Live > 0 {
-		p.Lines = append(p.Lines, number(out.Live)+" of them are held by somebody right now; without force this is refused.")
+	if force := c.get("force") != ""; out.Live > 0 {
+		p.Lines = append(p.Lines, number(out.Live)+" of them are held by somebody right now.")
+		if !force {
+			p.Lines = append(p.Lines, "If that process is known to be gone, go back and tick that claims are meant that are held now; else wait until their lease is over.")
+		}
+		p.Nothing = p.Nothing || !force
 	}
 	return p, err
 }

@@ -2,6 +2,7 @@ package opspage
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/outrelay/outrelay/internal/admin"
@@ -15,13 +16,32 @@ type overview struct {
 	Others   []string // names of all watchers
 	HeldLive int      // slots of the watcher that are live
 	Slots    int
-	Paused   bool
+	Own      []admin.Watcher // slots of the watcher
+	Paused   int             // of them, by an operator
+}
+
+// Headline is how the watcher stands, in a word.
+func (o *overview) Headline() string {
+	switch {
+	case o.Paused > 0 && o.Paused == o.Slots:
+		return "paused by an operator"
+	case o.Paused > 0:
+		return fmt.Sprintf("%d of %d slots live, %d paused by an operator", o.HeldLive, o.Slots, o.Paused)
+	case o.Slots > 0 && o.HeldLive == o.Slots:
+		return "events flow"
+	}
+	return fmt.Sprintf("%d of %d slots live", o.HeldLive, o.Slots)
+}
+
+// Relays are the nodes that run that watcher: those that it can be pinned to.
+func (o *overview) Relays(watcher string) []admin.Node {
+	return slices.DeleteFunc(slices.Clone(o.Nodes), func(n admin.Node) bool { return !slices.Contains(n.Watchers, watcher) })
 }
 
 var order = map[string]int{admin.CheckFail: 0, admin.CheckWarn: 1, admin.CheckOK: 2}
 
-func newOverview(o admin.Overview, watcher string) overview {
-	v := overview{Overview: o, Worst: admin.CheckOK}
+func newOverview(o admin.Overview, watcher string) *overview {
+	v := &overview{Overview: o, Worst: admin.CheckOK}
 	v.Checks = slices.Clone(o.Checks)
 	slices.SortStableFunc(v.Checks, func(a, b admin.Check) int { return cmp.Compare(order[a.Status], order[b.Status]) })
 	for _, c := range v.Checks {
@@ -44,7 +64,10 @@ func newOverview(o admin.Overview, watcher string) overview {
 		if w.State == "live" {
 			v.HeldLive++
 		}
-		v.Paused = v.Paused || w.Paused
+		v.Own = append(v.Own, *w)
+		if w.Paused {
+			v.Paused++
+		}
 	}
 	return v
 }
@@ -95,10 +118,9 @@ func showLog(c *call) (any, error) {
 
 // control is what the forms of the page for actions offer.
 type control struct {
-	overview
+	*overview
 	Collections []string
 	Replays     []admin.ReplayInfo
-	Index       *admin.Verification
 }
 
 func showControl(c *call) (any, error) {
@@ -113,15 +135,6 @@ func showControl(c *call) (any, error) {
 	if d.Collections, err = c.desk.Collections(c.ctx, ""); err != nil {
 		return nil, err
 	}
-	if d.Replays, err = c.desk.ReplayList(c.ctx, 20); err != nil {
-		return nil, err
-	}
-	if c.get("indexes") != "" {
-		v, err := c.desk.IndexesVerify(c.ctx)
-		if err != nil {
-			return nil, err
-		}
-		d.Index = &v
-	}
-	return d, nil
+	d.Replays, err = c.desk.ReplayList(c.ctx, 20)
+	return d, err
 }

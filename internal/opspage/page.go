@@ -14,8 +14,9 @@ import (
 
 // Options of the page.
 type Options struct {
-	// Desk gives the use-cases as that actor at that watcher; "" is the configured one. Required.
-	Desk func(a admin.Actor, watcher string) UseCases
+	// Desk gives the use-cases as that actor at that watcher; "" is the configured one. Actions on the lease are for that
+	// slot of it alone; "" is all of them. Required.
+	Desk func(a admin.Actor, watcher, slot string) UseCases
 	// Watcher is the configured one. Required.
 	Watcher string
 	// Node and Version of this process, for the foot of the page.
@@ -103,6 +104,7 @@ type call struct {
 	desk   UseCases
 	v      *view
 	screen screen
+	back   string // of an action: the page that it belongs to
 }
 
 var errNobody = errors.New("the listener did not say who calls")
@@ -118,7 +120,7 @@ func (p *page) begin(w http.ResponseWriter, r *http.Request, within time.Duratio
 	ctx, done := context.WithTimeout(r.Context(), within)
 	q := r.URL.Query()
 	watcher := q.Get("watcher")
-	c = &call{ctx: ctx, q: q, who: who, desk: p.o.Desk(who.Actor, watcher)}
+	c = &call{ctx: ctx, q: q, who: who, desk: p.o.Desk(who.Actor, watcher, "")}
 	c.v = &view{Caller: who, Watcher: watcher, Configured: p.o.Watcher, Node: p.o.Node, Version: p.o.Version, Now: time.Now(), Query: q, Path: r.URL.Path}
 	if c.v.Watcher == "" {
 		c.v.Watcher = p.o.Watcher
@@ -187,7 +189,8 @@ type problem struct {
 	Title  string
 	Detail string
 	Hint   string
-	Again  bool // the same address can be asked again
+	Again  bool   // the same address can be asked again
+	Back   string // where it was asked for
 }
 
 var titles = map[admin.Failure]struct {
@@ -230,7 +233,7 @@ func (p *page) fail(w http.ResponseWriter, r *http.Request, c *call, err error) 
 		_, _ = w.Write([]byte(pr.Title + ": " + pr.Detail))
 		return
 	}
-	pr.Again = r.Method == http.MethodGet
+	pr.Again, pr.Back = r.Method == http.MethodGet, c.back
 	c.v.Problem = pr
 	p.render(w, pr.Status, "problem", "layout", c.v)
 }

@@ -73,6 +73,8 @@ type desk struct {
 	err      error
 	actor    admin.Actor
 	watcher  string
+	slot     string
+	slots    []admin.Watcher
 	count    int64
 	payload  bool // of the last show
 	did      []string
@@ -190,13 +192,17 @@ func (d *desk) DeadEdit(_ context.Context, _ admin.DeadRef, e admin.DeadEdit, o 
 	return answer[admin.DeadEdited](d)
 }
 
+func (d *desk) Slots(context.Context) ([]admin.Watcher, error) { return d.slots, d.err }
+
+func (d *desk) Nodes(context.Context) ([]admin.Node, error) { return answer[[]admin.Node](d) }
+
 func (d *desk) Pause(context.Context) error {
-	d.did = append(d.did, "pause "+d.watcher)
+	d.did = append(d.did, strings.TrimSpace("pause "+d.watcher+" "+d.slot))
 	return d.err
 }
 
 func (d *desk) Pin(_ context.Context, node string) error {
-	d.did = append(d.did, "pin "+node)
+	d.did = append(d.did, strings.TrimSpace("pin "+node+" "+d.slot))
 	return d.err
 }
 
@@ -209,8 +215,8 @@ var (
 
 // site is the page over a desk.
 func site(d *desk) http.Handler {
-	return New(Options{Watcher: "orders", Node: "n1", Version: "v1", Desk: func(a admin.Actor, w string) UseCases {
-		d.actor, d.watcher = a, w
+	return New(Options{Watcher: "orders", Node: "n1", Version: "v1", Desk: func(a admin.Actor, w, slot string) UseCases {
+		d.actor, d.watcher, d.slot = a, w, slot
 		return d
 	}})
 }
@@ -310,7 +316,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 	h := site(d)
 	for _, at := range everywhere() {
 		_, body := ask(t, h, &viewer, "GET", at, nil)
-		for _, form := range []string{"formaction=", "Requeue …", "Retry the", "Pause …", "Purge …"} {
+		for _, form := range []string{"formaction=", "Requeue …", "Retry now", "Pause …", "Purge …"} {
 			if strings.Contains(body, form) {
 				t.Errorf("%s: a viewer is offered %q", at, form)
 			}
@@ -345,7 +351,7 @@ func TestViewersLookAndDoNotAct(t *testing.T) {
 // What a page of another origin has a browser send is refused; a GET never acts.
 func TestForeignPagesCannotAct(t *testing.T) {
 	t.Parallel()
-	d := &desk{text: "x", count: 1}
+	d := &desk{text: "x", count: 1, slots: []admin.Watcher{{Name: "orders", Slot: "0of1"}}}
 	h := site(d)
 	form := url.Values{"_count": {"-1"}}
 	for _, header := range [][]string{{"Sec-Fetch-Site", "cross-site"}, {"Sec-Fetch-Site", "same-site"}, {"Origin", "https://evil.example"}} {
@@ -493,7 +499,7 @@ func TestErrorStates(t *testing.T) {
 // The empty states say that there is nothing, not nothing.
 func TestEmptyStates(t *testing.T) {
 	t.Parallel()
-	empty := New(Options{Watcher: "orders", Desk: func(admin.Actor, string) UseCases { return nothing{} }})
+	empty := New(Options{Watcher: "orders", Desk: func(admin.Actor, string, string) UseCases { return nothing{} }})
 	for at, want := range map[string]string{
 		"/": "No watcher has run", "/pending": "Nothing waits", "/dead": "No dead letter waits", "/dead?type=x": "No dead letter matches", "/lookup": "An id finds one event",
 		"/lookup?q=x": "Nothing is known of it", "/nodes": "No node gives a sign of life", "/log": "Nothing has happened", "/scheduled": "No scheduled event", "/sagas": "has sagas", "/inbox": "has an inbox", "/control": "has never run",

@@ -64,6 +64,17 @@ func (v *view) With(name, value string) string {
 	return v.Path + "?" + q.Encode()
 }
 
+// List is the query of this page, for the forms that act on what it lists.
+func (v *view) List() string {
+	q := url.Values{}
+	for k, list := range v.Query {
+		if k != "done" && k != "watcher" {
+			q[k] = list
+		}
+	}
+	return q.Encode()
+}
+
 // Asked is a value of the query.
 func (v *view) Asked(name string) string { return v.Query.Get(name) }
 
@@ -83,7 +94,8 @@ func loadTemplates(a *assets) map[string]*template.Template {
 		"asset": a.link, "num": number, "rate": rate, "span": span, "spanms": spanMS, "at": instant, "iso": iso, "ago": ago,
 		"bytes": size, "pretty": pretty, "pairs": pairs, "join": strings.Join, "dict": dict, "classes": admin.Classes,
 		"clearable": admin.Clearable, "states": func() []string { return []string{"retry", "blocked", "parked"} }, "clock": func(t time.Time) string { return t.UTC().Format("15:04:05Z") },
-		"unix": func(t time.Time) int64 { return t.UnixMilli() }, "deref": func(f *float64) float64 { return *f },
+		"title": func(s string) string { return strings.ToUpper(s[:1]) + s[1:] },
+		"unix":  func(t time.Time) int64 { return t.UnixMilli() }, "deref": func(f *float64) float64 { return *f },
 	}
 	shared := template.Must(template.New("").Funcs(funcs).ParseFS(files, "templates/layout.html", "templates/parts.html"))
 	out := map[string]*template.Template{}

@@ -49,6 +49,7 @@ type deadLetters interface {
 
 // running is who works, and whether.
 type running interface {
+	Slots(ctx context.Context) ([]admin.Watcher, error)
 	Pause(ctx context.Context) error
 	Resume(ctx context.Context) error
 	Pin(ctx context.Context, node string) error
