@@ -28,6 +28,9 @@ twice, order kept per key. Kill the relay and see the standby go on.
 
 Keys: k kills the owner with -9, s stops it gracefully, b appends a burst, p pauses and resumes, q quits.
 
+Where OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA name servers, those are taken: with a database and topics of names
+that nobody else has, which are removed at the end. Scenarios that break servers, or measure them, start their own.
+
 With --events it ends when all have arrived, and exits with 0 only if nothing was lost, twice or out of order.
 
 With --scenario it shows one promise under one fault, each within a minute or two, and exits with 0 only if the promise

@@ -12,7 +12,7 @@ import (
 const (
 	failoverRate = 200 // events per second while owners end
 	steady       = 500 * time.Millisecond
-	idleRestarts = 5
+	idleRestarts = 5 // at most, and no more than failovers
 )
 
 // pair is an owner and its standby, under load, and who watches them.
@@ -198,7 +198,8 @@ func (p *pair) idle(ctx context.Context, insert func(doc any) error) ([]float64,
 		return nil, err
 	}
 	var out []float64
-	for i := range idleRestarts {
+	restarts := min(idleRestarts, p.Failover)
+	for i := range restarts {
 		owner := p.owner
 		p.owner = nil
 		if err := owner.stop(); err != nil {
@@ -224,7 +225,7 @@ func (p *pair) idle(ctx context.Context, insert func(doc any) error) ([]float64,
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		p.say("restart while idle %d of %d: first delivery after %.0f ms", i+1, idleRestarts, out[i])
+		p.say("restart while idle %d of %d: first delivery after %.0f ms", i+1, restarts, out[i])
 	}
 	return out, nil
 }

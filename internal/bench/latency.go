@@ -18,7 +18,7 @@ import (
 const (
 	inserters = 16
 	warmUp    = 50
-	warmRun   = 6000 // more, at warmRate a second
+	warmRun   = 6000 // more, at warmRate a second; fewer where the backlog is smaller, which is no measurement
 	warmRate  = 1000
 	// arriveWithin bounds the wait for the last events of a stretch.
 	arriveWithin = 20 * time.Second
@@ -271,7 +271,8 @@ func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) er
 			return fmt.Errorf("nothing arrives from the relay for %s; its last words: %s", stall, t.relay.words)
 		}
 	}
-	s, err := newShots(b.numbers(warmRun), warmRun, b.Payload)
+	n := min(warmRun, b.Events)
+	s, err := newShots(b.numbers(n), n, b.Payload)
 	if err != nil {
 		return err
 	}

@@ -149,8 +149,10 @@ func empty(ctx context.Context, coll *mongo.Collection) error {
 	}
 }
 
+func (b *bench) dueTogether() int { return min(dueAtOnce, b.Events) }
+
 func (b *bench) dueAtOnce(ctx context.Context, run int, got figures) (meterReading, error) {
-	d, err := b.moment(ctx, fmt.Sprintf("due%d", run), dueAtOnce)
+	d, err := b.moment(ctx, fmt.Sprintf("due%d", run), b.dueTogether())
 	got.add("due_p50", d.p50)
 	got.add("due_p99", d.p99)
 	got.add("due_max", d.most)

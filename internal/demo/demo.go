@@ -50,6 +50,8 @@ type demo struct {
 	o       Options
 	v       *view
 	stack   *devstack.Stack
+	names   names
+	made    []string // topics
 	client  *mongo.Client
 	relays  *relays
 	follow  *follower
@@ -84,7 +86,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 	defer o.Terminal.Restore()
 	defer d.v.done()
 	d.v.line("outrelay dev · real MongoDB and Kafka on this machine, nothing to install")
-	if err := d.boot(ctx, devstack.Options{Mongods: 1, Brokers: 1}); err != nil {
+	if err := d.boot(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: true}); err != nil {
 		return Result{}, err
 	}
 	defer d.stack.Stop()
@@ -99,12 +101,12 @@ func Run(ctx context.Context, o Options) (Result, error) {
 }
 
 func newDemo(o Options) *demo {
-	d := &demo{o: o, v: newView(o.Out, o.Terminal), latency: check.NewLatency(), twoKills: make(chan struct{})}
+	d := &demo{o: o, names: ownNames(), v: newView(o.Out, o.Terminal), latency: check.NewLatency(), twoKills: make(chan struct{})}
 	d.check = check.New(check.Options{Forget: remember, Latency: d.latency})
 	return d
 }
 
-// boot starts the servers.
+// boot starts the servers, or takes those that the environment names.
 func (d *demo) boot(ctx context.Context, o devstack.Options) error {
 	o.Progress = d.progress
 	stack, err := devstack.Start(ctx, o)
@@ -118,6 +120,9 @@ func (d *demo) boot(ctx context.Context, o devstack.Options) error {
 		d.o.Stopper(func() { d.dying.Store(true); d.o.Terminal.Restore(); stack.Stop() })
 	}
 	d.stack = stack
+	if given(stack) {
+		d.names = namesAmongOthers()
+	}
 	d.servers()
 	return nil
 }
@@ -147,22 +152,24 @@ func (d *demo) connect(ctx context.Context) error {
 		return fmt.Errorf("connecting to MongoDB: %w", err)
 	}
 	d.client = client
-	d.follow = &follower{coll: client.Database("outrelay").Collection("watchers"), acquired: d.acquired}
-	if d.relays, err = newRelays(d.stack, d.o.Binary, d.o.Env, d.set); err != nil {
+	d.follow = &follower{coll: d.state().Collection("watchers"), acquired: d.acquired}
+	if d.relays, err = newRelays(d.stack, d.names, d.o.Binary, d.o.Env, d.set); err != nil {
 		return err
 	}
 	rate := rateFor(d.o.Rate, d.o.Events, d.o.KillEvery)
 	if rate < d.o.Rate {
 		d.v.line("  pace              %d events/s, so that at least two kills fall into %s events", rate, thousands(d.o.Events))
 	}
-	d.service, err = newService(client, d.check, rate, d.o.Events)
+	d.service, err = newService(client, d.names, d.check, rate, d.o.Events)
 	if d.service != nil && d.o.KillEvery > 0 {
 		d.service.hold = d.untilTwoKills
 	}
 	return err
 }
 
+// disconnect ends what connect began, and leaves nothing on servers that stay.
 func (d *demo) disconnect(ctx context.Context) {
+	d.tidy(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)
 	defer cancel()
 	_ = d.client.Disconnect(ctx)
@@ -173,7 +180,7 @@ func (d *demo) prepare(ctx context.Context) error {
 	if err := d.service.prepare(ctx); err != nil {
 		return err
 	}
-	return d.stack.CreateTopic(ctx, topic, partitions, 1)
+	return d.createTopic(ctx, aggregate)
 }
 
 // run starts what flows, watches it and stops it again: the consumer last.
@@ -182,7 +189,7 @@ func (d *demo) run(ctx context.Context) (Result, error) {
 	var wg sync.WaitGroup
 	defer func() { stopWatching(); wg.Wait() }()
 	wg.Go(func() { d.follow.Run(watch) })
-	wg.Go(func() { devstack.Tail(watch, d.stack.Brokers(), []string{topic}, d.consume) })
+	wg.Go(func() { devstack.Tail(watch, d.stack.Brokers(), []string{d.names.topic(aggregate)}, d.consume) })
 	defer func() { d.v.done(); d.relays.stop(stopWithin) }()
 	if err := d.startRelays(ctx); err != nil {
 		return Result{}, err
@@ -254,6 +261,6 @@ func (d *demo) connections() {
 	}
 	d.v.line("  try")
 	d.v.line("    %s status --config %s", d.o.Binary, d.relays.config)
-	d.v.line("    mongosh '%s' --eval 'db.getSiblingDB(\"%s\").outbox.findOne()'", d.stack.MongoURI(), database)
-	d.v.line("    kafka-console-consumer.sh --bootstrap-server %s --topic %s --from-beginning", d.stack.Brokers()[0], topic)
+	d.v.line("    mongosh '%s' --eval 'db.getSiblingDB(\"%s\").outbox.findOne()'", d.stack.MongoURI(), d.names.database)
+	d.v.line("    kafka-console-consumer.sh --bootstrap-server %s --topic %s --from-beginning", d.stack.Brokers()[0], d.names.topic(aggregate))
 }

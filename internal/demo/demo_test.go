@@ -96,7 +96,7 @@ func TestServiceTellsTheTruth(t *testing.T) {
 	client := stacktest.Client(t, options.Client().SetWriteConcern(writeconcern.Majority()))
 	db := stacktest.Database(t, client)
 	c := check.New(check.Options{})
-	s, err := newService(client, c, 5000, n)
+	s, err := newService(client, ownNames(), c, 5000, n)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestServiceStops(t *testing.T) {
 	client := stacktest.Client(t)
 	db := stacktest.Database(t, client)
 	c := check.New(check.Options{})
-	s, err := newService(client, c, 500, 0)
+	s, err := newService(client, ownNames(), c, 500, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,7 +269,7 @@ func TestServiceSaysWhatItCannotDo(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
 	c := check.New(check.Options{})
-	s, err := newService(client, c, 500, 10)
+	s, err := newService(client, ownNames(), c, 500, 10)
 	if err != nil {
 		t.Fatal(err)
 	}

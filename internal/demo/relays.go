@@ -73,7 +73,7 @@ type relays struct {
 
 // newRelays writes the configuration of the relays into the stack's directory; set are sections of it that replace those
 // of the demo.
-func newRelays(stack *devstack.Stack, binary string, env []string, set map[string]any) (*relays, error) {
+func newRelays(stack *devstack.Stack, as names, binary string, env []string, set map[string]any) (*relays, error) {
 	r := &relays{
 		stack: stack, binary: binary, env: withoutOwn(env), config: filepath.Join(stack.Dir(), "outrelay.yaml"),
 		client: &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
@@ -81,8 +81,9 @@ func newRelays(stack *devstack.Stack, binary string, env []string, set map[strin
 	}
 	config := map[string]any{
 		"watcher": watcher,
-		"mongodb": map[string]any{"uri": stack.MongoURI()},
-		"watch":   []string{database + ".outbox"},
+		"mongodb": map[string]any{"uri": stack.MongoURI(), "state": as.state},
+		"watch":   []string{as.database + ".outbox"},
+		"topics":  map[string]any{"template": as.topic("{aggregatetype}")},
 		"kafka":   map[string]any{"brokers": stack.Brokers()},
 		"lease":   map[string]any{"ttl": leaseTTL.String(), "renew": renew.String()},
 		"log":     map[string]any{"level": "info", "format": "text"},

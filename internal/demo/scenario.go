@@ -20,6 +20,7 @@ type Scenario struct {
 	events int           // how much of it there is, unless Options.Events says otherwise
 	rate   int           // of the load, unless Options.Rate says otherwise
 	kill   time.Duration // the rhythm of its kills, unless Options say otherwise; 0 where they cannot
+	own    bool          // never plays on servers that the environment names: it breaks them, or measures
 	mongo  devstack.MongoOptions
 	set    map[string]any                                 // sections of the relays' configuration
 	types  []string                                       // aggregate types beside that of the demo
@@ -124,7 +125,7 @@ func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
 	defer o.Terminal.Restore()
 	defer d.v.done()
 	d.v.line("outrelay dev · scenario %s: %s", s.Name, s.Promise)
-	if err := d.boot(ctx, devstack.Options{Mongods: 1, Brokers: 1, Mongo: s.mongo}); err != nil {
+	if err := d.boot(ctx, devstack.Options{Mongods: 1, Brokers: 1, Env: !s.own, Mongo: s.mongo}); err != nil {
 		return nil, err
 	}
 	defer d.stack.Stop()

@@ -49,7 +49,7 @@ func runConsumer(ctx context.Context, s *stage) (_ Finding, err error) {
 	if _, err := s.start(ctx, "owner"); err != nil {
 		return f, err
 	}
-	c, err := s.newCrew(ctx, member.Effects, topic)
+	c, err := s.newCrew(ctx, member.Effects, s.names.topic(aggregate))
 	if err != nil {
 		return f, err
 	}
@@ -145,7 +145,7 @@ func ticks(d time.Duration) *time.Ticker {
 func (s *stage) awaitEffects(ctx context.Context, f *ConsumerFinding) error {
 	want, _ := s.check.Progress()
 	err := s.awaitRead(ctx, "each event has its effect", func(ctx context.Context) (bool, error) {
-		n, err := member.CountEffects(ctx, s.client.Database(database))
+		n, err := member.CountEffects(ctx, s.db())
 		f.Effects = n
 		return n >= want, err
 	})
@@ -157,7 +157,7 @@ func (s *stage) awaitEffects(ctx context.Context, f *ConsumerFinding) error {
 
 // judgeEffects reads what became of it all.
 func (s *stage) judgeEffects(ctx context.Context, f *ConsumerFinding) error {
-	db := s.client.Database(database)
+	db := s.db()
 	r, err := member.JudgeEffects(ctx, db)
 	if err != nil {
 		return err
@@ -177,19 +177,19 @@ func (s *stage) judgeEffects(ctx context.Context, f *ConsumerFinding) error {
 
 // letters counts the events that consumers have given up, which must be none.
 func (s *stage) letters(ctx context.Context) (int, error) {
-	n, err := s.client.Database(database).Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
+	n, err := s.db().Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
 	if err != nil {
 		return 0, fmt.Errorf("counting the consumers' dead letters: %w", err)
 	}
 	if n > 0 {
-		s.broke("the consumers gave up %d events: they are in %s.%s", n, database, consumer.DefaultLetters)
+		s.broke("the consumers gave up %d events: they are in %s.%s", n, s.names.database, consumer.DefaultLetters)
 	}
 	return int(n), nil
 }
 
 // membership is what the members of the group wrote down beside their effects.
 func (s *stage) membership(ctx context.Context) (refused, rebalances int, err error) {
-	db := s.client.Database(database)
+	db := s.db()
 	counts, err := member.ReadCounts(ctx, db)
 	if err != nil {
 		return 0, 0, err

@@ -41,11 +41,11 @@ type hand struct {
 
 // newCrew makes the collections of the members, which read these topics.
 func (s *stage) newCrew(ctx context.Context, role member.Role, topics ...string) (*crew, error) {
-	if err := member.Prepare(ctx, s.client.Database(database)); err != nil {
+	if err := member.Prepare(ctx, s.db()); err != nil {
 		return nil, err
 	}
 	return &crew{s: s, spec: member.Spec{
-		Role: role, MongoDB: s.stack.MongoURI(), Database: database, Brokers: s.stack.Brokers(), Topics: topics, Group: "demo-" + string(role),
+		Role: role, MongoDB: s.stack.MongoURI(), Database: s.names.database, Brokers: s.stack.Brokers(), Topics: topics, Group: s.names.groups + string(role),
 	}}, nil
 }
 
@@ -84,7 +84,7 @@ func (c *crew) serve(ctx context.Context, n int) ([]*hand, error) {
 		hands[i], names[i] = h, h.name
 	}
 	return hands, c.s.awaitRead(ctx, fmt.Sprintf("%d consumers share the partitions", n), func(ctx context.Context) (bool, error) {
-		return member.Serving(ctx, c.s.client.Database(database), names...)
+		return member.Serving(ctx, c.s.db(), names...)
 	})
 }
 

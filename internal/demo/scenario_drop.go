@@ -115,7 +115,7 @@ func (s *stage) notHalted(ctx context.Context) error {
 	said := ""
 	var failed error
 	err := s.await(ctx, "the relay is live", settleWithin, func() bool {
-		st, err := admin.ReadStatus(ctx, s.client.Database("outrelay"))
+		st, err := admin.ReadStatus(ctx, s.state())
 		if failed = err; err != nil || len(st.Watchers) != 1 {
 			return err != nil
 		}

@@ -22,6 +22,7 @@ var historyScenario = Scenario{
 	Name:    "lost-history",
 	Promise: "the oplog rolls over while the relay is down: nothing is lost or out of order, and whatever is repeated is flagged",
 	events:  200_000, rate: 300,
+	own:   true,
 	mongo: devstack.MongoOptions{OplogMB: 16, Args: []string{"--syncdelay", "1"}}, // the oplog is cut behind a checkpoint only
 	run:   runHistory,
 }
@@ -187,7 +188,7 @@ func (a *slowAppend) append(ctx context.Context, n int) error {
 	for range n {
 		id, payload := uuid.Must(uuid.NewV7()), fmt.Appendf(nil, `{"slow":%d}`, len(a.ids)+1)
 		a.ids = append(a.ids, id.String())
-		a.s.check.Begin(check.Event{ID: id.String(), Key: "slow", Topics: []string{topic}, Value: payload})
+		a.s.check.Begin(check.Event{ID: id.String(), Key: "slow", Topics: []string{a.s.names.topic(aggregate)}, Value: payload})
 		events = append(events, event.New(aggregate, "slow", "OrderPlaced", payload, event.WithID(id)))
 	}
 	return a.s.service.box.AppendMany(ctx, events)

@@ -12,6 +12,7 @@ var outageScenario = Scenario{
 	Name:    "broker-outage",
 	Promise: "Kafka is stopped for half a minute under load: no attempts are spent, nothing is dead, and all arrives in order once it is back",
 	events:  30 * 400, rate: 400,
+	own: true,
 	run: runOutage,
 }
 

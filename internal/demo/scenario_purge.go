@@ -22,6 +22,7 @@ var purgeScenario = Scenario{
 	Name:    "purge",
 	Promise: "delivered envelopes go away by themselves under load, nothing unsent does, and publishing is hardly slower meanwhile",
 	events:  purgePairs * 7_000, rate: 1000,
+	own: true,
 	set: map[string]any{
 		"start":     "now",
 		"retention": purgeRetention.String(),
@@ -280,7 +281,7 @@ func median(values []float64) float64 {
 
 // countPurged holds what is left in the outbox against what should be.
 func (s *stage) countPurged(ctx context.Context, f *PurgeFinding, young int) error {
-	coll := s.client.Database(database).Collection(outbox.DefaultCollection)
+	coll := s.db().Collection(outbox.DefaultCollection)
 	old := bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$regex", Value: "^old-"}}}}
 	unsent := append(bson.D{{Key: "$or", Value: bson.A{anyState(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}}}}, old...)
 	all, err1 := coll.CountDocuments(ctx, bson.D{})

@@ -90,13 +90,13 @@ func runRetry(ctx context.Context, s *stage) (Finding, error) {
 
 // missTopic appends events whose topic is not there, and makes it after a while.
 func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) error {
-	w := s.listen(topic)
+	w := s.listen(s.names.topic(aggregate))
 	began, before := time.Now(), others.done.Load()
 	l, err := s.load(ctx, missing, "account", max(s.o.Rate/3, 1), 0)
 	if err != nil {
 		return err
 	}
-	s.say("%d events/s for the topic %s, which is not there", max(s.o.Rate/3, 1), topicOf+missing)
+	s.say("%d events/s for the topic %s, which is not there", max(s.o.Rate/3, 1), s.names.topic(missing))
 	parked := func() bool { f.Parked = max(f.Parked, s.count(ctx, stateIs(event.StateParked))); return f.Parked > 0 }
 	if err := s.await(ctx, "envelopes are parked", patience, parked); err != nil {
 		return err
@@ -114,7 +114,7 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 	parked()
 	s.say("%s envelopes are parked; the topic is made now", thousands(f.Parked))
 	made := time.Now()
-	if err := s.stack.CreateTopic(ctx, topicOf+missing, partitions, 1); err != nil {
+	if err := s.createTopic(ctx, missing); err != nil {
 		return err
 	}
 	if err := s.await(ctx, "nothing is parked any more", patience, func() bool { return s.count(ctx, stateIs(event.StateParked)) == 0 }); err != nil {
@@ -127,7 +127,7 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 
 // refuseRecords lets Kafka refuse the first event of some keys, appends more behind each, and then lets the topic take them.
 func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
-	if err := s.stack.SetTopic(ctx, topicOf+refusing, ageSetting, "0"); err != nil {
+	if err := s.stack.SetTopic(ctx, s.names.topic(refusing), ageSetting, "0"); err != nil {
 		return err
 	}
 	if err := s.appendTo(ctx, "held", heldKeys, 1); err != nil {
@@ -150,11 +150,11 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	if err := s.await(ctx, "later events of these keys wait", patience, blocked); err != nil {
 		return err
 	}
-	if err := s.stack.SetTopic(ctx, topicOf+refusing, ageSetting, "86400000"); err != nil {
+	if err := s.stack.SetTopic(ctx, s.names.topic(refusing), ageSetting, "86400000"); err != nil {
 		return err
 	}
 	took := time.Now()
-	w := s.listen(topicOf + refusing)
+	w := s.listen(s.names.topic(refusing))
 	if err := s.appendTo(ctx, "free", heldKeys, behind); err != nil {
 		return err
 	}
@@ -186,7 +186,7 @@ func (s *stage) appendTo(ctx context.Context, who string, keys, n int) error {
 		for range n {
 			id := uuid.Must(uuid.NewV7())
 			payload := fmt.Appendf(nil, `{"of":%q}`, key)
-			s.check.Begin(check.Event{ID: id.String(), Key: key, Topics: []string{topicOf + refusing}, Value: payload})
+			s.check.Begin(check.Event{ID: id.String(), Key: key, Topics: []string{s.names.topic(refusing)}, Value: payload})
 			ids, events = append(ids, id.String()), append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
 		}
 		err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })

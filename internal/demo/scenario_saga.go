@@ -67,12 +67,11 @@ func runSaga(ctx context.Context, s *stage) (_ Finding, err error) {
 	if _, err := s.start(ctx, "owner"); err != nil {
 		return f, err
 	}
-	told := topicOf + member.Taken
-	if err := s.stack.CreateTopic(ctx, told, partitions, 1); err != nil {
+	if err := s.createTopic(ctx, member.Taken); err != nil {
 		return f, err
 	}
 	steps := max(s.o.Events/sagas, 1)
-	c, err := s.newCrew(ctx, member.Saga, topicOf+member.Asked)
+	c, err := s.newCrew(ctx, member.Saga, s.names.topic(member.Asked))
 	if err != nil {
 		return f, err
 	}
@@ -90,7 +89,7 @@ func runSaga(ctx context.Context, s *stage) (_ Finding, err error) {
 	if err != nil {
 		return f, err
 	}
-	ears := s.hearSteps(ctx, told)
+	ears := s.hearSteps(ctx, s.names.topic(member.Taken))
 	began := time.Now()
 	asked := make(chan error, 1)
 	s.loads.Go(func() { asked <- s.ask(ctx, steps) })
@@ -143,7 +142,7 @@ func (s *stage) finishSteps(ctx context.Context, f *SagaFinding, e *ears, n int,
 // takeSteps waits until the sagas have taken so many steps.
 func (s *stage) takeSteps(ctx context.Context, n int) error {
 	return s.awaitRead(ctx, fmt.Sprintf("%s steps are taken", thousands(n)), func(ctx context.Context) (bool, error) {
-		got, err := member.CountSteps(ctx, s.client.Database(database))
+		got, err := member.CountSteps(ctx, s.db())
 		return got >= n, err
 	})
 }
@@ -174,7 +173,7 @@ func (s *stage) askBatch(ctx context.Context, batch []event.Event) error {
 	ids := make([]string, len(batch))
 	for i, e := range batch {
 		ids[i] = e.ID().String()
-		s.check.Begin(check.Event{ID: ids[i], Key: e.Key(), Topics: []string{topicOf + member.Asked}})
+		s.check.Begin(check.Event{ID: ids[i], Key: e.Key(), Topics: []string{s.names.topic(member.Asked)}})
 	}
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, batch) })
 	if err != nil {
@@ -225,7 +224,7 @@ func (e *ears) twice() int {
 
 // judgeSteps reads what became of it all.
 func (s *stage) judgeSteps(ctx context.Context, f *SagaFinding, steps int) error {
-	db := s.client.Database(database)
+	db := s.db()
 	r, err := member.JudgeSteps(ctx, db, outbox.DefaultCollection, sagas, steps)
 	if err != nil {
 		return err

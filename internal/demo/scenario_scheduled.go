@@ -143,7 +143,7 @@ func (s *stage) scheduleBatch(ctx context.Context, c *calendar, batch []*dueEven
 		id := d.id.String()
 		payload := fmt.Appendf(nil, `{"reminder":%q}`, id)
 		events[i] = event.New(aggregate, id, "ReminderDue", payload, event.WithID(d.id), event.WithDueAt(d.at))
-		s.check.Begin(check.Event{ID: id, Key: id, Topics: []string{topic}, Value: payload})
+		s.check.Begin(check.Event{ID: id, Key: id, Topics: []string{s.names.topic(aggregate)}, Value: payload})
 	}
 	c.add(batch)
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })

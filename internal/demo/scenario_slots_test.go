@@ -1,6 +1,7 @@
 package demo
 
 import (
+	"strings"
 	"testing"
 	"time"
 )
@@ -33,5 +34,21 @@ func TestDrainRate(t *testing.T) {
 				t.Errorf("%v events a second, not %v", got, c.want)
 			}
 		})
+	}
+}
+
+func TestThroughLeadsNowhereElse(t *testing.T) {
+	t.Parallel()
+	for uri, want := range map[string]string{
+		"mongodb://127.0.0.1:1/?replicaSet=rs0":          "mongodb://w:9/?directConnection=true",
+		"mongodb://u:p@h:1/db?replicaSet=r&authSource=a": "mongodb://u:p@w:9/db?authSource=a&directConnection=true",
+		"mongodb://h:1": "mongodb://w:9/?directConnection=true",
+	} {
+		if got, err := through(uri, "w:9"); err != nil || got != want {
+			t.Errorf("%s by way of w:9 is %s, want %s: %v", uri, got, want, err)
+		}
+	}
+	if _, err := through("mongodb://u:secret%zz@h", "w:9"); err == nil || strings.Contains(err.Error(), "secret") {
+		t.Errorf("no URL: %v", err)
 	}
 }

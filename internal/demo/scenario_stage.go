@@ -38,9 +38,9 @@ type stage struct {
 }
 
 func newStage(d *demo, s Scenario) *stage {
-	st := &stage{demo: d, scenario: s, topics: []string{topic}}
+	st := &stage{demo: d, scenario: s, topics: []string{d.names.topic(aggregate)}}
 	for _, t := range slices.Concat(s.types, s.late) {
-		st.topics = append(st.topics, topicOf+t)
+		st.topics = append(st.topics, d.names.topic(t))
 	}
 	return st
 }
@@ -50,8 +50,8 @@ func (s *stage) prepare(ctx context.Context) error {
 	if err := s.service.prepare(ctx); err != nil {
 		return err
 	}
-	for _, t := range s.topics[:1+len(s.scenario.types)] {
-		if err := s.stack.CreateTopic(ctx, t, partitions, 1); err != nil {
+	for _, t := range append([]string{aggregate}, s.scenario.types...) {
+		if err := s.createTopic(ctx, t); err != nil {
 			return err
 		}
 	}
@@ -179,7 +179,7 @@ type load struct {
 
 // load starts a service that tells of aggregates of that type, under keys of its own; 0 events have no end.
 func (s *stage) load(ctx context.Context, aggregateType, who string, rate, events int, more ...func(*service)) (*load, error) {
-	one, err := newService(s.client, s.check, rate, events)
+	one, err := newService(s.client, s.names, s.check, rate, events)
 	if err != nil {
 		return nil, err
 	}
@@ -236,11 +236,11 @@ func (s *stage) lag() time.Duration {
 }
 
 func (s *stage) outbox() *mongo.Collection {
-	return s.client.Database(database).Collection(outbox.DefaultCollection)
+	return s.db().Collection(outbox.DefaultCollection)
 }
 
 func (s *stage) dead() *mongo.Collection {
-	return s.client.Database(database).Collection(deadletter.Collection(outbox.DefaultCollection))
+	return s.db().Collection(deadletter.Collection(outbox.DefaultCollection))
 }
 
 // count counts envelopes; −1 if the server does not say.
@@ -254,7 +254,7 @@ func (s *stage) count(ctx context.Context, filter bson.D) int {
 
 // logged is how many entries of that kind the log of events has.
 func (s *stage) logged(ctx context.Context, kind string) (int, error) {
-	n, err := s.client.Database("outrelay").Collection("events").CountDocuments(ctx, bson.D{{Key: "kind", Value: kind}})
+	n, err := s.state().Collection("events").CountDocuments(ctx, bson.D{{Key: "kind", Value: kind}})
 	if err != nil {
 		return 0, fmt.Errorf("reading the log of events: %w", err)
 	}

@@ -21,11 +21,6 @@ import (
 )
 
 const (
-	database  = "shop"
-	aggregate = "order"
-	topic     = topicOf + aggregate
-	topicOf   = "outbox.event."
-
 	workers    = 8
 	customers  = 8  // of each worker: the keys
 	abortEvery = 25 // transactions of a worker, one is rolled back on purpose
@@ -41,6 +36,7 @@ var errChangedMind = errors.New("the customer changed their mind")
 // appended one after the other by one worker, so they have an order to be kept.
 type service struct {
 	client *mongo.Client
+	names  names
 	orders *mongo.Collection
 	box    *outbox.Box
 	check  *check.Checker
@@ -58,14 +54,14 @@ type service struct {
 	more chan int // extra events, now
 }
 
-func newService(client *mongo.Client, c *check.Checker, rate, limit int) (*service, error) {
-	db := client.Database(database)
+func newService(client *mongo.Client, as names, c *check.Checker, rate, limit int) (*service, error) {
+	db := client.Database(as.database)
 	box, err := outbox.New(db)
 	if err != nil {
 		return nil, err
 	}
 	return &service{
-		client: client, orders: db.Collection(member.OrdersColl), box: box, check: c, rate: rate, limit: limit, more: make(chan int, 1),
+		client: client, names: as, orders: db.Collection(member.OrdersColl), box: box, check: c, rate: rate, limit: limit, more: make(chan int, 1),
 		aggregate: aggregate, who: "customer", together: together,
 	}, nil
 }
@@ -74,7 +70,7 @@ func newService(client *mongo.Client, c *check.Checker, rate, limit int) (*servi
 func (s *service) prepare(ctx context.Context) error {
 	for _, name := range []string{member.OrdersColl, outbox.DefaultCollection} {
 		if err := s.orders.Database().CreateCollection(ctx, name); err != nil {
-			return fmt.Errorf("making %s.%s: %w", database, name, err)
+			return fmt.Errorf("making %s.%s: %w", s.names.database, name, err)
 		}
 	}
 	return nil
@@ -185,7 +181,7 @@ func (s *service) place(ctx context.Context, worker, n int, instead error) (bool
 			{Key: "event", Value: ids[i]},
 			{Key: "number", Value: number},
 		}
-		s.check.Begin(check.Event{ID: ids[i], Key: customer, Topics: []string{topicOf + s.aggregate}, Value: payload})
+		s.check.Begin(check.Event{ID: ids[i], Key: customer, Topics: []string{s.names.topic(s.aggregate)}, Value: payload})
 	}
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error {
 		if _, err := s.orders.InsertMany(ctx, orders); err != nil {

@@ -23,7 +23,7 @@ func TestBenchCommand(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, binary, "bench", "--events", "4000", "--rates", "50,200", "--seconds", "1", "--runs", "1",
+	cmd := exec.CommandContext(ctx, binary, "bench", "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1",
 		"--failover", "1", "--ttl", "1s", "--json", "--mongodb", stacktest.MongoURI(t), "--kafka", strings.Join(stacktest.Brokers(t), ","))
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); err != nil {

@@ -23,7 +23,7 @@ func TestBenchReconcilerCommand(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
 	defer cancel()
 	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, binary, "bench", "--reconciler", "--events", "2000", "--runs", "1", "--json",
+	cmd := exec.CommandContext(ctx, binary, "bench", "--reconciler", "--events", "600", "--runs", "1", "--json",
 		"--mongodb", stacktest.MongoURI(t), "--kafka", strings.Join(stacktest.Brokers(t), ","))
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); err != nil {

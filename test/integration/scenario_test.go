@@ -8,33 +8,46 @@ import (
 	"encoding/json"
 	"flag"
 	"io"
+	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
 
 var long = flag.Bool("integration.long", false, "run all scenarios of dev, at their full size")
 
-// scenario runs `outrelay dev --scenario` and returns its object. The promise has to hold.
+// onSharedServers is the environment of an `outrelay dev` that takes the servers that all tests share.
+func onSharedServers(t *testing.T) []string {
+	t.Helper()
+	return append(os.Environ(), devstack.EnvMongoDB+"="+stacktest.MongoURI(t), devstack.EnvKafka+"="+strings.Join(stacktest.Brokers(t), ","))
+}
+
+// scenario runs `outrelay dev --scenario` on the shared servers, or at its full size on servers of its own, and returns its
+// object. The promise has to hold.
 func scenario(t *testing.T, name string, args ...string) map[string]any {
 	t.Helper()
 	t.Parallel()
 	binary := kit.Binary(t, "")
-	stacktest.LockMachine(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
-	defer cancel()
+	env := os.Environ()
 	if *long {
 		args = nil
+		stacktest.LockMachine(t)
+	} else {
+		env = onSharedServers(t)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(ctx, binary, append([]string{"dev", "--json", "--scenario", name}, args...)...)
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 20 * time.Second
-	cmd.Stdout, cmd.Stderr = &out, &errOut
+	cmd.Env, cmd.Stdout, cmd.Stderr = env, &out, &errOut
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
 	}
@@ -71,7 +84,7 @@ func above(t *testing.T, r map[string]any, least float64, names ...string) {
 // Malformed, too large, forbidden, misdirected and expired envelopes become dead letters of their class, among good ones
 // that all arrive.
 func TestScenarioPoison(t *testing.T) {
-	r := scenario(t, "poison", "--events", "600", "--rate", "300")
+	r := scenario(t, "poison", "--events", "200", "--rate", "200")
 	above(t, r, 0, "poisoned", "dead")
 	classes, _ := r["classes"].(map[string]any)
 	for _, c := range []string{"malformed", "message_too_large", "not_allowed", "partition_out_of_range", "expired"} {
@@ -91,7 +104,7 @@ func TestScenarioRetry(t *testing.T) {
 
 // The owner is killed while events come due.
 func TestScenarioScheduled(t *testing.T) {
-	r := scenario(t, "scheduled", "--events", "2000")
+	r := scenario(t, "scheduled", "--events", "1000")
 	above(t, r, 0, "cancelled", "rescheduled", "takeovers", "p99_ms")
 	if r["early"] != 0.0 {
 		t.Errorf("%v", r)
@@ -100,7 +113,7 @@ func TestScenarioScheduled(t *testing.T) {
 
 // One of two consumers is killed again and again, among records that come twice.
 func TestScenarioConsumer(t *testing.T) {
-	r := scenario(t, "consumer", "--events", "900", "--rate", "300", "--kill-every", "2s")
+	r := scenario(t, "consumer", "--events", "400", "--rate", "150", "--kill-every", "2s")
 	above(t, r, 0, "effects", "kills", "rebalances", "injected", "refused")
 	if r["effects"] != r["events"] {
 		t.Errorf("%v effects of %v events", r["effects"], r["events"])
@@ -114,7 +127,7 @@ func TestScenarioConsumer(t *testing.T) {
 
 // A third consumer joins and leaves again and again.
 func TestScenarioConsumerRebalances(t *testing.T) {
-	r := scenario(t, "consumer", "--events", "900", "--rate", "300", "--rebalance-every", "1s")
+	r := scenario(t, "consumer", "--events", "400", "--rate", "150", "--rebalance-every", "1s")
 	above(t, r, 1, "effects", "rebalances")
 	if r["effects"] != r["events"] || r["kills"] != 0.0 && !*long {
 		t.Errorf("%v effects of %v events, %v kills", r["effects"], r["events"], r["kills"])
@@ -123,7 +136,7 @@ func TestScenarioConsumerRebalances(t *testing.T) {
 
 // One of two nodes is killed in the middle of the sagas' steps.
 func TestScenarioSaga(t *testing.T) {
-	r := scenario(t, "saga", "--events", "1000")
+	r := scenario(t, "saga", "--events", "500")
 	above(t, r, 0, "steps", "conflicts_retried", "injected", "refused")
 	if r["sagas"] != 100.0 || r["steps"] != r["events"] || r["told"] != r["events"] || r["kills"] != 1.0 {
 		t.Errorf("%v", r)
@@ -137,7 +150,7 @@ func TestScenarioSaga(t *testing.T) {
 
 // Two nodes share two slots, after one has had one; nodes join, leave and are killed.
 func TestScenarioSlots(t *testing.T) {
-	r := scenario(t, "slots", "--events", "4000")
+	r := scenario(t, "slots", "--events", "400")
 	above(t, r, 0, "one_slot_eps", "two_slot_eps", "one_slot_near_eps", "two_slot_near_eps", "handovers", "shared_s")
 }
 

@@ -1,0 +1,29 @@
+package devstack
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/segmentio/kafka-go"
+)
+
+// DeleteTopics removes topics with their records; one that is not there is no error.
+func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	cl, done := s.client()
+	defer done()
+	res, err := cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
+	if err != nil {
+		return fmt.Errorf("deleting topics: %w", err)
+	}
+	var errs []error
+	for name, err := range res.Errors {
+		if err != nil && !errors.Is(err, kafka.UnknownTopicOrPartition) {
+			errs = append(errs, fmt.Errorf("deleting topic %s: %w", name, err))
+		}
+	}
+	return errors.Join(errs...)
+}
