@@ -133,7 +133,7 @@ func TestConsumersDie(t *testing.T) {
 	t.Parallel()
 	s, c, hands := inShop(t)
 	load := openShop(t, s, 300)
-	for i := range rounds(3, 30) {
+	for i := range rounds(2, 30) {
 		// What the killed one had is handled by others before the next one dies, so that each kill is in the middle of work.
 		before, err := member.CountEffects(t.Context(), s.DB)
 		if err != nil {
@@ -154,7 +154,7 @@ func TestRebalanceEverySecond(t *testing.T) {
 	load := openShop(t, s, 300)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	for range rounds(3, 15) {
+	for range rounds(2, 15) {
 		third := c.Join()
 		<-tick.C
 		c.Serving(third)

@@ -25,11 +25,8 @@ import (
 // services go on writing and a transaction is open over the end of what was lost.
 func TestLostHistoryIsSwept(t *testing.T) {
 	t.Parallel()
-	n := 20_000
-	if *long {
-		n = 200_000
-	}
-	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true, Mongo: devstack.MongoOptions{
+	n := rounds(8_000, 200_000)
+	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Mongo: devstack.MongoOptions{
 		OplogMB: 4, Args: []string{"--syncdelay", "1"}, // the oplog is cut behind a checkpoint only
 	}})
 	s := kit.New(t, kit.Options{Stack: stack})
@@ -188,15 +185,15 @@ func delivered(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 // An owner that is killed in the middle of a sweep leaves the gap in the watcher document, and the next one goes on.
 func TestSweepGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "1s", "lease.renew": "250ms", "checkpoint": "10ms"}})
+	s := kit.New(t, kit.Options{Set: quick(map[string]any{"checkpoint": "10ms"})})
 	history := s.Follow()
 	topics := s.Read()
 	delivered(t, s, topics)
 	from, i := s.Watcher().Lookup("clusterTime").Timestamp()
-	s.Write(kit.Load{Events: 15_000, PerTx: 60}).Wait()
+	s.Write(kit.Load{Events: 8_000, PerTx: 60}).Wait()
 	setGap(t, s, bson.Timestamp{T: from, I: i})
 	live := s.Write(kit.Load{Rate: 200})
-	for _, at := range []string{"mid-sweep", "mid-sweep:9000", "mid-sweep:2000"} {
+	for _, at := range []string{"mid-sweep", "mid-sweep:4500", "mid-sweep:1500"} {
 		p := s.StartCrashing(at)
 		if !p.Killed() {
 			t.Fatalf("it was to die at %s\n%s", at, p.Log())
@@ -210,7 +207,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 		}
 	}
 	if at, _ := s.Watcher().Lookup("gap", "cursor").Timestamp(); at < from {
-		t.Errorf("the sweep's place is %d after 9,000 envelopes", at)
+		t.Errorf("the sweep's place is %d after 4,500 envelopes", at)
 	}
 	last := s.Start()
 	last.Says("going on with the sweep")
@@ -246,7 +243,7 @@ func TestLostHistoryMayHalt(t *testing.T) {
 	p := s.Start()
 	p.Says("set lost_history: sweep")
 	lost()
-	kit.Eventually(t, "status halted", func() bool { return s.Status().State == "halted" })
+	s.Reported("halted", func(st kit.Status) bool { return st.State == "halted" })
 	p.Term()
 	p.Wait()
 	s.Write(kit.Load{Events: 50}).Wait()
@@ -270,9 +267,9 @@ func TestHeldStreamIsLostToo(t *testing.T) {
 	before := s.Ledger.Committed()
 	broker := stack.Kafkas()[0]
 	must(t, broker.Pause())
-	fail(t, s.Client, "outrelay stream "+p.Node, bson.D{{Key: "times", Value: 2}}, bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(286)}})
+	stacktest.FailTimes(t, s.Client, "outrelay stream "+p.Node, 2, bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(286)}})
 	p.Says("sweeping the outbox")
-	kit.Eventually(t, "a status that says sweeping", func() bool { st := s.Status(); return st.State == "sweeping" && st.Reason != "" })
+	s.Reported("sweeping", func(st kit.Status) bool { return st.State == "sweeping" && st.Reason != "" })
 	s.Write(kit.Load{Events: 2000, PerTx: 40}).Wait()
 	end, i := s.Watcher().Lookup("gap", "to").Timestamp()
 	rollOver(t, s, bson.Timestamp{T: end, I: i})

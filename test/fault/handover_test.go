@@ -25,8 +25,8 @@ func TestHandoverUnderLoad(t *testing.T) {
 	topics := s.Read()
 	owner := s.Start()
 	owner.TookOver()
-	load := s.Write(kit.Load{Rate: 1500})
-	for range rounds(4, 20) {
+	load := s.Write(kit.Load{Rate: 800})
+	for range rounds(3, 20) {
 		standby := s.Start()
 		standby.Says("standing by")
 		topics.Distinct(s.Ledger.Committed() + 200)
@@ -59,13 +59,13 @@ func gaps(all []kit.Version) (out []string) {
 // topic nor into MongoDB, and stands by.
 func TestZombieWritesNothing(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{})
+	s := kit.New(t, kit.Options{Set: quick(nil)})
 	history := s.Follow()
 	topics := s.Read()
 	owner := s.Start()
 	owner.TookOver()
-	load := s.Write(kit.Load{Rate: 1500})
-	for range rounds(3, 20) {
+	load := s.Write(kit.Load{Rate: 800})
+	for range rounds(2, 20) {
 		standby := s.Start()
 		standby.Says("standing by")
 		topics.Distinct(s.Ledger.Committed() + 100)

@@ -107,7 +107,7 @@ func TestTokenFromTheFutureHalts(t *testing.T) {
 	before := len(topics.All())
 	p := s.Start()
 	p.TookOver()
-	kit.Eventually(t, "a status that says halted", func() bool { st := s.Status(); return st.State == "halted" && st.Reason != "" })
+	s.Reported("halted", func(st kit.Status) bool { return st.State == "halted" && st.Reason != "" })
 	if code, body := p.Get("/readyz"); code == 200 {
 		t.Errorf("a halted relay is ready: %s", body)
 	}

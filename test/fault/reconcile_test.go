@@ -380,7 +380,7 @@ func TestZombieWithExceptions(t *testing.T) {
 	loads := []*kit.Writing{s.Write(kit.Load{Rate: 200}), s.Write(kit.Load{Rate: 100, Type: "late"})}
 	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 100 })
 	s.CreateTopic("late", 3, 1)
-	for range rounds(2, 15) {
+	for range rounds(1, 15) {
 		s.Schedule("order", 400, 20, time.Now().Add(500*time.Millisecond), 2*time.Second)
 		standby := s.Start()
 		standby.Says("standing by")

@@ -12,24 +12,6 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// have waits until each of those processes runs that many slots.
-func have(t *testing.T, s *kit.Scene, want map[*kit.Process]int) {
-	t.Helper()
-	kit.Eventually(t, fmt.Sprintf("the slots are shared as they should be, not %v", s.Slots()), func() bool {
-		got, n := map[string]int{}, 0
-		for _, node := range s.Slots() {
-			got[node]++
-		}
-		for p, k := range want {
-			if got[p.Node] != k {
-				return false
-			}
-			n += k
-		}
-		return got[""] == 0 && n == len(s.Slots())
-	})
-}
-
 // Nodes join, leave and die under load: slots go from node to node, and nothing is lost, repeated or out of order.
 func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	t.Parallel()
@@ -37,23 +19,23 @@ func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	topics := s.Read()
 	load := s.Write(kit.Load{Rate: 400, Workers: 6, Keys: 10})
 	a := s.Start()
-	have(t, s, map[*kit.Process]int{a: 4})
+	s.Shared(map[*kit.Process]int{a: 4})
 	b := s.Start()
-	have(t, s, map[*kit.Process]int{a: 2, b: 2})
+	s.Shared(map[*kit.Process]int{a: 2, b: 2})
 	for range rounds(1, 15) {
 		a.Kill()
-		have(t, s, map[*kit.Process]int{b: 4})
+		s.Shared(map[*kit.Process]int{b: 4})
 		a = s.Start()
-		have(t, s, map[*kit.Process]int{a: 2, b: 2})
+		s.Shared(map[*kit.Process]int{a: 2, b: 2})
 		b.Term()
-		have(t, s, map[*kit.Process]int{a: 4})
+		s.Shared(map[*kit.Process]int{a: 4})
 		b = s.Start()
-		have(t, s, map[*kit.Process]int{a: 2, b: 2})
+		s.Shared(map[*kit.Process]int{a: 2, b: 2})
 		for _, point := range []string{"after-produce-before-ack:20", "before-release", "after-checkpoint:7"}[:rounds(1, 3)] {
 			c := s.StartCrashing(point)
 			c.KilledWithin(5 * time.Second)
 		}
-		have(t, s, map[*kit.Process]int{a: 2, b: 2})
+		s.Shared(map[*kit.Process]int{a: 2, b: 2})
 	}
 	load.Stop()
 	t.Log(s.Check(topics))
@@ -91,7 +73,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 		p.Term()
 		s.Set("slots", n)
 		p = s.Start()
-		have(t, s, map[*kit.Process]int{p: n})
+		s.Shared(map[*kit.Process]int{p: n})
 		last = n
 		topics.Distinct(s.Ledger.Committed() / 3)
 	}

@@ -29,7 +29,7 @@ import (
 
 // Options describe a scene. The zero value is one outbox and one topic of 6 partitions on the shared servers.
 type Options struct {
-	Stack      *devstack.Stack // servers of the test's own; nil takes the shared ones
+	Stack      *devstack.Stack // servers of the test's own; what it does not have, or all if it is nil, are the shared ones
 	MongoURI   string          // what the relay connects to, where it is not the servers themselves (a proxy)
 	Brokers    []string        // likewise
 	Types      []string        // aggregate types to make a topic for; nil is "order"
@@ -38,6 +38,20 @@ type Options struct {
 	Topic      []kafka.ConfigEntry
 	Env        []string       // of the scene's processes, beside the test's own
 	Set        map[string]any // keys of the configuration by their path ("lease.ttl"), over the scene's own
+}
+
+// servers are the addresses of MongoDB and of Kafka.
+func (o Options) servers(tb testing.TB) (uri string, brokers []string) {
+	tb.Helper()
+	if o.Stack != nil && len(o.Stack.Mongods()) > 0 {
+		uri = o.Stack.MongoURI()
+	} else {
+		uri = stacktest.MongoURI(tb)
+	}
+	if o.Stack != nil && len(o.Stack.Kafkas()) > 0 {
+		return uri, o.Stack.Brokers()
+	}
+	return uri, stacktest.Brokers(tb)
 }
 
 // Scene is one watcher in a world of its own.
@@ -61,12 +75,7 @@ type Scene struct {
 // New makes a scene; nothing runs yet.
 func New(tb testing.TB, o Options) *Scene {
 	tb.Helper()
-	uri, brokers := "", []string(nil)
-	if o.Stack != nil {
-		uri, brokers = o.Stack.MongoURI(), o.Stack.Brokers()
-	} else {
-		uri, brokers = stacktest.MongoURI(tb), stacktest.Brokers(tb)
-	}
+	uri, brokers := o.servers(tb)
 	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetHeartbeatInterval(500 * time.Millisecond).SetServerSelectionTimeout(40 * time.Second))
 	if err != nil {
 		tb.Fatal(err)
@@ -238,10 +247,21 @@ func (s *Scene) Status() Status {
 	return all.Watchers[0]
 }
 
+// Reported waits until `outrelay status` says what is wanted. It asks seldom: each time is a process.
+func (s *Scene) Reported(what string, ok func(Status) bool) {
+	s.tb.Helper()
+	eventually(s.tb, 400*time.Millisecond, what, func() bool { return ok(s.Status()) })
+}
+
 // Eventually asks until ok, some times a second, and fails the test after Patience.
 func Eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
+	eventually(tb, 50*time.Millisecond, what, ok)
+}
+
+func eventually(tb testing.TB, every time.Duration, what string, ok func() bool) {
+	tb.Helper()
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	late := time.NewTimer(Patience)
 	defer late.Stop()

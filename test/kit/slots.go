@@ -2,7 +2,12 @@
 
 package kit
 
-import "encoding/json"
+import (
+	"encoding/json"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+)
 
 // RunCrashing executes one command that kills itself at a crash point; it does not wait.
 func (s *Scene) RunCrashing(at string, args ...string) *Process {
@@ -31,4 +36,51 @@ func (s *Scene) Slots() map[string]string {
 		}
 	}
 	return nodes
+}
+
+// Shared waits until each of those processes runs that many slots, and nobody else runs any.
+func (s *Scene) Shared(want map[*Process]int) {
+	s.tb.Helper()
+	eventually(s.tb, 100*time.Millisecond, "the slots are shared as they should be", func() bool {
+		return s.own(want) && s.run(want)
+	})
+}
+
+// own reports whether enough documents name each of them as their owner. That is asked first, because it costs no process.
+func (s *Scene) own(want map[*Process]int) bool {
+	s.tb.Helper()
+	cur, err := s.State.Collection("watchers").Find(s.tb.Context(), bson.D{{Key: "owner", Value: bson.D{{Key: "$ne", Value: nil}}}})
+	var docs []struct{ Node string }
+	if err == nil {
+		err = cur.All(s.tb.Context(), &docs)
+	}
+	if err != nil {
+		s.tb.Fatal(err)
+	}
+	owned := map[string]int{}
+	for _, d := range docs {
+		owned[d.Node]++
+	}
+	for p, n := range want {
+		if owned[p.Node] < n {
+			return false
+		}
+	}
+	return true
+}
+
+// run reports whether the command line says so, too.
+func (s *Scene) run(want map[*Process]int) bool {
+	s.tb.Helper()
+	slots, got, n := s.Slots(), map[string]int{}, 0
+	for _, node := range slots {
+		got[node]++
+	}
+	for p, k := range want {
+		if got[p.Node] != k {
+			return false
+		}
+		n += k
+	}
+	return got[""] == 0 && n == len(slots)
 }

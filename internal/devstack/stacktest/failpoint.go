@@ -9,6 +9,7 @@ import (
 
 	"github.com/gofrs/flock"
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/devstack"
 )
@@ -16,10 +17,39 @@ import (
 // failPointWait is how long a test waits for others that use the fail point.
 const failPointWait = 3 * time.Minute
 
-// FailCommand sets the server's fail point failCommand for the clients called app alone, until off or the end of the test.
-// mode is "alwaysOn" or {times: n}. A server has one such fail point, and a second setting replaces the first whatever its
-// appName: whoever uses it holds a lock of the whole machine.
+// FailCommand sets the shared server's fail point failCommand for the clients called app alone, until off or the end of the
+// test. mode is "alwaysOn" or {times: n}. A server has one such fail point, and a second setting replaces the first whatever
+// its appName: whoever uses it holds a lock of the whole machine.
 func FailCommand(tb testing.TB, app string, mode any, data bson.D) (off func()) {
+	tb.Helper()
+	p := takeFailPoint(tb, Client(tb), app)
+	p.set(mode, data)
+	return p.off
+}
+
+// FailTimes makes the next commands of the clients called app fail, so many, and returns when they have failed.
+func FailTimes(tb testing.TB, client *mongo.Client, app string, times int, data bson.D) {
+	tb.Helper()
+	p := takeFailPoint(tb, client, app)
+	defer p.off()
+	mode := bson.D{{Key: "times", Value: times}}
+	// Counted by the server: how often it was entered so far.
+	before := p.set(mode, data)
+	wait := bson.D{{Key: "waitForFailPoint", Value: "failCommand"}, {Key: "timesEntered", Value: before + int64(times)}, {Key: "maxTimeMS", Value: 40_000}}
+	if err := client.Database("admin").RunCommand(tb.Context(), wait).Err(); err != nil {
+		tb.Fatalf("the fail point was not reached %d times: %v", times, err)
+	}
+}
+
+// failPoint is a server's, held for one test.
+type failPoint struct {
+	tb     testing.TB
+	client *mongo.Client
+	app    string
+	off    func()
+}
+
+func takeFailPoint(tb testing.TB, client *mongo.Client, app string) *failPoint {
 	tb.Helper()
 	lock := flock.New(filepath.Join(devstack.CacheDir(), "failcommand.lock"))
 	ctx, cancel := context.WithTimeout(tb.Context(), failPointWait)
@@ -27,23 +57,29 @@ func FailCommand(tb testing.TB, app string, mode any, data bson.D) (off func()) 
 	if _, err := lock.TryLockContext(ctx, 10*time.Millisecond); err != nil {
 		tb.Fatalf("waiting for the fail point: %v", err)
 	}
-	admin := Client(tb).Database("admin")
-	set := func(mode any, data bson.D) {
-		cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: mode}}
-		if data != nil {
-			cmd = append(cmd, bson.E{Key: "data", Value: append(bson.D{{Key: "appName", Value: app}}, data...)})
-		}
-		if err := admin.RunCommand(context.WithoutCancel(tb.Context()), cmd).Err(); err != nil {
-			tb.Error(err)
-		}
-	}
-	set(mode, data)
-	off = sync.OnceFunc(func() {
-		set("off", nil)
+	p := &failPoint{tb: tb, client: client, app: app}
+	p.off = sync.OnceFunc(func() {
+		p.set("off", nil)
 		if err := lock.Unlock(); err != nil {
 			tb.Error(err)
 		}
 	})
-	tb.Cleanup(off)
-	return off
+	tb.Cleanup(p.off)
+	return p
+}
+
+// set returns how often the point has been entered since the server started.
+func (p *failPoint) set(mode any, data bson.D) (entered int64) {
+	p.tb.Helper()
+	cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: mode}}
+	if data != nil {
+		cmd = append(cmd, bson.E{Key: "data", Value: append(bson.D{{Key: "appName", Value: p.app}}, data...)})
+	}
+	var res struct {
+		Count int64 `bson:"count"`
+	}
+	if err := p.client.Database("admin").RunCommand(context.WithoutCancel(p.tb.Context()), cmd).Decode(&res); err != nil {
+		p.tb.Error(err)
+	}
+	return res.Count
 }

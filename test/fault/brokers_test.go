@@ -1,0 +1,216 @@
+//go:build unix
+
+package fault
+
+import (
+	"testing"
+
+	"github.com/segmentio/kafka-go"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// A broker of three dies under load and comes back, and what that is depends on the topic: three scenes on one cluster go
+// through it side by side, so that its brokers are started once. Each step is taken for one scene after the other, while all
+// of them go on.
+func TestBrokerKilledUnderLoad(t *testing.T) {
+	t.Parallel()
+	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{ // a dead broker is noticed within 3 s
+		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"},
+	}})
+	scenes := []onBrokers{
+		&leaderless{zombie{witness: watch(t, stack, kit.Options{})}},
+		&zombie{witness: watch(t, stack, kit.Options{Replicas: 3, Partitions: 3, Topic: minISR("3")})},
+		&replicated{witness: watch(t, stack, kit.Options{Replicas: 3, Topic: minISR("2")})},
+	}
+	for _, s := range scenes {
+		s.begin()
+	}
+	for round := range rounds(1, 12) {
+		for _, s := range scenes {
+			s.before(t)
+		}
+		// Each broker leads a third of the partitions of every topic.
+		broker, err := stack.Leader(t.Context(), scenes[0].topic(), round%6)
+		must(t, err)
+		must(t, broker.Kill())
+		for _, s := range scenes {
+			s.away(t)
+		}
+		for _, s := range scenes {
+			s.taken(t, round)
+		}
+		must(t, broker.Restart(t.Context()))
+		for _, s := range scenes {
+			s.back(t, stack, broker, round)
+		}
+	}
+	for _, s := range scenes {
+		s.verdict(t)
+	}
+}
+
+func minISR(n string) []kafka.ConfigEntry {
+	return []kafka.ConfigEntry{{ConfigName: "min.insync.replicas", ConfigValue: n}}
+}
+
+// onBrokers is a scene on a cluster of which a broker dies.
+type onBrokers interface {
+	topic() string
+	begin()
+	before(t *testing.T)           // all is well, and the next broker is about to die
+	away(t *testing.T)             // it is dead
+	taken(t *testing.T, round int) // owners were lost beside it
+	back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int)
+	verdict(t *testing.T)
+}
+
+// witness is a scene under load with all that it is judged by.
+type witness struct {
+	s       *kit.Scene
+	history *kit.History
+	topics  *kit.Topics
+	owner   *kit.Process
+	load    *kit.Writing
+}
+
+func watch(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
+	t.Helper()
+	o.Stack, o.Set = stack, map[string]any{"kafka.request_timeout": "2s"}
+	s := kit.New(t, o)
+	return witness{s: s, history: s.Follow(), topics: s.Read(), owner: s.Start()}
+}
+
+func (w *witness) begin() {
+	w.owner.TookOver()
+	w.load = w.s.Write(kit.Load{Rate: 200})
+}
+
+func (w *witness) topic() string { return w.s.Topic("order") }
+
+// flows waits until some of what is appended from now on was delivered.
+func (w *witness) flows(n int) { w.topics.Distinct(w.s.Ledger.Committed() + n) }
+
+// replace starts another owner in the place of a dead one.
+func (w *witness) replace() {
+	w.owner = w.s.Start()
+	w.owner.TookOver()
+}
+
+func (w *witness) verdict(t *testing.T) {
+	t.Helper()
+	w.load.Stop()
+	t.Logf("%s: %s", w.topic(), w.s.Check(w.topics))
+	w.s.NoneHeld()
+	w.history.Check()
+	checkEpochs(t, w.topics)
+}
+
+// replicated partitions get another leader: everything flows on.
+type replicated struct{ witness }
+
+func (r *replicated) before(t *testing.T) {
+	t.Helper()
+	r.flows(100)
+}
+
+func (r *replicated) away(t *testing.T) {
+	t.Helper()
+	r.flows(200)
+}
+
+func (r *replicated) taken(*testing.T, int) {}
+
+// back moves a leader to the broker, and lets the owner die while the cluster settles.
+func (r *replicated) back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
+	t.Helper()
+	r.flows(100)
+	must(t, stack.MoveLeader(t.Context(), r.topic(), (round+1)%6, broker.ID()))
+	r.flows(100)
+	r.owner.Kill()
+	r.replace()
+}
+
+// zombie is for partitions that cannot be written while the broker is away: the owner freezes beside them, a standby takes
+// over without waiting for them, and the frozen one wakes up when they are back and writes nothing into them.
+type zombie struct {
+	witness
+	standby *kit.Process
+}
+
+func (z *zombie) before(t *testing.T) {
+	t.Helper()
+	z.standby = z.s.Start()
+	z.standby.Says("standing by")
+	z.flows(100)
+}
+
+func (z *zombie) away(t *testing.T) {
+	t.Helper()
+	z.s.Reported("a blocked target", func(st kit.Status) bool { return len(st.Blocked) > 0 })
+	z.owner.Stop()
+}
+
+func (z *zombie) taken(t *testing.T, _ int) {
+	t.Helper()
+	z.standby.TookOver()
+	z.s.Reported("a blocked target of the successor", func(st kit.Status) bool {
+		return st.Node == z.standby.Node && len(st.Blocked) > 0
+	})
+}
+
+func (z *zombie) back(t *testing.T, _ *devstack.Stack, _ *devstack.Member, _ int) {
+	t.Helper()
+	z.owner.Continue()
+	z.owner.Says("lease lost")
+	z.topics.Distinct(z.s.Ledger.Committed())
+	z.s.Reported("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 })
+	z.owner.Kill()
+	z.owner = z.standby
+}
+
+// leaderless partitions have one replica each. They are away for longer than a target is waited for, so that what is for
+// them is parked, a batch of unknown fate among it; and owners die meanwhile and while it comes back.
+type leaderless struct{ zombie }
+
+func (l *leaderless) away(t *testing.T) {
+	t.Helper()
+	l.parked(t, "something is parked", func(n int) bool { return n > 50 })
+	l.zombie.away(t)
+}
+
+func (l *leaderless) taken(t *testing.T, round int) {
+	t.Helper()
+	l.zombie.taken(t, round)
+	if round%2 == 1 {
+		l.standby.Kill()
+		l.standby = l.s.Start()
+		l.standby.TookOver()
+	}
+}
+
+func (l *leaderless) back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
+	t.Helper()
+	switch round % 3 {
+	case 0:
+		l.owner.Continue()
+		l.owner.Says("lease lost")
+		l.owner.Kill()
+		l.standby.Kill()
+		die(t, l.s, "mid-exception-write:2", "after-produce-before-ack:6")
+		l.replace()
+	case 1:
+		l.parked(t, "some of it was delivered", func(n int) bool { return n < 50 })
+		fallthrough
+	default:
+		l.zombie.back(t, stack, broker, round)
+	}
+	l.parked(t, "nothing is parked", func(n int) bool { return n == 0 })
+}
+
+func (l *leaderless) parked(t *testing.T, what string, ok func(n int) bool) {
+	t.Helper()
+	kit.Eventually(t, what, func() bool { return ok(l.s.Held("parked")) })
+}
