@@ -53,7 +53,10 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 		return err
 	}
 	if ok {
-		if n := audit.Compare(gates, held); n > 0 {
+		flying := map[dispatch.Gate]bool{}
+		t.rec.exceptions.Flying(func(ns, key string) { flying[dispatch.Gate{NS: out.ns(ns), Key: key}] = true })
+		busy := func(g dispatch.Gate) bool { return flying[dispatch.Gate{NS: g.NS, Key: g.Key}] }
+		if n := audit.Compare(gates, held, busy); n > 0 {
 			t.log.Warn("gates did not fit what waits in the collections; they are set right", "keys", n)
 			t.announce(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
 			t.rec.exceptions.Wake("")

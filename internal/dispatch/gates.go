@@ -49,9 +49,14 @@ func (g *gates) add(ns, topic, key string, n int) {
 }
 
 func (g *gates) change(id Gate, n int) {
-	topic := id.Topic
-	if g.topics[topic]+n < 0 {
-		return // one that was counted before the gates were loaded anew
+	topic, had := id.Topic, g.keys[id].n
+	if g.wide {
+		had = g.topics[topic]
+	}
+	if had+n < 0 {
+		// One that was counted before the gates were loaded anew, or that an audit took off. To take it off its topic would open
+		// the gates of other keys.
+		return
 	}
 	g.total += n
 	if g.topics[topic] += n; g.topics[topic] == 0 {

@@ -210,6 +210,16 @@ func (x *Exceptions) InFlight() int {
 	return len(x.flying)
 }
 
+// Flying tells of which keys something is published and not written down yet.
+func (x *Exceptions) Flying(each func(ns, key string)) {
+	x.init()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for k := range x.keys {
+		each(k.ns, k.key)
+	}
+}
+
 // Run publishes until ctx ends, and returns its cause. Faults of the server are waited out. What is in flight then is the
 // Finisher's to write.
 func (x *Exceptions) Run(ctx context.Context) error {
