@@ -279,7 +279,7 @@ func (x *exceptions) find(ctx context.Context, e *dispatch.Exception) error {
 				continue
 			}
 			if err == nil {
-				e.NS, e.Raw, e.Pos = o.NS(), raw, store.PosAt(reconcile.Stamp(raw))
+				e.NS, e.Raw, e.Pos = o.NS(), raw, x.t.renamed.place(o.NS(), reconcile.Stamp(raw))
 			}
 			return err
 		}

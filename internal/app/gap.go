@@ -203,7 +203,8 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	u := lease.Update{
 		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
 		PipelineHash: &hash, Collections: &identities, ClearGap: true,
-		Rewind: g.From.IsZero(), // the stored position may be one of another history
+		Rewind:      g.From.IsZero(), // the stored position may be one of another history
+		ClearPassed: true,            // and so may be those of earlier slots; all of them have been swept
 	}
 	// N17: what the sweep leaves out, no stream has told of; with the gap gone from the document no successor would look.
 	if err := t.dirty.find(ctx); err != nil {
@@ -213,6 +214,7 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 		return err
 	}
 	t.from, t.fresh, t.gap, t.rounds.end = end, nil, nil, g.To
+	t.passed, t.pump.passed = nil, nil
 	t.sweeping.Store(nil)
 	t.state.clear("sweep")
 	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)
@@ -246,7 +248,7 @@ var _ reconcile.Publisher = (*sweeper)(nil)
 
 // Deliver implements reconcile.Publisher.
 func (s *sweeper) Deliver(ctx context.Context, e *reconcile.Envelope) error {
-	err := s.pump.swept(ctx, e)
+	err := s.pump.swept(ctx, e, store.PosAt(e.TS))
 	if err == nil {
 		s.gap.Redelivered++
 		s.metrics.Reconciled.WithLabelValues("swept").Inc()
@@ -272,13 +274,14 @@ func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 // Trouble implements reconcile.Publisher.
 func (s *sweeper) Trouble(err error) { s.report("sweep", err, false) }
 
-// swept delivers an envelope that a sweep found, flagged: nobody knows whether it was sent before the read-back's reach.
-func (p *pump) swept(ctx context.Context, e *reconcile.Envelope) error {
+// swept delivers an envelope that a sweep found, flagged: nobody knows whether it was sent before the read-back's reach. pos is
+// where it stands if it has to wait (N15).
+func (p *pump) swept(ctx context.Context, e *reconcile.Envelope, pos string) error {
 	now := p.now().UnixMilli()
 	p.ev = changestream.Event{
 		Op: changestream.Insert, Document: e.Raw, HasDocument: true, DB: e.DB, Coll: e.Coll,
 		ClusterTime: e.TS, WallMS: now, // N12: the record's time is that of its sending
-		Data: []byte(store.PosAt(e.TS)), // N15: where it stands if it has to wait
+		Data: []byte(pos),
 	}
 	commit := now
 	if !e.TS.IsZero() {

@@ -9,6 +9,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/reconcile"
@@ -76,7 +77,10 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 func (t *term) recoverSent(ctx context.Context) error {
 	out := newOutlet(t)
 	return t.untilDone(ctx, "mongodb", func(context.Context) error { // a long read is no failed one
-		if t.gap != nil { // else the stream brings them again, and the other topics with it
+		if err := t.rec.exceptions.Disown(ctx); err != nil {
+			return err
+		}
+		if t.gap != nil || t.scope.Kind() != changestream.Collection { // else the stream brings them again, and the other topics with it
 			after, unsure := t.unsure()
 			if _, err := t.rec.exceptions.Widen(ctx, after, unsure); err != nil {
 				return err
@@ -97,11 +101,19 @@ func (t *term) recoverSent(ctx context.Context) error {
 
 // unsure tells of which exceptions, by their position, an earlier owner may have died before their other topics had them,
 // where no stream brings them again: in a gap those behind the checkpoint, and those that a sweep found behind its cursor,
-// whose positions are mere stamps.
+// whose positions are mere stamps, or none where they have no stamp; else those of a collection that was renamed into what is
+// watched, where the rename stands behind the checkpoint.
 func (t *term) unsure() (after string, unsure func(pos string) bool) {
 	from := position(t.from)
+	if t.gap == nil {
+		return from, func(pos string) bool { return pos > from && store.PosIsWithin(pos) }
+	}
 	cursor := store.PosAt(t.gap.Cursor)
-	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && len(pos) == len(cursor) }
+	if t.gap.Cursor.IsZero() {
+		cursor = "" // nothing of the sweep is delivered for certain
+	}
+	stamp := len(store.PosAt(bson.Timestamp{}))
+	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && len(pos) == stamp }
 }
 
 // mayPurge reports whether this process is to purge, and the position can be trusted to tell what was delivered: the lease is

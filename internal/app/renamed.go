@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
@@ -21,6 +22,7 @@ func (t *term) renamedHere(ctx context.Context, ev *changestream.Event) error {
 		return err
 	}
 	at, last := ev.ClusterTime, *ev // the event is overwritten by what the sweep hands on
+	t.renamed.note(o.NS(), rename{pos: string(ev.Data), at: at})
 	s := &reconcile.Sweep{
 		Client: t.mongo.stream, Collections: []store.Outbox{o}, To: at, Memory: int64(t.cfg.Limits.Memory) / 4,
 		Skip: reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 8), Publisher: arrived{t},
@@ -42,7 +44,7 @@ type arrived struct{ *term }
 func (a arrived) Deliver(ctx context.Context, e *reconcile.Envelope) error {
 	a.progress.ticks.Add(1)
 	a.metrics.Reconciled.WithLabelValues("swept").Inc()
-	return a.pump.swept(ctx, e)
+	return a.pump.swept(ctx, e, a.renamed.place(string(e.DB)+"."+string(e.Coll), e.TS))
 }
 
 // Reached implements reconcile.Publisher: the position stays where it is.
@@ -54,3 +56,36 @@ func (a arrived) Reached(context.Context, bson.Timestamp) error {
 
 // Trouble implements reconcile.Publisher.
 func (a arrived) Trouble(err error) { a.report("sweep", err, false) }
+
+// rename is an event that brought a collection into what is watched.
+type rename struct {
+	pos string
+	at  bson.Timestamp
+}
+
+// renames are those of a term, the latest of each collection, for the goroutines of the pump and of the exceptions.
+type renames struct {
+	mu sync.Mutex
+	by map[string]rename
+}
+
+func (r *renames) note(ns string, x rename) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.by == nil {
+		r.by = map[string]rename{}
+	}
+	r.by[ns] = x
+}
+
+// place is where an envelope stands that no event of the stream has brought: at the rename that brought its collection, in the
+// order of the stamps, so that it goes when the watermark has passed the rename, and a successor that comes to the rename
+// again knows it by that; else at its stamp (N15).
+func (r *renames) place(ns string, ts bson.Timestamp) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if x, ok := r.by[ns]; ok && !ts.After(x.at) {
+		return store.PosWithin(x.pos, ts)
+	}
+	return store.PosAt(ts)
+}

@@ -60,6 +60,7 @@ type term struct {
 	byTime   resume.Position // where the stream was reopened by time last
 	gap      *gap            // to be swept before the stream is read
 	rounds   rounds
+	renamed  renames
 	sweeping atomic.Pointer[sweeping] // set while positions are those of a sweep
 
 	collections map[[16]byte]bool // claimed by this watcher (N25)

@@ -3,7 +3,8 @@ package dispatch
 // Audit compares the gates with what the collections hold (N15). Gates are kept by counting, so the two differ only where
 // something went wrong: a gate too high holds its key back for longer than it must, one too low would let an event overtake.
 // What is decided is written a little later, so a difference counts only if it was there at the audit before, if nothing
-// has moved the gate since, and if nothing waits to be written.
+// has moved the gate since, and if nothing waits to be written. What is published and not told of yet opens its gate later,
+// although its document says already that it waits no more.
 type Audit struct {
 	d    *Dispatcher
 	last map[Gate]suspect
@@ -34,10 +35,14 @@ func (a *Audit) Gates() (map[Gate]count, bool) {
 }
 
 // Compare takes the gates and what was then read of the collections, and sets those right that are wrong for certain. It
-// returns how many.
-func (a *Audit) Compare(gates map[Gate]count, held map[Gate]int) (mended int) {
+// returns how many. busy tells of which gates something is published and has no fate yet, since it was asked after the
+// collections were read.
+func (a *Audit) Compare(gates map[Gate]count, held map[Gate]int, busy func(Gate) bool) (mended int) {
 	now := map[Gate]suspect{}
 	note := func(id Gate, was count, held int) {
+		if was.n != held && busy(id) {
+			return
+		}
 		if s := (suspect{was, held}); was.n != held {
 			if a.last[id] == s && a.d.mend(id, was, held) {
 				mended++

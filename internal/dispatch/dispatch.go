@@ -139,6 +139,8 @@ type Dispatcher struct {
 	mu         sync.Mutex
 	exceptions []Exception
 	writing    bool          // some of them are being written
+	decided    int64         // exceptions so far, with their gates
+	written    int64         // of these
 	wake       chan struct{} // one token: there are exceptions to write
 	times      []int64       // scratch of observe, under obs
 	obs        sync.Mutex
@@ -258,13 +260,17 @@ func (d *Dispatcher) waiting() {
 	}
 }
 
-// except queues an exception for Run.
-func (d *Dispatcher) except(e Exception) {
+// except closes the gates of an exception and queues it for Run.
+func (d *Dispatcher) except(e Exception, gates ...Gate) {
 	d.astray(e.ticket, e.targets)
 	d.followed.left(&e)
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	for _, g := range gates {
+		d.gates.add(g.NS, g.Topic, g.Key, 1)
+	}
 	d.exceptions = append(d.exceptions, e)
+	d.decided++
 	select {
 	case d.wake <- struct{}{}:
 	default:

@@ -20,7 +20,8 @@ type gates struct {
 	max     int
 	keys    map[Gate]count
 	topics  map[string]int    // how many wait for each topic, over all keys
-	wide    bool              // there are too many keys: a topic is one gate, until none is left
+	wide    bool              // there are too many keys: a topic is one gate, until few are left
+	fresh   map[Gate]int      // while they are counted anew: what has closed since; else nil
 	stopped map[Gate]struct{} // keys of which a delivery outside of the stream's order came back, which is not yet written down
 	total   int
 	moves   uint64 // changes of any gate
@@ -49,9 +50,14 @@ func (g *gates) add(ns, topic, key string, n int) {
 }
 
 func (g *gates) change(id Gate, n int) {
-	topic := id.Topic
-	if g.topics[topic]+n < 0 {
-		return // one that was counted before the gates were loaded anew
+	topic, had := id.Topic, g.keys[id].n
+	if g.wide {
+		had = g.topics[topic]
+	}
+	if had+n < 0 {
+		// One that was counted before the gates were loaded anew, or that an audit took off. To take it off its topic would open
+		// the gates of other keys.
+		return
 	}
 	g.total += n
 	if g.topics[topic] += n; g.topics[topic] == 0 {
@@ -69,6 +75,7 @@ func (g *gates) change(id Gate, n int) {
 			clear(g.keys)
 		}
 	}
+	g.closing(id, n)
 	g.count()
 }
 
@@ -79,7 +86,7 @@ func (g *gates) forget() {
 	defer g.mu.Unlock()
 	clear(g.keys)
 	clear(g.topics)
-	g.total, g.wide = 0, false
+	g.total, g.wide, g.fresh = 0, false, nil
 	g.count()
 }
 

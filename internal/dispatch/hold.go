@@ -106,8 +106,7 @@ func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 		default:
 			e.State = event.StateBlocked
 		}
-		d.gates.add(string(w.NS), w.Topic, string(w.Key), 1)
-		d.except(e)
+		d.except(e, Gate{string(w.NS), w.Topic, string(w.Key)})
 	}
 }
 
@@ -139,10 +138,11 @@ func (d *Dispatcher) hold(it *Item, held []int, state string, t record.Ticket) {
 	ns := string(namespace(rec))
 	e := it.exception(record.Refusal{}, t, 0)
 	e.State, e.Key, e.targets = state, string(rec.Key), len(held)
-	for _, i := range held {
+	gates := make([]Gate, len(held))
+	for k, i := range held {
 		e.Pending = append(e.Pending, it.Records[i].Topic)
 		e.bytes += int64(d.sink.Size(&it.Records[i]))
-		d.gates.add(ns, it.Records[i].Topic, e.Key, 1)
+		gates[k] = Gate{ns, it.Records[i].Topic, e.Key}
 	}
-	d.except(e)
+	d.except(e, gates...)
 }

@@ -84,17 +84,26 @@ func leastOffsets(a, b map[string][]int64) map[string][]int64 {
 // ErrNotHeld says that a document that was to be replaced has another owner, or is gone.
 var ErrNotHeld = errors.New("a watcher document is not held any more")
 
+// ErrOrdered says that an operator has ordered a sweep for a document that was to be replaced.
+var ErrOrdered = errors.New("a sweep was ordered meanwhile")
+
 // Replace puts documents in the place of others, each as its acquisition returned it, in the transaction of tx. paused keeps the
-// new ones from being run.
+// new ones from being run. What others than the owner have put on the list of collections with exceptions since the
+// acquisition (N17), the new documents have, too.
 func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, paused bool) error {
+	var dirty []string
 	for _, d := range old {
-		res, err := coll.DeleteOne(tx, bson.D{{Key: "_id", Value: d.ID}, {Key: "owner", Value: d.Owner}, {Key: "epoch", Value: d.Epoch}})
-		if err != nil {
-			return fmt.Errorf("removing watcher document %s: %w", d.ID, err)
-		}
-		if res.DeletedCount == 0 {
+		var last Document
+		err := coll.FindOneAndDelete(tx, bson.D{{Key: "_id", Value: d.ID}, {Key: "owner", Value: d.Owner}, {Key: "epoch", Value: d.Epoch}}).Decode(&last)
+		switch {
+		case errors.Is(err, mongo.ErrNoDocuments):
 			return fmt.Errorf("%w: %s", ErrNotHeld, d.ID)
+		case err != nil:
+			return fmt.Errorf("removing watcher document %s: %w", d.ID, err)
+		case last.Gap != nil:
+			return fmt.Errorf("%w: %s; let it run first", ErrOrdered, d.ID)
 		}
+		dirty = append(dirty, last.Dirty...)
 	}
 	docs := make([]any, len(fresh))
 	for i := range fresh {
@@ -121,7 +130,8 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, 
 			}
 		}
 		add("token", d.Token, len(d.Token) > 0)
-		add("dirty", d.Dirty, len(d.Dirty) > 0)
+		all := slices.Compact(slices.Sorted(slices.Values(slices.Concat(d.Dirty, dirty))))
+		add("dirty", all, len(all) > 0)
 		add("passed", d.Passed, len(d.Passed) > 0)
 		add("replicaSetId", d.ReplicaSetID, d.ReplicaSetID != "")
 		add("control", bson.D{{Key: "paused", Value: true}}, paused)

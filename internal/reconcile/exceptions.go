@@ -210,6 +210,19 @@ func (x *Exceptions) InFlight() int {
 	return len(x.flying)
 }
 
+// Flying tells of which keys something is published and not written down yet, and how many for which topic; "" stands for
+// all of them.
+func (x *Exceptions) Flying(each func(ns, topic, key string, n int)) {
+	x.init()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for k, state := range x.keys {
+		for topic, n := range state.topics {
+			each(k.ns, topic, k.key, n)
+		}
+	}
+}
+
 // Run publishes until ctx ends, and returns its cause. Faults of the server are waited out. What is in flight then is the
 // Finisher's to write.
 func (x *Exceptions) Run(ctx context.Context) error {

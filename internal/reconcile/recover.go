@@ -75,6 +75,29 @@ func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos st
 	return widened, write()
 }
 
+// Disown frees the scheduled envelopes with claims of this epoch or a later one. Call it at a take-over, before anything is
+// claimed: then they are of another life of the watcher document, whose epochs have begun anew since, and nobody else would
+// ever have them (N19).
+func (x *Exceptions) Disown(ctx context.Context) error {
+	x.init()
+	epoch := x.Finisher.c.Epoch
+	for _, c := range x.Collections() {
+		coll := x.Client.Database(c.DB).Collection(c.Coll)
+		ids, err := store.StrayClaims(ctx, coll, epoch, x.Now().Add(lookahead), c.Part)
+		if err != nil {
+			return err
+		}
+		if len(ids) == 0 {
+			continue
+		}
+		if err := store.DisownClaims(ctx, x.Finisher.c.Fencer, coll, epoch, ids); err != nil {
+			return err
+		}
+		x.Log.Warn("scheduled envelopes bear claims of a watcher document that is no more; they are sent now", "collection", c.NS(), "envelopes", len(ids))
+	}
+	return nil
+}
+
 // Find collects the hits of what an earlier owner may have sent outside of the stream's order, for Recover: found tells which
 // records of an envelope, for those topics (nil: all that it routes to), stand where. The envelope has no payload. What it
 // returns grows with what the earlier owner had sent and not written down, which is bounded.

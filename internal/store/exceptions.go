@@ -224,6 +224,16 @@ func later(d time.Duration) bson.D {
 // those of events, whose bytes begin with their time.
 func PosAt(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
 
+// PosWithin is the position of an envelope that an event of the stream brought along with others, as the rename of a
+// collection does: behind that event and before the next one, in the order of the stamps. A hyphen comes before every
+// digit, and no token holds one.
+func PosWithin(pos string, ts bson.Timestamp) string {
+	return fmt.Sprintf("%s-%08X%08X", pos, ts.T, ts.I)
+}
+
+// PosIsWithin reports whether PosWithin made the position.
+func PosIsWithin(pos string) bool { return strings.Contains(pos, "-") }
+
 // StillDirty reports whether coll holds an exception or a scheduled envelope of that slot. In a transaction it sees what that sees, so
 // the owner can take a collection off `dirty` in one fenced transaction.
 func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Part) (bool, error) {

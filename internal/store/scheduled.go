@@ -151,3 +151,51 @@ func ReadClaimed(ctx context.Context, g Due, c DueClaim, at bson.Timestamp, batc
 	}
 	return n, nil
 }
+
+// StrayClaims are the scheduled envelopes of coll, due by until, with a claim of that epoch or a later one. To an owner that has
+// just acquired that epoch they are of another life of the watcher document, which was lost or is one of a backup.
+func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until time.Time, p slot.Part) ([]bson.RawValue, error) {
+	cur, err := Majority(coll).Find(ctx, p.And(bson.D{
+		{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}},
+		{Key: "state", Value: nil},
+		{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
+	}), options.Find().SetProjection(bson.D{{Key: "_id", Value: 1}}))
+	if err != nil {
+		return nil, privilege(err, "looking for claims in "+Namespace(coll), "find", Namespace(coll), "")
+	}
+	var ids []bson.RawValue
+	err = walk(ctx, cur, "looking for claims in "+Namespace(coll), func(raw bson.Raw) error {
+		ids = append(ids, clone(raw.Lookup("_id")))
+		return nil
+	})
+	return ids, err
+}
+
+// DisownClaims makes those claims ones of an epoch that is over, so that the owner of epoch can have the envelopes (N19), in as
+// many fenced transactions as their number asks for. Before it has claimed anything itself, no claim of such an epoch can be
+// alive: the fence of whoever made it would fail. It is idempotent.
+func DisownClaims(ctx context.Context, f Fencer, coll *mongo.Collection, epoch int64, ids []bson.RawValue) error {
+	for len(ids) > 0 {
+		part := ids[:min(len(ids), MaxClaim)]
+		ids = ids[len(part):]
+		err := f.Fenced(ctx, nil, func(tx context.Context) error {
+			s := mongo.SessionFromContext(tx)
+			if s == nil {
+				return errOutside
+			}
+			_, err := s.Client().Database(coll.Database().Name()).Collection(coll.Name()).UpdateMany(tx, bson.D{
+				{Key: "_id", Value: bson.D{{Key: "$in", Value: part}}},
+				{Key: "state", Value: nil},
+				{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
+			}, bson.D{{Key: "$set", Value: bson.D{{Key: "claim.epoch", Value: epoch - 1}}}}, options.UpdateMany().SetHint(pickedByID))
+			if err != nil {
+				return privilege(err, "disowning claims of "+Namespace(coll), "update", Namespace(coll), "")
+			}
+			return nil
+		})
+		if err != nil {
+			return fmt.Errorf("disowning %d claims: %w", len(part), err)
+		}
+	}
+	return nil
+}
