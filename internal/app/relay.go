@@ -18,6 +18,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/kafka"
@@ -54,6 +55,7 @@ type Relay struct {
 	preset    *routing.Preset
 	slots     []*runner
 	balance   *balance          // nil for one slot
+	pool      *dispatch.Pool    // the memory that the slots of this process share
 	exporter  *tracing.Exporter // nil unless configured
 	figures   *figures
 }
@@ -61,6 +63,7 @@ type Relay struct {
 // New builds a relay; it does no I/O. Every error it returns is one of the configuration.
 func New(cfg config.Config, version string, log *slog.Logger) (*Relay, error) {
 	r := &Relay{cfg: cfg, log: log, version: version, state: newState(cfg.HTTP.Readiness, time.Now)}
+	r.pool = dispatch.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
 	parts := slot.Parts(cfg.Slots)
 	var sets []*metrics.Set
 	if len(parts) == 1 {
