@@ -47,10 +47,17 @@ func (p *program) relay(ctx context.Context) error {
 	return temporary(err)
 }
 
+// heapGrowth is the garbage collector's percentage. The way of an event allocates next to nothing, so that half the usual
+// room between two collections costs no time that could be measured, and gives some megabytes back.
+const heapGrowth = 50
+
 // limitMemory tells the garbage collector what the budget allows, as a backstop: half as much again for what is not
-// envelopes. GOMEMLIMIT in the environment wins.
+// envelopes; and has it keep the heap small. GOMEMLIMIT and GOGC in the environment win.
 func limitMemory(env []string, budget int64) {
 	if value(env, "GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budget + budget/2)
+	}
+	if value(env, "GOGC") == "" {
+		debug.SetGCPercent(heapGrowth)
 	}
 }

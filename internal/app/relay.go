@@ -19,6 +19,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/kafka"
@@ -55,6 +56,7 @@ type Relay struct {
 	preset    *routing.Preset
 	slots     []*runner
 	balance   *balance          // nil for one slot
+	pool      *dispatch.Pool    // the memory that the slots of this process share
 	exporter  *tracing.Exporter // nil unless configured
 	figures   *figures
 	embedded  bool
@@ -73,6 +75,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	for _, o := range options {
 		o(r)
 	}
+	r.pool = dispatch.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
 	parts := slot.Parts(cfg.Slots)
 	var sets []*metrics.Set
 	if len(parts) == 1 {

@@ -21,7 +21,7 @@ import (
 )
 
 // runner runs one slot of the watcher: one term of ownership after the other. What it has by the names of the process's
-// own is the slot's: its share of the limits, its scope, its state and metrics.
+// own is the slot's: its least share of the memory, its scope, its state and metrics.
 type runner struct {
 	*Relay
 	part    slot.Part
@@ -42,9 +42,6 @@ type runner struct {
 	yield   chan string  // 1 slot: why the slot is to be handed over
 }
 
-// leastTickets is what a slot has at least of limits.tickets.
-const leastTickets = 1000
-
 func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
 	one := &runner{
 		Relay: r, part: p, cfg: r.cfg, log: r.log, metrics: m, state: r.state, kafka: r.kafka, scope: r.scope, yield: make(chan string, 1),
@@ -59,8 +56,9 @@ func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
 		Absent: func(ctx context.Context) error { return one.redivided(ctx) },
 	}
 	if !p.Whole() {
+		// What a sweep remembers, and what one target may hold before it is parked, has to hold when all slots run here; what is
+		// read and not yet acknowledged follows the slots that do.
 		one.cfg.Limits.Memory = r.cfg.Limits.Memory / config.Size(p.N)
-		one.cfg.Limits.Tickets = max(r.cfg.Limits.Tickets/p.N, leastTickets)
 		one.log = r.log.With("slot", p.String())
 		one.state = newState(r.cfg.HTTP.Readiness, time.Now)
 		one.scope = r.scope.Of(p)

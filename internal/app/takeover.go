@@ -124,7 +124,7 @@ func (t *term) untilDone(ctx context.Context, part string, op func(context.Conte
 
 func (t *term) newDispatcher() *dispatch.Dispatcher {
 	return dispatch.New(dispatch.Config{
-		Budget: int64(t.cfg.Limits.Memory), MaxTickets: t.cfg.Limits.Tickets,
+		Pool:       t.pool,
 		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Log: t.log, Now: t.clock.now,
 		Ready: func(topic string) { t.rec.exceptions.Wake(topic) },
 		Found: func(let func()) { t.rec.exceptions.Found(let) },

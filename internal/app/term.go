@@ -107,6 +107,9 @@ func (r *runner) serve(stop, work context.Context, held *lease.Held) error {
 		err = e
 	}
 	t.readers.Wait()
+	if t.disp != nil {
+		t.disp.Leave()
+	}
 	r.state.clear(termParts...)
 	r.gaugeBlocked(nil)
 	r.metrics.LeaseOwner.Set(0)

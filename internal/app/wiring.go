@@ -48,8 +48,6 @@ func (t *term) kafkaEvent(e fence.Event) {
 // gauges gives the metrics that are read when they are scraped their sources.
 func (r *runner) gauges() {
 	m := r.metrics
-	m.Budget.Set(float64(r.cfg.Limits.Memory))
-	m.MaxTicketWindow.Set(float64(r.cfg.Limits.Tickets))
 	with := func(f func(t *term) float64) func() float64 {
 		return func() float64 {
 			if t := r.running.get(); t != nil {
@@ -58,6 +56,14 @@ func (r *runner) gauges() {
 			return 0
 		}
 	}
+	limits := func() (bytes, tickets int64) { // a standby has what it would have if all slots ran here
+		if t := r.running.get(); t != nil {
+			return t.disp.Limits()
+		}
+		return int64(r.cfg.Limits.Memory), int64(r.cfg.Limits.Tickets)
+	}
+	m.Budget.From(func() float64 { bytes, _ := limits(); return float64(bytes) })
+	m.MaxTicketWindow.From(func() float64 { _, tickets := limits(); return float64(tickets) })
 	m.Lag.From(with(func(t *term) float64 { return t.disp.Lag(t.clock.now()).Seconds() }))
 	m.TokenAge.From(with(func(t *term) float64 { return t.tokenAge().Seconds() }))
 	m.TicketWindow.From(with(func(t *term) float64 { n, _ := t.disp.Unresolved(); return float64(n) }))

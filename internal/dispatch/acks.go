@@ -20,7 +20,7 @@ func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []recor
 	d.tracker.Acked(tp, base, tickets)
 	bytes -= d.answered(tp, aside)
 	d.note(whole)
-	d.budget.release(int64(bytes))
+	d.free(d.budget, int64(bytes))
 	if d.cfg.Metrics.Published != nil {
 		d.cfg.Metrics.Published(tp.Topic, n)
 	}
@@ -92,7 +92,7 @@ func (d *Dispatcher) recorded(e *Exception) {
 	for range e.targets {
 		d.tracker.Resolve(e.ticket)
 	}
-	d.budget.release(e.bytes)
+	d.free(d.budget, e.bytes)
 	switch {
 	case e.State != "" && d.cfg.Metrics.Held != nil:
 		d.cfg.Metrics.Held(e.State, 1)

@@ -2,7 +2,9 @@ package dispatch
 
 import (
 	"context"
+	"slices"
 	"sync"
+	"sync/atomic"
 )
 
 // budget is N13: one all-or-nothing reservation for each envelope, so that what is read and not yet acked stays inside the
@@ -12,7 +14,15 @@ type budget struct {
 	changed *sync.Cond
 	share   int64 // what its user may take of the configured bytes
 	used    int64
-	waiting int // callers that are blocked
+	waiting int  // callers that are blocked
+	of      *sum // of all that share them; nil for one that has them alone
+}
+
+// sum is what the budgets of a process use together. A share that became smaller binds at once what is reserved from then on, but
+// not what is in use already; meanwhile this bounds the others.
+type sum struct {
+	total         int64
+	used, waiting atomic.Int64
 }
 
 // reconcilerShare of the budget is kept for the reconciler, so that a full stream cannot starve retries.
@@ -24,8 +34,19 @@ func newBudget(share int64) *budget {
 	return b
 }
 
-// fits reports whether n more bytes may be read now: they fit into the share, or nothing else is in use.
-func (b *budget) fits(n int64) bool { return b.used+n <= b.share || b.used == 0 }
+// fits reports whether n more bytes may be read now: they fit into the share, and with what others use into the whole, or nothing
+// else is in use here.
+func (b *budget) fits(n int64) bool {
+	return n == 0 || b.used == 0 || b.used+n <= b.share && (b.of == nil || b.of.used.Load()+n <= b.of.total)
+}
+
+// take notes n bytes as used; two budgets that do so at the same moment may pass the whole by one envelope.
+func (b *budget) take(n int64) {
+	b.used += n
+	if b.of != nil {
+		b.of.used.Add(n)
+	}
+}
 
 // reserve blocks until n bytes fit and ready() holds, or ctx ends. wait is called once, without the lock, before it blocks
 // for the first time.
@@ -33,7 +54,7 @@ func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait f
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.fits(n) && ready() {
-		b.used += n
+		b.take(n)
 		return nil
 	}
 	b.mu.Unlock()
@@ -43,22 +64,52 @@ func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait f
 	b.mu.Lock()
 	b.waiting++
 	defer func() { b.waiting-- }()
+	if of := b.of; of != nil {
+		of.waiting.Add(1) // before the look at what others use, so that none of them misses it
+		defer of.waiting.Add(-1)
+	}
 	for !b.fits(n) || !ready() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
 		}
 		b.changed.Wait()
 	}
-	b.used += n
+	b.take(n)
 	return nil
 }
 
-// release gives n bytes back.
-func (b *budget) release(n int64) {
+// release gives n bytes back, and reports whether somebody else may wait for them.
+func (b *budget) release(n int64) (others bool) {
 	b.mu.Lock()
-	b.used = max(b.used-n, 0)
+	n = min(n, b.used)
+	b.used -= n
+	if b.of != nil {
+		b.of.used.Add(-n)
+		others = b.of.waiting.Load() > 0
+	}
 	b.mu.Unlock()
 	b.changed.Broadcast()
+	return others
+}
+
+// resize changes the share.
+func (b *budget) resize(share int64) {
+	b.mu.Lock()
+	b.share = max(share, 1)
+	b.mu.Unlock()
+	b.changed.Broadcast()
+}
+
+// join makes what b uses count in of, and no longer in what it was in before; nil ends that.
+func (b *budget) join(of *sum) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.of != nil {
+		b.of.used.Add(-b.used)
+	}
+	if b.of = of; of != nil {
+		of.used.Add(b.used)
+	}
 }
 
 func (b *budget) wake() {
@@ -77,4 +128,78 @@ func (b *budget) inUse() int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.used
+}
+
+func (b *budget) bound() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.share
+}
+
+// Pool is the memory that the dispatchers of one process share (N28): as many of a watcher's slots as the process runs have equal
+// parts of it, one alone has all. It never holds more than its bytes, and one envelope of each dispatcher, also while parts change.
+type Pool struct {
+	bytes   int64
+	tickets int
+	stream  sum
+	spare   sum
+
+	mu      sync.Mutex
+	members []*Dispatcher
+}
+
+// leastTickets is what each member may have above the watermark at least.
+const leastTickets = 1000
+
+// NewPool makes a pool of that many bytes and tickets.
+func NewPool(bytes int64, tickets int) *Pool {
+	p := &Pool{bytes: max(bytes, reconcilerShare), tickets: tickets}
+	p.spare.total = p.bytes / reconcilerShare
+	p.stream.total = p.bytes - p.spare.total
+	return p
+}
+
+// join gives d a part, and takes it from the others.
+func (p *Pool) join(d *Dispatcher) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d.budget.join(&p.stream)
+	d.spare.join(&p.spare)
+	p.members = append(p.members, d)
+	p.divide()
+}
+
+// leave gives the part of d to the others.
+func (p *Pool) leave(d *Dispatcher) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.members, d)
+	if i < 0 {
+		return
+	}
+	d.budget.join(nil)
+	d.spare.join(nil)
+	p.members = slices.Delete(p.members, i, i+1)
+	p.divide()
+}
+
+// divide is called with the lock held. That of a member's budget is taken under it, never the other way round.
+func (p *Pool) divide() {
+	n := int64(len(p.members))
+	for _, d := range p.members {
+		d.maxTickets.Store(int64(max(p.tickets/int(n), min(p.tickets, leastTickets))))
+		d.spare.resize(p.spare.total / n)
+		d.budget.resize(p.stream.total / n)
+	}
+}
+
+// wake has the members look again at what they wait for.
+func (p *Pool) wake() {
+	p.mu.Lock()
+	members := slices.Clone(p.members)
+	p.mu.Unlock()
+	for _, d := range members {
+		d.budget.wake()
+		d.spare.wake()
+	}
 }

@@ -99,8 +99,9 @@ type Metrics struct {
 
 // Config is what a Dispatcher needs.
 type Config struct {
-	Budget     int64 // bytes read and not yet acked; must be positive
+	Budget     int64 // bytes read and not yet acked; must be positive, unless there is a Pool
 	MaxTickets int   // Defaults to MaxTickets
+	Pool       *Pool // of several dispatchers in one process, instead of Budget and MaxTickets; from Start until Leave
 	MaxGates   int   // Defaults to MaxGates
 	Exceptions Exceptions
 	Recorder   Recorder
@@ -116,10 +117,12 @@ type Config struct {
 
 // Dispatcher follows the events of one term of ownership. It implements record.Acks.
 type Dispatcher struct {
-	cfg     Config
-	budget  *budget
-	tracker *watermark.Tracker[resume.Position]
-	sink    Sink
+	cfg    Config
+	budget *budget
+	// maxTickets is how many events may stand above the watermark.
+	maxTickets atomic.Int64
+	tracker    *watermark.Tracker[resume.Position]
+	sink       Sink
 
 	spare    *budget // the reconciler's share
 	gates    *gates
@@ -160,11 +163,15 @@ func New(cfg Config) *Dispatcher {
 	if cfg.MaxGates == 0 {
 		cfg.MaxGates = MaxGates
 	}
+	if cfg.Pool != nil {
+		cfg.Budget, cfg.MaxTickets = cfg.Pool.bytes, cfg.Pool.tickets
+	}
 	spare := cfg.Budget / reconcilerShare
 	d := &Dispatcher{
 		cfg: cfg, budget: newBudget(cfg.Budget - spare), spare: newBudget(spare), gates: newGates(cfg.MaxGates), wake: make(chan struct{}, 1),
 		sides: map[record.Ticket]*side{}, sent: map[record.Ticket]*Sent{}, record: make(chan struct{}, 1),
 	}
+	d.maxTickets.Store(int64(cfg.MaxTickets))
 	d.tracker = watermark.New[resume.Position](func(ts []record.Ticket) {
 		if d.sink != nil {
 			d.sink.Recycle(ts)
@@ -177,7 +184,31 @@ func New(cfg Config) *Dispatcher {
 func (d *Dispatcher) Use(s Sink) { d.sink = s }
 
 // Start sets the position that the term starts from, so that a checkpoint before the first event keeps it.
-func (d *Dispatcher) Start(p resume.Position) { d.tracker.Position(p) }
+func (d *Dispatcher) Start(p resume.Position) {
+	d.tracker.Position(p)
+	if d.cfg.Pool != nil {
+		d.cfg.Pool.join(d)
+	}
+}
+
+// Leave gives what it has of the pool back, when nothing is delivered any more.
+func (d *Dispatcher) Leave() {
+	if d.cfg.Pool != nil {
+		d.cfg.Pool.leave(d)
+	}
+}
+
+// free gives n bytes back to a budget.
+func (d *Dispatcher) free(b *budget, n int64) {
+	if b.release(n) {
+		d.cfg.Pool.wake()
+	}
+}
+
+// Limits are the bytes and the tickets that it may have at this moment.
+func (d *Dispatcher) Limits() (bytes, tickets int64) {
+	return d.budget.bound() + d.spare.bound(), d.maxTickets.Load()
+}
 
 // Deliver hands one event on, in stream order. It blocks while the budget or the window is full, and returns the cause of
 // ctx's end, or the error that ended the sink.
@@ -250,7 +281,7 @@ func (d *Dispatcher) Position(p resume.Position) { d.tracker.Position(p) }
 // Flush wakes the sink's idle lanes.
 func (d *Dispatcher) Flush() { d.sink.Flush() }
 
-func (d *Dispatcher) room() bool { return d.tracker.Unresolved() < d.cfg.MaxTickets }
+func (d *Dispatcher) room() bool { return int64(d.tracker.Unresolved()) < d.maxTickets.Load() }
 
 // waiting runs before Deliver blocks: what is queued must be on its way, or nobody would ever make room.
 func (d *Dispatcher) waiting() {

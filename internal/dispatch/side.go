@@ -38,7 +38,7 @@ func (d *Dispatcher) Publish(ctx context.Context, recs []record.Record, tell fun
 	d.stay()
 	t := d.tracker.Side()
 	if len(recs) == 0 {
-		d.spare.release(s.bytes)
+		d.free(d.spare, s.bytes)
 		tell(record.Published{Ticket: t})
 		return nil
 	}
@@ -117,7 +117,7 @@ func (d *Dispatcher) answer(t record.Ticket, a record.Answer) (bytes int) {
 	d.sideMu.Unlock()
 	if over {
 		d.besides.Add(-1)
-		d.spare.release(s.bytes)
+		d.free(d.spare, s.bytes)
 		s.tell(record.Published{Ticket: t, Answers: s.answers})
 	}
 	return bytes
@@ -130,7 +130,7 @@ func (d *Dispatcher) forget(t record.Ticket) {
 	d.sideMu.Unlock()
 	if s != nil {
 		d.besides.Add(-1)
-		d.spare.release(s.bytes)
+		d.free(d.spare, s.bytes)
 	}
 }
 

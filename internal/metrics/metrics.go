@@ -40,9 +40,9 @@ type Set struct {
 	InflightRecords *Live // records handed to the sink and not yet acked
 	InflightBytes   *Live // bytes of those records
 	BudgetUsed      *Live // bytes of the memory budget in use (N13)
-	Budget          prometheus.Gauge
+	Budget          *Live // bytes of the memory budget; of a slot, its part of them
 	TicketWindow    *Live // events between the watermark and the newest one read (N13)
-	MaxTicketWindow prometheus.Gauge
+	MaxTicketWindow *Live
 
 	CheckpointSeconds *Histogram         // duration of one checkpoint's write
 	CheckpointAge     *Live              // seconds since the last checkpoint was written
@@ -173,9 +173,9 @@ func (b builder) flow(s *Set) {
 	s.InflightRecords = b.live("inflight_records", "Records handed to the sink and not yet acked.")
 	s.InflightBytes = b.live("inflight_bytes", "Bytes of the records handed to the sink and not yet acked.")
 	s.BudgetUsed = b.live("budget_used_bytes", "Bytes of the memory budget in use.")
-	s.Budget = b.gauge("budget_bytes", "The memory budget.")
+	s.Budget = b.live("budget_bytes", "The memory budget.")
 	s.TicketWindow = b.live("ticket_window", "Events between the watermark and the newest one read.")
-	s.MaxTicketWindow = b.gauge("ticket_window_max", "Events above the watermark at which reading stops.")
+	s.MaxTicketWindow = b.live("ticket_window_max", "Events above the watermark at which reading stops.")
 	s.StreamState = b.states("stream_state", "1 for the state that the change stream is in.")
 	s.StreamRestarts = b.counterVec("stream_restarts_total", "Reopenings of the change stream.", "reason")
 	s.Gaps = b.counterVec("gaps_total", "Stretches of the change stream that could not be read any more.", "reason")
