@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -93,8 +94,17 @@ func (t *term) openGap(ctx context.Context, why *changestream.GapError) (changes
 	if why.Ahead {
 		from = bson.Timestamp{} // a time of another history says nothing about this one
 	}
-	return t.planSweep(ctx, why.Reason, from, to, lease.Update{Checkpoint: t.checkpoint()})
+	start, err := t.planSweep(ctx, why.Reason, from, to, lease.Update{Checkpoint: t.checkpoint()})
+	if err == nil && t.pump.owned != nil {
+		// What an earlier owner made exceptions of was to come by the stream once more, for its other topics. That it does
+		// not any more has to be known before anything is loaded: the next take-over finds the gap in the document.
+		err = errAnew
+	}
+	return start, err
 }
+
+// errAnew ends a term that has found a gap too late.
+var errAnew = errors.New("the stretch behind the position is lost, and envelopes of it wait")
 
 // planSweep writes the gap down, together with u.
 func (t *term) planSweep(ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update) (changestream.Start, error) {

@@ -184,6 +184,9 @@ func (r *runner) ended(stop context.Context, err error) (again bool, halt *HaltE
 	case errors.Is(err, lease.ErrLeaseLost):
 		r.tellLost(stop, err)
 		return true, nil
+	case errors.Is(err, errAnew):
+		r.log.Warn("taking over anew", "reason", err)
+		return true, nil
 	case errors.Is(err, errStepDown):
 		r.log.Info("stepped down", "reason", err)
 		return true, nil

@@ -79,6 +79,32 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 	}
 }
 
+// TestN22_AGapThatIsFoundAtTheOpeningOwesTheOtherTopics: an owner died between two topics of an envelope, as above, and the relay
+// was down for so long that its successor finds the stream gone when it opens it, behind everything that a take-over looks up.
+func TestN22_AGapThatIsFoundAtTheOpeningOwesTheOtherTopics(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	other := stacktest.Topic(t, 1)
+	rules := fansOut(b.topic, other)
+	stop := b.start(rules)
+	b.append(1)
+	b.consume(1)
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
+	b.halfSent("second", other, false)
+	// Neither the token nor its time can be opened.
+	stacktest.FailCommand(t, "outrelay stream "+b.topic, bson.D{{Key: "times", Value: 2}},
+		bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
+	b.start(rules, "node="+b.topic)
+	for _, topic := range []string{other, b.topic} {
+		read := *b
+		read.topic = topic
+		read.arrives("second")
+	}
+	b.log.wait(t, "the gap is closed")
+}
+
 // arrives waits for a record of an envelope.
 func (b *bundle) arrives(envelope string) {
 	b.t.Helper()

@@ -152,6 +152,12 @@ type Finisher struct {
 	trouble bool
 }
 
+// slowRuns is how often a transaction is attempted before it is made smaller.
+const slowRuns = 3
+
+// errSlow ends the attempts at a transaction that should be smaller.
+var errSlow = errors.New("the transaction does not end in time")
+
 // asideFor is how long what the server does not take waits for the next try.
 const asideFor = 5 * time.Second
 
@@ -341,7 +347,8 @@ func (f *Finisher) patiently(ctx context.Context, op func(context.Context) error
 }
 
 // outcomes writes what the batch leaves on documents. What the server will not have in a document, such as a validator
-// that knows nothing of exceptions, is written for each alone, so that it holds up nobody else.
+// that knows nothing of exceptions, is written for each alone, so that it holds up nobody else; and what does not end within
+// what is left of the lease, because the server is slow, by halves.
 func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 	list := make([]store.Outcome, 0, len(batch))
 	for _, a := range batch {
@@ -357,14 +364,18 @@ func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 		return nil
 	}
 	var matched int64
+	runs := 0
 	err := f.c.Fencer.Fenced(ctx, nil, func(tx context.Context) (err error) {
+		if runs++; runs > slowRuns && len(list) > 1 {
+			return errSlow
+		}
 		matched, err = store.WriteOutcomes(tx, list)
 		return err
 	})
 	if err == nil && matched < int64(len(list)) {
 		return f.missed(ctx, batch)
 	}
-	if !store.Rejected(err) {
+	if !store.Rejected(err) && !errors.Is(err, errSlow) {
 		return err
 	}
 	if len(batch) > 1 {

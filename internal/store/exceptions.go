@@ -63,17 +63,24 @@ type Exception struct {
 	Redelivered bool
 }
 
+// slowRuns is how often a transaction is attempted before it is made smaller: it has to end within what is left of a lease, and
+// with a slow server one of many documents never would.
+const slowRuns = 3
+
+// errSlow ends the attempts at a transaction that should be smaller.
+var errSlow = errors.New("the transaction does not end in time")
+
 // WriteExceptions stores each exception, in as many fenced transactions as the bounds ask for, each majority committed
-// before the next begins; their namespaces are entered in `dirty` with it (N17). On an error the same call may be made
-// again with all of them.
+// before the next begins; their namespaces are entered in `dirty` with it (N17). One that is attempted in vain is made smaller.
+// On an error the same call may be made again with all of them.
 //
 // N16: a write is an upsert of the whole envelope, so one that was inserted and deleted in one transaction is an exception
 // too. A document that has a state keeps it, and waits for these targets as well.
 func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
-	for len(list) > 0 {
-		n, size := 0, 0
+	for most := MaxExceptions; len(list) > 0; {
+		n, size, runs := 0, 0, 0
 		dirty := map[string]struct{}{}
-		for n < len(list) && n < MaxExceptions {
+		for n < len(list) && n < most {
 			if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
 				break
 			}
@@ -90,8 +97,15 @@ func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
 			if s == nil {
 				return errOutside
 			}
+			if runs++; runs > slowRuns && n > 1 {
+				return errSlow
+			}
 			return upsertExceptions(tx, s.Client(), part)
 		})
+		if errors.Is(err, errSlow) {
+			most = max(n/4, 1)
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("writing %d of %d exceptions: %w", n, len(list), err)
 		}
