@@ -49,6 +49,9 @@ func recovered(err *error) {
 	}
 }
 
+// errOrphan says that a message is of a topic that was created anew since it was read.
+var errOrphan = errors.New("the topic was created anew")
+
 // attempt handles the messages once, by the handler's mode. A *taskError is the handler's own failure.
 func (t *track) attempt(list []task) (res result, err error) {
 	if t.reg.system {
@@ -58,6 +61,12 @@ func (t *track) attempt(list []task) (res result, err error) {
 		return res, t.p.s.soft.Err()
 	}
 	defer t.giveTurn()
+	defer recovered(&err)
+	for _, x := range list {
+		if x.entry.orphan.Load() {
+			return res, errOrphan
+		}
+	}
 	ctx := t.contextOf()
 	if t.reg.mode != inbox.None {
 		if err := t.p.attach(ctx, t.reg); err != nil {
@@ -70,21 +79,38 @@ func (t *track) attempt(list []task) (res result, err error) {
 			return res, &taskError{broken}
 		}
 		ctx = within
-		defer func() { end(err) }()
+		defer func() { t.traceEnds(end, err) }()
 	}
 	began := time.Now()
-	defer func() { res.took = time.Since(began) }()
+	err = t.handle(ctx, list, &res)
+	res.took = time.Since(began)
+	return res, err
+}
+
+// handle does it by the handler's mode. A panic is an error: inbox and transactions may be a user's too.
+func (t *track) handle(ctx context.Context, list []task, res *result) (err error) {
+	defer recovered(&err)
 	switch {
 	case t.reg.mode == inbox.Eager:
-		err = t.eager(ctx, list[0], &res)
+		return t.eager(ctx, list[0], res)
 	case t.reg.mode == inbox.Optimistic:
-		err = t.optimistic(ctx, list, &res)
+		return t.optimistic(ctx, list, res)
 	case t.reg.inTx:
-		err = t.p.s.transact(ctx, func(ctx context.Context) error { return t.call(ctx, list, nil, &res) })
-	default:
-		err = t.call(ctx, list, nil, &res)
+		return t.p.s.transact(ctx, func(ctx context.Context) error { return t.call(ctx, list, nil, res) })
 	}
-	return res, err
+	return t.call(ctx, list, nil, res)
+}
+
+// traceEnds calls the end of a trace. A panic there is reported, and changes nothing of what became of the messages.
+func (t *track) traceEnds(end func(error), outcome error) {
+	var broken error
+	func() {
+		defer recovered(&broken)
+		end(outcome)
+	}()
+	if broken != nil {
+		t.p.s.report(fmt.Errorf("ending the trace of handler %s: %w", t.reg.name, broken))
+	}
 }
 
 // traced calls a tracer, which is a user's.

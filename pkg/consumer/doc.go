@@ -38,8 +38,9 @@
 // A database that is away costs no attempts: lanes wait with backoff, nothing more is fetched, nothing is committed, and
 // what is held stays within Buffer and one fetch for each partition. Pause drops what is held. A stop and a rebalance let
 // what runs finish for the time of Drain and then abandon it; what it commits after all is refused to the next owner of
-// the partition by the inbox's watermark. Every error comes to OnError once. Panics of handlers and of what else a user
-// gives are errors of the message. A handler that does not heed its context can be abandoned but not ended.
+// the partition by the inbox's watermark. Every error comes to OnError once. Panics of handlers, of decoders and of
+// inbox and transactions are errors of the message; one at the end of a trace is reported. An Observer must not panic. A
+// handler that does not heed its context can be abandoned but not ended.
 //
 // # Cost
 //

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"github.com/outrelay/outrelay/internal/retry"
 )
@@ -24,6 +25,8 @@ type entry struct {
 	m     *Message // nil while the body is not in memory
 	cause error    // of a record that cannot be decoded
 	size  int
+
+	orphan atomic.Bool // its topic was created anew
 }
 
 // part is one handler's share of an entry.
@@ -142,16 +145,55 @@ func (p *partition) jump(gap *RangeError) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.next = gap.Start
-	if gap.Start > p.fetched { // retention: what was not finished below is no more
-		p.entries = slices.DeleteFunc(p.entries, func(e *entry) bool { return e.offset < gap.Start && p.idle(e) })
-		p.fetched = gap.Start
+	if gap.Offset < gap.Start { // retention: what was not finished below is no more
+		p.lost(0, gap.Start)
+		p.fetched = max(p.fetched, gap.Start)
+		p.s.passed(p.trim())
 		return
 	}
-	// The topic was created anew: nothing of the old one counts.
+	// The topic was created anew: nothing of the old one counts. What waits in memory would, once the inbox knows of it,
+	// move the new topic's watermarks past records that are still to come.
+	for _, t := range p.tracks {
+		queue := t.queue
+		t.queue = nil
+		for _, x := range queue {
+			x.part.state = waiting
+			p.shed(x.entry)
+		}
+	}
+	for _, e := range p.entries {
+		p.unfire(e)
+		e.orphan.Store(true)
+	}
 	p.entries = nil
 	p.fetched = gap.Start
 	p.committed = -1
 	p.attached = map[string]*attachment{}
+}
+
+// lost finishes what was to be fetched again, from one offset up to another, and is no longer in the log: compaction or
+// retention removed it while it was not in memory. The lock is held.
+func (p *partition) lost(from, to int64) {
+	for _, e := range p.entries {
+		if e.offset < from || e.offset >= to {
+			continue
+		}
+		if e.m != nil {
+			p.enqueue(e) // another handler has it still
+			continue
+		}
+		for i := range e.parts {
+			x := &e.parts[i]
+			if x.state != waiting {
+				continue
+			}
+			if x.reg.once {
+				x.reg.fired.Store(false)
+			}
+			x.state = done
+			e.open--
+		}
+	}
 }
 
 // idle reports whether nothing of the entry is being handled. The lock is held.
@@ -203,6 +245,7 @@ func (p *partition) take(from int64, f Fetched) {
 	}
 	p.next = max(f.Next, from)
 	p.fetched = max(p.fetched, p.next)
+	p.lost(from, p.next)
 	p.s.passed(p.trim())
 	p.s.held(int64(p.bodies-messages), int64(p.bytes-bytes))
 	p.s.c.s.observer.Lag(p.tp.Topic, p.tp.Partition, max(0, f.End-p.floor()))

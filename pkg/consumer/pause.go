@@ -117,7 +117,7 @@ func (g *gate) state() (closed bool, left time.Duration, changed <-chan struct{}
 	closed = g.closed()
 	g.tell(closed)
 	if closed && !g.byHand {
-		left = time.Until(g.until)
+		left = max(time.Until(g.until), 1) // 0 is for ever, and the time goes on
 	}
 	return closed, left, g.changed
 }

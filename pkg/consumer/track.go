@@ -208,7 +208,7 @@ func (t *track) together(list []task) (handled, interrupted bool) {
 			t.account(list, res)
 			return true, false
 		}
-		if t.p.s.hard.Err() != nil {
+		if t.p.s.hard.Err() != nil || errors.Is(err, errOrphan) {
 			return false, true
 		}
 		if blamed, _ := t.blame(err); blamed {
@@ -243,7 +243,7 @@ func (t *track) alone(x task) bool {
 			t.account(list, res)
 			return true
 		}
-		if t.p.s.hard.Err() != nil {
+		if t.p.s.hard.Err() != nil || errors.Is(err, errOrphan) {
 			return false
 		}
 		if blamed, cause := t.blame(err); blamed {
@@ -333,7 +333,7 @@ func (t *track) dispose(x task, v Verdict, cause error) bool {
 			err = s.move(original(x.entry), t.reg.name, v, cause)
 			moved = err == nil
 		}
-		if moved && t.reg.mode != inbox.None {
+		if moved && t.reg.mode != inbox.None && !x.entry.orphan.Load() {
 			if err = s.inbox.Pass(s.hard, []inbox.Entry{t.inboxEntry(x)}); err != nil {
 				err = fmt.Errorf("passing the watermark: %w", err)
 			}
@@ -346,6 +346,10 @@ func (t *track) dispose(x task, v Verdict, cause error) bool {
 			return false
 		}
 		t.wait(b.Next())
+		if errors.Is(err, inbox.ErrStale) { // as for one that is handled: attached to and read again
+			t.p.detach(t.reg)
+			return false
+		}
 	}
 	if v.Action == Discard {
 		s.c.s.observer.Dropped(t.reg.name, 1)
@@ -403,8 +407,11 @@ func (o *trouble) wait(t *track, err error) bool {
 	case errors.Is(err, inbox.ErrClaimed):
 		d = claimPoll
 	case errors.Is(err, inbox.ErrStale):
+		// It is read again first: what is in memory may be of the topic that was there before.
 		t.p.detach(t.reg)
 		t.p.s.report(err)
+		t.wait(d)
+		return false
 	default:
 		if !o.away {
 			o.away = true

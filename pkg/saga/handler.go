@@ -112,10 +112,13 @@ func (h *handler[S, I]) once(ctx context.Context, rt route[S, I], id I, m *consu
 	}
 	defer in.out.end()
 	changed, err := h.take(in.out.context(ctx), in, rt, m)
-	if err != nil || !changed {
+	if !changed || err != nil && !errors.Is(err, consumer.ErrDrop) {
 		return err
 	}
-	return in.commit(ctx)
+	if failed := in.commit(ctx); failed != nil {
+		return failed
+	}
+	return err
 }
 
 // missing is what becomes of a message for a saga that is not there.
@@ -136,7 +139,8 @@ func (h *handler[S, I]) missing(ctx context.Context, id I, m *consumer.Message) 
 }
 
 // take runs the step of m, and after it those of held messages whose turn has come. It reports whether there is something
-// to save.
+// to save. A message in sequence that its step drops has had its turn all the same, else those behind it would wait for
+// ever: then there is something to save beside consumer.ErrDrop.
 func (h *handler[S, I]) take(ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message) (changed bool, err error) {
 	var n int64
 	if rt.sequence != nil {
@@ -146,24 +150,46 @@ func (h *handler[S, I]) take(ctx context.Context, in *Instance[S, I], rt route[S
 	}
 	switch {
 	case n <= 0:
-		return h.step(ctx, in, rt, m)
+		changed, err = h.step(ctx, in, rt, m)
+		return changed && err == nil, err
 	case n <= in.doc.Sequence:
 		return false, nil // handled before
 	case n > in.doc.Sequence+1:
 		return in.hold(n, m)
 	}
-	for m != nil && !in.completed {
+	var dropped error
+	for first := true; m != nil && !in.completed; first = false {
 		rt, ok := h.routes[m.Type]
 		if !ok {
 			return false, fmt.Errorf("saga %s: message %s of type %q, held by %s: %w", h.saga.name, m.ID, m.Type, FormatID(in.id), ErrUnknownMessage)
 		}
-		if _, err := h.step(ctx, in, rt, m); err != nil {
+		err := h.undone(ctx, in, rt, m)
+		switch {
+		case err == nil:
+		case !errors.Is(err, consumer.ErrDrop):
 			return false, err
+		case first:
+			dropped = err
 		}
 		in.doc.Sequence++
 		m = in.release()
 	}
-	return true, nil
+	return true, dropped
+}
+
+// undone is step, and leaves the saga as it was before if the message is dropped.
+func (h *handler[S, I]) undone(ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message) error {
+	before, err := in.savepoint()
+	if err != nil {
+		return err
+	}
+	_, err = h.step(ctx, in, rt, m)
+	if errors.Is(err, consumer.ErrDrop) {
+		if failed := before.restore(in); failed != nil {
+			return failed
+		}
+	}
+	return err
 }
 
 // step runs the callback of one message.

@@ -19,7 +19,7 @@ const DefaultHeldLimit = 100
 
 // Func is a step of a saga. What it changes in in.State, and what it emits, is kept when it returns nil; an error leaves
 // the saga as it was. consumer.ErrDrop leaves it as it was too, and fails nothing: what the step itself wrote with its
-// context is committed.
+// context is committed, and where it is in sequence, its number has had its turn.
 type Func[S any, I Identifier] func(ctx context.Context, in *Instance[S, I], m *consumer.Message) error
 
 // JSON is a step that takes the message's value decoded as JSON. A value that cannot be decoded is a *PayloadError.

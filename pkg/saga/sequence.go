@@ -1,8 +1,11 @@
 package saga
 
 import (
+	"fmt"
 	"slices"
 	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
@@ -65,6 +68,34 @@ func (m *message) restore() *consumer.Message {
 		ContentType: m.ContentType, SchemaVersion: m.SchemaVersion, Delivery: m.Delivery, Redelivered: m.Redelivered,
 		Attempt: m.Attempt, Group: m.Group,
 	}
+}
+
+// savepoint is what one step may change of an instance.
+type savepoint[S any, I Identifier] struct {
+	state     bson.Raw
+	doc       document[S]
+	out       outgoing
+	completed bool
+}
+
+func (in *Instance[S, I]) savepoint() (*savepoint[S, I], error) {
+	state, err := bson.Marshal(document[S]{State: in.State})
+	if err != nil {
+		return nil, fmt.Errorf("encoding saga %s %s: %w", in.h.saga.name, in.out.id, err)
+	}
+	s := &savepoint[S, I]{state: state, doc: in.doc, out: *in.out, completed: in.completed}
+	s.doc.Timeouts, s.doc.Compensations = slices.Clone(in.doc.Timeouts), slices.Clone(in.doc.Compensations)
+	s.out.timeouts = slices.Clone(in.out.timeouts) // the others only grow
+	return s, nil
+}
+
+func (s *savepoint[S, I]) restore(in *Instance[S, I]) error {
+	var d document[S]
+	if err := bson.Unmarshal(s.state, &d); err != nil {
+		return fmt.Errorf("decoding saga %s %s: %w", in.h.saga.name, in.out.id, err)
+	}
+	in.State, in.doc, *in.out, in.completed = d.State, s.doc, s.out, s.completed
+	return nil
 }
 
 func byNumber(h held, n int64) int { return int(min(max(h.Number-n, -1), 1)) }

@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/saga"
 )
 
@@ -186,4 +187,40 @@ func TestAHeldMessageWaitsForTheStart(t *testing.T) {
 	if got := p.document(t, "orders", "a").Lookup("state", "steps").String(); got != `["begin","next","aside"]` {
 		t.Errorf("steps %s", got)
 	}
+}
+
+// A message that its step drops has had its turn: those behind it do not wait for ever, and those before it keep what they
+// did.
+func TestADroppedMessageHasHadItsTurn(t *testing.T) {
+	t.Parallel()
+	p := newPlace(t)
+	s := define[ledger, string](t, p.registry(t), "ledgers")
+	f := func(_ context.Context, in *saga.Instance[ledger, string], m *consumer.Message) error {
+		n, err := number(m)
+		in.State.Steps = append(in.State.Steps, n)
+		in.Emit(event.New("ledger", "a", fmt.Sprint("Step", n), nil))
+		if n == 2 || n == 5 {
+			return consumer.ErrDrop
+		}
+		return err
+	}
+	s.StartOrHandle("Even", saga.ByKey[string](), f, saga.InSequence(number))
+	s.StartOrHandle("Odd", saga.ByKey[string](), f, saga.InSequence(number))
+	h := handlerOf(t, s)
+	handle(t, h, numberedMsg(t, 3), numberedMsg(t, 2), numberedMsg(t, 1), numberedMsg(t, 4))
+	if err := h.Handle(t.Context(), numberedMsg(t, 5)); !errors.Is(err, consumer.ErrDrop) {
+		t.Errorf("a message that is dropped in its turn: %v", err)
+	}
+	handle(t, h, numberedMsg(t, 6))
+	var got struct {
+		State    ledger `bson:"state"`
+		Sequence int64  `bson:"sequence"`
+	}
+	if err := bson.Unmarshal(p.document(t, "ledgers", "a"), &got); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(got.State.Steps, []int64{1, 3, 4, 6}) || got.Sequence != 6 {
+		t.Errorf("%+v", got)
+	}
+	p.wantEvents(t, "Step1", "Step3", "Step4", "Step6")
 }

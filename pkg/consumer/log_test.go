@@ -1,0 +1,393 @@
+package consumer_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/outbox"
+)
+
+// changing is a transport of one partition, whose log a test may change under the consumer.
+type changing struct {
+	mu        sync.Mutex
+	records   []consumer.Record
+	start     int64
+	end       int64
+	committed int64
+	life      string // of the topic; part of each id
+	served    bool   // the records of this life were fetched
+}
+
+// anew is a topic of the same name in place of this one.
+func (l *changing) anew(key string, n int) {
+	l.mu.Lock()
+	l.records, l.start, l.end, l.life, l.served = nil, 0, 0, "anew", false
+	l.mu.Unlock()
+	for range n {
+		l.append(key)
+	}
+}
+
+func (l *changing) append(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.records = append(l.records, consumer.Record{
+		Topic: "log", Offset: l.end, Key: []byte(key), Value: []byte("x"), Time: time.Unix(1, 0),
+		Headers: []consumer.Header{{Key: "id", Value: fmt.Append(nil, l.life, l.end)}, {Key: "type", Value: []byte("counted")}},
+	})
+	l.end++
+}
+
+// compact removes records, and leaves holes.
+func (l *changing) compact(offsets ...int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.records = slices.DeleteFunc(l.records, func(r consumer.Record) bool { return slices.Contains(offsets, r.Offset) })
+}
+
+// retain removes what is below start.
+func (l *changing) retain(start int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.start = start
+	l.records = slices.DeleteFunc(l.records, func(r consumer.Record) bool { return r.Offset < start })
+}
+
+func (l *changing) Join(ctx context.Context, _ string, _ []string, s consumer.Session) error {
+	return s.Serve(ctx, l)
+}
+
+func (*changing) Publish(context.Context, string, []*consumer.Message) error { return nil }
+
+func (*changing) ID() int32 { return 1 }
+
+func (l *changing) Partitions() []consumer.Assignment {
+	return []consumer.Assignment{{TopicPartition: consumer.TopicPartition{Topic: "log"}}}
+}
+
+func (l *changing) End(context.Context, consumer.TopicPartition) (int64, int32, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.end, 0, nil
+}
+
+func (l *changing) Fetch(ctx context.Context, tp consumer.TopicPartition, offset int64, _ int) (consumer.Fetched, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if offset < l.start || offset > l.end {
+		return consumer.Fetched{}, &consumer.RangeError{TopicPartition: tp, Offset: offset, Start: l.start, End: l.end}
+	}
+	at, _ := slices.BinarySearchFunc(l.records, offset, func(r consumer.Record, o int64) int { return cmp.Compare(r.Offset, o) })
+	if at == len(l.records) && offset == l.end {
+		l.mu.Unlock()
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+		}
+		l.mu.Lock()
+		return consumer.Fetched{Next: offset, End: offset}, nil
+	}
+	l.served = l.served || len(l.records) > at
+	return consumer.Fetched{Records: slices.Clone(l.records[at:]), Next: l.end, End: l.end}, nil
+}
+
+func (l *changing) Commit(_ context.Context, offsets map[consumer.TopicPartition]int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, at := range offsets {
+		l.committed = at
+	}
+	return nil
+}
+
+func (l *changing) untilCommitted(t *testing.T, at int64) {
+	t.Helper()
+	eventually(t, fmt.Sprint("the offset ", at), func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.committed == at
+	})
+}
+
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	late := time.After(patience)
+	for !cond() {
+		select {
+		case <-late:
+			t.Fatalf("%s: not within %v", what, patience)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// renewed is an inbox of which another process begins a generation just after it was attached to.
+type renewed struct {
+	mu       sync.Mutex
+	attached int
+	passed   int
+}
+
+func (*renewed) Admit(_ context.Context, list []inbox.Entry) ([]bool, error) {
+	fresh := make([]bool, len(list))
+	for i := range fresh {
+		fresh[i] = true
+	}
+	return fresh, nil
+}
+
+func (x *renewed) Pass(context.Context, []inbox.Entry) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.attached < 2 {
+		return &inbox.StaleError{Topic: "log", Attached: 1, Current: 2}
+	}
+	x.passed++
+	return nil
+}
+
+func (*renewed) Claim(context.Context, inbox.Entry, time.Duration) (inbox.Claim, error) {
+	return nil, errors.New("nobody claims")
+}
+
+func (x *renewed) Attach(context.Context, string, string, int32, int64, int32) (inbox.Generation, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.attached++
+	return inbox.Generation{}, nil
+}
+
+func (*renewed) Release(context.Context, string, int32) error { return nil }
+
+// over is a consumer of a log, without servers. Its OnError is silent.
+func over(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {
+	t.Helper()
+	base := []consumer.Option{
+		consumer.WithTransport(l), consumer.Topics("log"), consumer.Commits(consumer.CommitEach()), consumer.WithInbox(&renewed{}),
+		consumer.WithDisposer(newDisposed()), consumer.OnError(func(context.Context, error) {}),
+		consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error { return fn(ctx) }),
+	}
+	c, err := consumer.New("group", nil, append(base, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+func runs(t *testing.T, c *consumer.Consumer) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- c.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// held is what is in memory.
+type held struct {
+	consumer.Unobserved
+
+	mu       sync.Mutex
+	messages int64
+}
+
+func (h *held) Held(messages, _ int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.messages = messages
+}
+
+// dropped is a consumer that was paused in its first message, with a second one of the key behind it that was dropped from
+// memory, and two of another key that were handled already.
+func dropped(t *testing.T) (l *changing, c *consumer.Consumer, goOn func(), handled func() map[int64]int) {
+	t.Helper()
+	l = &changing{}
+	mem := &held{}
+	var mu sync.Mutex
+	times := map[int64]int{}
+	began, release := make(chan struct{}), make(chan struct{})
+	c = over(t, l, consumer.WithObserver(mem))
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if m.Offset == 0 {
+			close(began)
+			select {
+			case <-release:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		times[m.Offset]++
+		return nil
+	}, consumer.Exactly(inbox.None))
+	handled = func() map[int64]int {
+		mu.Lock()
+		defer mu.Unlock()
+		return map[int64]int{0: times[0], 1: times[1], 2: times[2], 3: times[3]}
+	}
+	other := "b"
+	for inbox.Lane([]byte(other), 0) == inbox.Lane([]byte("a"), 0) {
+		other += "b"
+	}
+	for _, key := range []string{"a", "a", other, other} {
+		l.append(key)
+	}
+	runs(t, c)
+	<-began
+	eventually(t, "the other key", func() bool { return handled()[3] == 1 })
+	c.Pause()
+	eventually(t, "what is held is dropped", func() bool {
+		mem.mu.Lock()
+		defer mem.mu.Unlock()
+		return mem.messages == 1
+	})
+	return l, c, func() { c.Resume(); close(release) }, handled
+}
+
+// N29: a record that compaction removed while it was not in memory is a hole like any other.
+func TestN29_WhatCompactionRemovedMeanwhileIsPassed(t *testing.T) {
+	t.Parallel()
+	l, _, goOn, handled := dropped(t)
+	l.compact(1)
+	goOn()
+	l.untilCommitted(t, 4)
+	if got := handled(); got[0] != 1 || got[1] != 0 || got[2] != 1 || got[3] != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
+// N29: retention that passes what was not finished is not taken for a topic that was created anew.
+func TestN29_WhatRetentionRemovedMeanwhileIsPassed(t *testing.T) {
+	t.Parallel()
+	l, _, goOn, handled := dropped(t)
+	l.retain(2)
+	goOn()
+	l.untilCommitted(t, 4)
+	if got := handled(); got[0] != 1 || got[1] != 0 || got[2] != 1 || got[3] != 1 {
+		t.Errorf("%v", got)
+	}
+}
+
+// A generation that begins while a message goes to the dead letters is attached to, as it is while one is handled.
+func TestALetterPassesAGenerationThatBegan(t *testing.T) {
+	t.Parallel()
+	l, x := &changing{}, &renewed{}
+	c := over(t, l, consumer.WithInbox(x))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return errWanted }, consumer.OnFailure(tries(1)))
+	l.append("a")
+	runs(t, c)
+	l.untilCommitted(t, 1)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.attached != 2 || x.passed != 1 {
+		t.Errorf("attached %d times, passed %d", x.attached, x.passed)
+	}
+}
+
+// N29: what was read of a topic that is no more does not move the watermarks of the one in its place.
+func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	x, err := inbox.New(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := &changing{}
+	var mu sync.Mutex
+	old, fresh := 0, 0
+	began, release := make(chan struct{}), make(chan struct{})
+	gaps := make(chan struct{}, 10)
+	c := over(t, l, consumer.WithInbox(x), consumer.Batch(1), consumer.OnError(func(_ context.Context, err error) {
+		var gap *consumer.RangeError
+		if errors.As(err, &gap) {
+			gaps <- struct{}{}
+		}
+	}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
+		return outbox.Transaction(ctx, db.Client(), fn)
+	}))
+	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+		if m.Offset == 10 {
+			close(began)
+			select {
+			case <-release:
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		if strings.HasPrefix(m.ID, "anew") {
+			fresh++
+		} else {
+			old++
+		}
+		return nil
+	})
+	for range 15 {
+		l.append("a")
+	}
+	runs(t, c)
+	<-began
+	l.anew("a", 2)
+	<-gaps
+	eventually(t, "the new records", func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return l.served
+	})
+	close(release)
+	l.untilCommitted(t, 2)
+	mu.Lock()
+	defer mu.Unlock()
+	if fresh != 2 || old != 11 {
+		t.Errorf("%d of the new topic's 2 records were handled, and %d of the old one's", fresh, old)
+	}
+}
+
+func TestPanicsOfWhatIsAroundAHandlerAreItsErrors(t *testing.T) {
+	t.Parallel()
+	l, gone := &changing{}, newDisposed()
+	c := over(t, l, consumer.WithDisposer(gone), consumer.WithInbox(&renewed{attached: 1}),
+		consumer.Transactions(func(context.Context, func(context.Context) error) error { panic("wanted") }))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, consumer.OnFailure(tries(1)))
+	l.append("a")
+	runs(t, c)
+	l.untilCommitted(t, 1)
+	var p *consumer.PanicError
+	if all := gone.all(); len(all) != 1 || !errors.As(all[0].cause, &p) || p.Value != "wanted" {
+		t.Errorf("%+v", all)
+	}
+}
+
+// What was committed is committed, whatever becomes of its trace.
+func TestAPanicAtTheEndOfATraceIsReported(t *testing.T) {
+	t.Parallel()
+	l, gone, told := &changing{}, newDisposed(), make(chan error, 10)
+	c := over(t, l, consumer.WithDisposer(gone), consumer.OnError(func(_ context.Context, err error) { told <- err }),
+		consumer.WithTracer(func(ctx context.Context, _ string, _ []*consumer.Message) (context.Context, func(error)) {
+			return ctx, func(error) { panic("wanted") }
+		}))
+	handle(t, c, "counted", func(context.Context, *consumer.Message) error { return nil }, consumer.OnFailure(tries(1)))
+	l.append("a")
+	runs(t, c)
+	l.untilCommitted(t, 1)
+	var p *consumer.PanicError
+	if err := <-told; !errors.As(err, &p) || len(gone.all()) != 0 {
+		t.Errorf("%v, %d letters", err, len(gone.all()))
+	}
+}
