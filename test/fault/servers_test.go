@@ -47,7 +47,7 @@ func TestPrimaryKilled(t *testing.T) {
 // Every error that MongoDB may give to the reader: it goes on where it was, with the same lease.
 func TestStreamErrors(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{})
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}}) // only an error is to cost it
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
@@ -82,7 +82,7 @@ func TestStreamErrors(t *testing.T) {
 func TestKafkaStandsStill(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
-	s := kit.New(t, kit.Options{Stack: stack, Set: quick(map[string]any{"kafka.request_timeout": "2s"})})
+	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s"}})
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
