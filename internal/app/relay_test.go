@@ -24,7 +24,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(m)
+}
 
 // bundle is one test's database, topic and configuration.
 type bundle struct {

@@ -32,7 +32,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(m)
+}
 
 const planted = "hunter2hunter2"
 

@@ -22,6 +22,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	stacktest.Wide(4)
 	// The fake cluster leaves a goroutine behind when a control function of its slept while the cluster was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*Cluster).runControl.func1"))
 }

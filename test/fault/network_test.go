@@ -35,12 +35,12 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	t.Parallel()
 	direct := options.Client().ApplyURI(stacktest.MongoURI(t))
 	proxy := between(t, direct.Hosts[0])
-	s := kit.New(t, kit.Options{MongoURI: "mongodb://" + proxy.Listen + "/?directConnection=true", Set: quick(nil)})
+	s := kit.New(t, kit.Options{MongoURI: "mongodb://" + proxy.Listen + "/?directConnection=true"})
 	history := s.Follow()
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
-	load := s.Write(kit.Load{Rate: 300})
+	load := s.Write(kit.Load{Rate: 150})
 	listen := proxy.Listen
 	for name, fault := range map[string]func() (heal func()){
 		"cut": func() func() {
@@ -76,7 +76,7 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 // longerThanALease waits while the load goes on.
 func longerThanALease(t *testing.T) {
 	t.Helper()
-	pause(t, 2*time.Second)
+	pause(t, 3*time.Second)
 }
 
 func toxic(t *testing.T, p *toxiproxy.Proxy, json string) func() {

@@ -145,6 +145,18 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	history.Check()
 }
 
+// age sets the stamps of all envelopes back to a time, those of a key to one of its own: the purge goes by ranges of stamps.
+func age(t *testing.T, s *kit.Scene, to bson.Timestamp) {
+	t.Helper()
+	var keys []string
+	must(t, s.Outbox().Distinct(t.Context(), "aggregateid", bson.D{}).Decode(&keys))
+	for i, key := range keys {
+		at := bson.Timestamp{T: to.T, I: to.I - uint32(i)}
+		_, err := s.Outbox().UpdateMany(t.Context(), bson.D{{Key: "aggregateid", Value: key}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: at}}}})
+		must(t, err)
+	}
+}
+
 // The purge runs while owners die and envelopes wait: what was not sent is never removed, nor what waits. The stamps are set
 // back, because nothing younger than two minutes is ever purged.
 func TestPurgeWhileOwnersDie(t *testing.T) {
@@ -152,14 +164,13 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
 	history := s.Follow()
 	topics := s.Read("order", "late")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 300}), s.Write(kit.Load{Rate: 50, Type: "late"})}
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 150}), s.Write(kit.Load{Rate: 50, Type: "late"})}
 	p := s.Start()
 	p.TookOver()
 	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 50 })
 	s.Schedule("order", 200, 20, time.Now().Add(4*time.Second), 4*time.Second)
-	old := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}
-	_, err := s.Outbox().UpdateMany(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old}}}})
-	must(t, err)
+	old := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1000}
+	age(t, s, old)
 	p.Kill()
 	die(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30")
 	s.CreateTopic("late", 3, 1)

@@ -30,7 +30,7 @@ func TestPrimaryKilled(t *testing.T) {
 	topics := s.Read()
 	s.Start().TookOver()
 	s.Start().Says("standing by")
-	load := s.Write(kit.Load{Rate: 400, Tolerant: true})
+	load := s.Write(kit.Load{Rate: 200, Tolerant: true})
 	for range rounds(1, 8) {
 		topics.Distinct(len(topics.All()) + 300)
 		p, err := stack.Primary(t.Context())
@@ -47,11 +47,11 @@ func TestPrimaryKilled(t *testing.T) {
 // Every error that MongoDB may give to the reader: it goes on where it was, with the same lease.
 func TestStreamErrors(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{})
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}}) // only an error is to cost it
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
-	load := s.Write(kit.Load{Rate: 300})
+	load := s.Write(kit.Load{Rate: 150})
 	codes := []int32{6, 43, 50, 89, 91, 189, 237, 262, 10107, 11600, 11602, 13435}
 	for _, code := range codes {
 		for _, command := range []string{"getMore", "aggregate"} {
@@ -82,16 +82,16 @@ func TestStreamErrors(t *testing.T) {
 func TestKafkaStandsStill(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
-	s := kit.New(t, kit.Options{Stack: stack, Set: quick(map[string]any{"kafka.request_timeout": "2s"})})
+	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s"}})
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
-	load := s.Write(kit.Load{Rate: 500})
+	load := s.Write(kit.Load{Rate: 300})
 	broker := stack.Kafkas()[0]
 	for range rounds(1, 5) {
 		topics.Distinct(s.Ledger.Committed() + 200)
 		must(t, broker.Pause())
-		load.Reached(s.Ledger.Committed() + 1500)
+		load.Reached(s.Ledger.Committed() + 900)
 		must(t, broker.Resume())
 		topics.Distinct(s.Ledger.Committed())
 	}

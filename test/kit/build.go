@@ -3,7 +3,6 @@
 package kit
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +11,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 // built holds the programs of this test process, by their build tags.
@@ -24,12 +25,7 @@ var built struct {
 // Main runs the tests of a package, five at a time because most of their time is waiting for leases to expire, and removes
 // the programs that they built. No goroutine may be left.
 func Main(m *testing.M) {
-	flag.Parse()
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if !given {
-		_ = flag.Set("test.parallel", "5")
-	}
+	stacktest.Wide(5)
 	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
 		if built.dir != "" {
 			_ = os.RemoveAll(built.dir)

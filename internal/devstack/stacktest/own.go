@@ -33,7 +33,7 @@ func Own(tb testing.TB, o devstack.Options) *devstack.Stack {
 
 // ownStacks is how many tests have servers of their own at a time: they wait for each other's time-outs more than for the
 // processor, but each starts a JVM.
-const ownStacks = 2
+const ownStacks = 3
 
 // LockMachine holds, until the test ends, one of the machine's few places for those who start servers of
 // their own; for a test that starts them by itself.

@@ -7,6 +7,7 @@ package stacktest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -88,21 +89,40 @@ func CreateTopic(tb testing.TB, name string, partitions int, configs ...kafka.Co
 	CreateTopicOn(tb, Brokers(tb), name, partitions, 1, configs...)
 }
 
+// create makes a topic. On a loaded machine a controller may take a living broker for dead, and an answer may come so late
+// that the client asks once more and finds its own topic.
+func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
+	tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	defer cancel()
+	again := time.NewTicker(250 * time.Millisecond)
+	defer again.Stop()
+	for {
+		res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{topic}})
+		if err == nil {
+			err = res.Errors[topic.Topic]
+		}
+		if err == nil || errors.Is(err, kafka.TopicAlreadyExists) {
+			return
+		}
+		if !errors.Is(err, kafka.BrokerNotAvailable) {
+			tb.Fatalf("creating topic %s: %v", topic.Topic, err)
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			tb.Fatalf("creating topic %s: %v", topic.Topic, err)
+		}
+	}
+}
+
 // CreateTopicOn creates a topic on those brokers, with that many replicas of each partition, and
 // deletes it when the test ends.
 func CreateTopicOn(tb testing.TB, brokers []string, name string, partitions, replicas int, configs ...kafka.ConfigEntry) {
 	tb.Helper()
 	tr := &kafka.Transport{}
 	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas, ConfigEntries: configs}}})
-	if err == nil {
-		err = res.Errors[name]
-	}
-	if err != nil {
-		tb.Fatal(err)
-	}
+	create(tb, cl, kafka.TopicConfig{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas, ConfigEntries: configs})
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()

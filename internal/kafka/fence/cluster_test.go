@@ -115,7 +115,7 @@ func hammer(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (taken
 				return
 			}
 			c.Refresh(ctx)
-			pause(ctx, 20*time.Millisecond)
+			pause(ctx, 50*time.Millisecond)
 		}
 		close(out)
 	}()
@@ -143,10 +143,10 @@ func flow(tb testing.TB, c *Client, tp record.TopicPartition, id Producer, name 
 					return
 				}
 				c.Refresh(tb.Context())
-				pause(tb.Context(), 20*time.Millisecond)
+				pause(tb.Context(), 50*time.Millisecond)
 			}
 			sent = sequence(name, len(sent)+1)
-			pause(ctx, 5*time.Millisecond)
+			pause(ctx, 40*time.Millisecond)
 		}
 	})
 	stop = sync.OnceValue(func() []string { cancel(); wg.Wait(); return sent })
@@ -184,23 +184,28 @@ func quarantined(o *Out, parts []record.TopicPartition) []int {
 	return out
 }
 
-// TestN04_SickPartitions breaks brokers of a cluster of its own, one test after the other.
+// TestN04_SickPartitions kills a broker of a cluster of its own and starts it again, once for three cases that have topics and
+// ids of their own. Each says what it does while the broker is away, and what when it is back.
 func TestN04_SickPartitions(t *testing.T) {
+	t.Parallel()
 	k := newCluster(t)
-	for _, test := range []struct {
-		name string
-		run  func(*testing.T, cluster)
-	}{
-		{"TakeOver", sickAtTakeOver},
-		{"SelfMove", sickAtKeepAlive},
-		{"HungID", hungAtTakeOver},
-	} {
-		t.Run(test.name, func(t *testing.T) { test.run(t, k) })
+	var away, back []func()
+	for _, begin := range []func(*testing.T, cluster) (away, back func()){sickAtKeepAlive, hungAtTakeOver, sickAtTakeOver} {
+		a, b := begin(t, k)
+		away, back = append(away, a), append(back, b)
+	}
+	k.kill(t, 3)
+	for _, do := range away {
+		do()
+	}
+	k.start(t, 3)
+	for _, do := range slices.Backward(back) { // the last one has a zombie at the door
+		do()
 	}
 }
 
 // Leaderless and under-ISR partitions during a take-over and at recovery, each with a zombie's frozen batch waiting for it.
-func sickAtTakeOver(t *testing.T, k cluster) {
+func sickAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 	old, c := k.client(t), k.client(t)
 	parts := k.partitions(t)
 	o := ownerOf(t, parts)
@@ -208,114 +213,123 @@ func sickAtTakeOver(t *testing.T, k cluster) {
 	for p := range 4 {
 		mustPut(t, old, parts[p], encode(0, zombie, 0, ids("a")...))
 	}
-	k.kill(t, 3)
-	k.sick(t, c, parts, 2)
-	begin := time.Now()
-	out := o.take(t, c)
-	t.Logf("take-over with two sick partitions: %s, %v", time.Since(begin).Round(time.Millisecond), out.Quarantined)
-	if got := quarantined(out, parts); !slices.Equal(got, []int{2, 3}) {
-		t.Fatalf("quarantined %v, want 2 and 3", out.Quarantined)
-	}
-	if len(o.senders[0].Open) != 2 || !slices.Contains(o.senders[0].Open, parts[2]) || !slices.Contains(o.senders[0].Open, parts[3]) {
-		t.Errorf("senders %+v", o.senders)
-	}
+	var out *Out
 	var stops []func() []string
-	for p := range 2 {
-		refusedZombie(t, old, parts[p], zombie, 1)
-		stops = append(stops, flow(t, c, parts[p], out.Producer, "flow", false))
-	}
-	// While they are sick, nothing is released and no transaction is begun there.
-	if got, err := out.Session.Retry(ctxOf(t, 20*time.Second)); err != nil || len(got) > 0 {
-		t.Errorf("retry while sick: %v, %v", got, err)
-	}
 	taken := map[int]<-chan bool{}
-	for p := 2; p < 4; p++ {
-		taken[p] = hammer(t, k.client(t), parts[p], encode(0, zombie, 1, ids("frozen")...))
-	}
-	k.start(t, 3)
-	released := retryAll(t, out.Session)
-	o.save(out.Session)
-	for p := 2; p < 4; p++ {
-		_, a := released[parts[p]].Hits.Take(ident(t, header("id", "a")))
-		_, frozen := released[parts[p]].Hits.Take(ident(t, header("id", "frozen")))
-		if got := <-taken[p]; got != frozen || !a {
-			t.Errorf("p%d: the frozen batch was taken %t, read back %t; a was read back %t", p, got, frozen, a)
+	away = func() {
+		k.sick(t, c, parts, 2)
+		begin := time.Now()
+		out = o.take(t, c)
+		t.Logf("take-over with two sick partitions: %s, %v", time.Since(begin).Round(time.Millisecond), out.Quarantined)
+		if got := quarantined(out, parts); !slices.Equal(got, []int{2, 3}) {
+			t.Fatalf("quarantined %v, want 2 and 3", out.Quarantined)
 		}
-		refusedZombie(t, old, parts[p], zombie, 2)
-		mustPut(t, c, parts[p], encode(0, out.Producer, 0, ids("n")...))
-	}
-	for p, stop := range stops {
-		if len(stop()) == 0 {
-			t.Errorf("nothing flowed to p%d", p)
+		if len(o.senders[0].Open) != 2 || !slices.Contains(o.senders[0].Open, parts[2]) || !slices.Contains(o.senders[0].Open, parts[3]) {
+			t.Errorf("senders %+v", o.senders)
+		}
+		for p := range 2 {
+			refusedZombie(t, old, parts[p], zombie, 1)
+			stops = append(stops, flow(t, c, parts[p], out.Producer, "flow", false))
+		}
+		// While they are sick, nothing is released and no transaction is begun there.
+		if got, err := out.Session.Retry(ctxOf(t, 20*time.Second)); err != nil || len(got) > 0 {
+			t.Errorf("retry while sick: %v, %v", got, err)
+		}
+		for p := 2; p < 4; p++ {
+			taken[p] = hammer(t, k.client(t), parts[p], encode(0, zombie, 1, ids("frozen")...))
 		}
 	}
-	if len(o.senders[0].Open) != 0 {
-		t.Errorf("senders %+v", o.senders)
+	back = func() {
+		released := retryAll(t, out.Session)
+		o.save(out.Session)
+		for p := 2; p < 4; p++ {
+			_, a := released[parts[p]].Hits.Take(ident(t, header("id", "a")))
+			_, frozen := released[parts[p]].Hits.Take(ident(t, header("id", "frozen")))
+			if got := <-taken[p]; got != frozen || !a {
+				t.Errorf("p%d: the frozen batch was taken %t, read back %t; a was read back %t", p, got, frozen, a)
+			}
+			refusedZombie(t, old, parts[p], zombie, 2)
+			mustPut(t, c, parts[p], encode(0, out.Producer, 0, ids("n")...))
+		}
+		for p, stop := range stops {
+			if len(stop()) == 0 {
+				t.Errorf("nothing flowed to p%d", p)
+			}
+		}
+		if len(o.senders[0].Open) != 0 {
+			t.Errorf("senders %+v", o.senders)
+		}
+		if err := out.Session.KeepAlive(ctxOf(t, 30*time.Second), parts, nil); err != nil {
+			t.Errorf("keep-alive after recovery: %v", err)
+		}
+		k.sick(t, c, parts, 0)
 	}
-	if err := out.Session.KeepAlive(ctxOf(t, 30*time.Second), parts, nil); err != nil {
-		t.Errorf("keep-alive after recovery: %v", err)
-	}
-	k.sick(t, c, parts, 0)
+	return away, back
 }
 
 // A live owner's transaction hangs on a partition that the metadata called healthy a moment too long: it moves itself to the
 // next generation, and the next owner does not depend on the id that hangs.
-func sickAtKeepAlive(t *testing.T, k cluster) {
+func sickAtKeepAlive(t *testing.T, k cluster) (away, back func()) {
 	ow, nw := k.client(t), k.client(t)
 	parts := k.partitions(t)
 	o := ownerOf(t, parts)
 	out := o.takeAll(t, ow)
 	first := out.Producer
-	k.kill(t, 3)
-	k.sick(t, ow, parts, 2)
-	stop := flow(t, ow, parts[0], first, "one", false)
-	// Healthy partitions only, the sick ones are left alone: the id is not harmed.
-	if err := out.Session.KeepAlive(ctxOf(t, 20*time.Second), parts, nil); err != nil {
-		t.Fatalf("keep-alive beside sick partitions: %v", err)
-	}
-	ctx := ctxOf(t, time.Minute)
-	if _, added, err := ow.Barrier(ctx, out.Session.TransactionalID(), first, []record.TopicPartition{parts[3]}, Patience{Total: time.Second}); !added {
-		t.Fatalf("barrier over the partition under min ISR: %v", err)
-	}
-	begin := time.Now()
-	err := out.Session.KeepAlive(ctx, []record.TopicPartition{parts[1]}, nil)
-	if !errors.Is(err, ErrSelfMove) || time.Since(begin) > ownTotal+3*time.Second {
-		t.Fatalf("keep-alive with a hanging transaction: %v after %s", err, time.Since(begin))
-	}
-	sent := stop() // drained
-	second, err := out.Session.NextGeneration(ctx, map[record.TopicPartition]int64{parts[2]: 0}, map[string][]int64{parts[0].Topic: {int64(len(sent)) + 10, 10, 10}, parts[2].Topic: {0}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.save(out.Session)
-	flow(t, ow, parts[0], second, "two", true)
-	// Another owner while the sick ones are still sick: the ids of the new generation fence what was drained.
-	next := o.take(t, nw)
-	if next.Generation != 1 || !slices.Equal(quarantined(next, parts), []int{2, 3}) {
-		t.Fatalf("successor: generation %d, quarantined %v", next.Generation, next.Quarantined)
-	}
-	if n, want := next.Released[parts[0]].Hits.Len(), len(sent); n < want {
-		t.Errorf("%d hits in p0, want the %d of the first generation and more", n, want)
-	}
-	refusedZombie(t, ow, parts[0], second, 1_000_000)
-	refusedZombie(t, ow, parts[1], second, 0)
-	k.start(t, 3)
-	retryAll(t, next.Session)
-	o.save(next.Session)
-	for p := 2; p < 4; p++ {
-		refusedZombie(t, ow, parts[p], second, 0)
-	}
-	refusedZombie(t, ow, parts[2], first, 0)
-	for _, s := range o.senders {
-		if len(s.Open) > 0 {
-			t.Errorf("still open: %+v", o.senders)
+	var next *Out
+	var second Producer
+	away = func() {
+		k.sick(t, ow, parts, 2)
+		stop := flow(t, ow, parts[0], first, "one", false)
+		// Healthy partitions only, the sick ones are left alone: the id is not harmed.
+		if err := out.Session.KeepAlive(ctxOf(t, 20*time.Second), parts, nil); err != nil {
+			t.Fatalf("keep-alive beside sick partitions: %v", err)
 		}
+		ctx := ctxOf(t, time.Minute)
+		if _, added, err := ow.Barrier(ctx, out.Session.TransactionalID(), first, []record.TopicPartition{parts[3]}, Patience{Total: time.Second}); !added {
+			t.Fatalf("barrier over the partition under min ISR: %v", err)
+		}
+		begin := time.Now()
+		err := out.Session.KeepAlive(ctx, []record.TopicPartition{parts[1]}, nil)
+		if !errors.Is(err, ErrSelfMove) || time.Since(begin) > ownTotal+3*time.Second {
+			t.Fatalf("keep-alive with a hanging transaction: %v after %s", err, time.Since(begin))
+		}
+		sent := stop() // drained
+		second, err = out.Session.NextGeneration(ctx, map[record.TopicPartition]int64{parts[2]: 0}, map[string][]int64{parts[0].Topic: {int64(len(sent)) + 10, 10, 10}, parts[2].Topic: {0}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.save(out.Session)
+		flow(t, ow, parts[0], second, "two", true)
+		// Another owner while the sick ones are still sick: the ids of the new generation fence what was drained.
+		next = o.take(t, nw)
+		if next.Generation != 1 || !slices.Equal(quarantined(next, parts), []int{2, 3}) {
+			t.Fatalf("successor: generation %d, quarantined %v", next.Generation, next.Quarantined)
+		}
+		if n, want := next.Released[parts[0]].Hits.Len(), len(sent); n < want {
+			t.Errorf("%d hits in p0, want the %d of the first generation and more", n, want)
+		}
+		refusedZombie(t, ow, parts[0], second, 1_000_000)
+		refusedZombie(t, ow, parts[1], second, 0)
 	}
-	k.sick(t, nw, parts, 0)
+	back = func() {
+		retryAll(t, next.Session)
+		o.save(next.Session)
+		for p := 2; p < 4; p++ {
+			refusedZombie(t, ow, parts[p], second, 0)
+		}
+		refusedZombie(t, ow, parts[2], first, 0)
+		for _, s := range o.senders {
+			if len(s.Open) > 0 {
+				t.Errorf("still open: %+v", o.senders)
+			}
+		}
+		k.sick(t, nw, parts, 0)
+	}
+	return away, back
 }
 
 // The id hangs before the take-over begins: nothing can be fenced, everything waits, and is released when the id is free.
-func hungAtTakeOver(t *testing.T, k cluster) {
+func hungAtTakeOver(t *testing.T, k cluster) (away, back func()) {
 	ow, nw := k.client(t), k.client(t)
 	parts := k.partitions(t)
 	o := ownerOf(t, parts)
@@ -324,37 +338,42 @@ func hungAtTakeOver(t *testing.T, k cluster) {
 	for p := range 4 {
 		mustPut(t, ow, parts[p], encode(0, zombie, 0, ids("a")...))
 	}
-	k.kill(t, 3)
-	k.sick(t, ow, parts, 2)
-	if _, added, err := ow.Barrier(ctxOf(t, 20*time.Second), o.id+"#0", zombie, []record.TopicPartition{parts[3]}, Patience{Total: time.Second}); !added {
-		t.Fatalf("barrier over the partition under min ISR: %v", err)
-	}
-	in := o.in()
-	in.Stuck = 2 * time.Second
-	next, err := nw.Take(ctxOf(t, 40*time.Second), in)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.save(next.Session)
-	if next.Generation != 1 || len(next.Released) != 0 || len(next.Quarantined) != 4 || next.Producer.ID == zombie.ID {
-		t.Fatalf("generation %d, released %v, quarantined %v", next.Generation, next.Released, next.Quarantined)
-	}
-	hung := o.events[slices.IndexFunc(o.events, func(e Event) bool { return e.Kind == Hung })].Text
-	if !strings.Contains(hung, o.id+"#0") || !strings.Contains(hung, tpString(parts[3])) || strings.Contains(hung, tpString(parts[1])) {
-		t.Errorf("the alarm is %q", hung)
-	}
-	mustPut(t, ow, parts[0], encode(0, zombie, 1, ids("zombie")...)) // that is why: it still can
-	if got, err := next.Session.Retry(ctxOf(t, 20*time.Second)); err != nil || len(got) > 0 {
-		t.Errorf("retry while the id hangs: %v, %v", got, err)
-	}
-	k.start(t, 3)
-	released := retryAll(t, next.Session)
-	o.save(next.Session)
-	for p := range 4 {
-		if want := []int{2, 1, 1, 1}[p]; released[parts[p]].Hits.Len() != want {
-			t.Errorf("p%d: %d hits, want %d", p, released[parts[p]].Hits.Len(), want)
+	var next *Out
+	away = func() {
+		k.sick(t, ow, parts, 2)
+		if _, added, err := ow.Barrier(ctxOf(t, 20*time.Second), o.id+"#0", zombie, []record.TopicPartition{parts[3]}, Patience{Total: time.Second}); !added {
+			t.Fatalf("barrier over the partition under min ISR: %v", err)
 		}
-		refusedZombie(t, ow, parts[p], zombie, 2)
-		mustPut(t, nw, parts[p], encode(0, next.Producer, 0, ids("n")...))
+		in := o.in()
+		in.Stuck = 2 * time.Second
+		var err error
+		next, err = nw.Take(ctxOf(t, 40*time.Second), in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o.save(next.Session)
+		if next.Generation != 1 || len(next.Released) != 0 || len(next.Quarantined) != 4 || next.Producer.ID == zombie.ID {
+			t.Fatalf("generation %d, released %v, quarantined %v", next.Generation, next.Released, next.Quarantined)
+		}
+		hung := o.events[slices.IndexFunc(o.events, func(e Event) bool { return e.Kind == Hung })].Text
+		if !strings.Contains(hung, o.id+"#0") || !strings.Contains(hung, tpString(parts[3])) || strings.Contains(hung, tpString(parts[1])) {
+			t.Errorf("the alarm is %q", hung)
+		}
+		mustPut(t, ow, parts[0], encode(0, zombie, 1, ids("zombie")...)) // that is why: it still can
+		if got, err := next.Session.Retry(ctxOf(t, 20*time.Second)); err != nil || len(got) > 0 {
+			t.Errorf("retry while the id hangs: %v, %v", got, err)
+		}
 	}
+	back = func() {
+		released := retryAll(t, next.Session)
+		o.save(next.Session)
+		for p := range 4 {
+			if want := []int{2, 1, 1, 1}[p]; released[parts[p]].Hits.Len() != want {
+				t.Errorf("p%d: %d hits, want %d", p, released[parts[p]].Hits.Len(), want)
+			}
+			refusedZombie(t, ow, parts[p], zombie, 2)
+			mustPut(t, nw, parts[p], encode(0, next.Producer, 0, ids("n")...))
+		}
+	}
+	return away, back
 }

@@ -49,7 +49,7 @@ func ctxOf(tb testing.TB, d time.Duration) context.Context {
 // until polls a condition of a server, which has no signal to wait for.
 func until(tb testing.TB, ctx context.Context, what string, ok func() bool) {
 	tb.Helper()
-	tick := time.NewTicker(20 * time.Millisecond)
+	tick := time.NewTicker(60 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
 		select {
