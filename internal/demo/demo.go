@@ -52,6 +52,7 @@ type demo struct {
 	stack   *devstack.Stack
 	names   names
 	made    []string // topics
+	broken  bool     // a promise: what the servers hold shows how
 	client  *mongo.Client
 	relays  *relays
 	follow  *follower
@@ -208,6 +209,7 @@ func (d *demo) run(ctx context.Context) (Result, error) {
 	if d.o.Events > res.Events {
 		res.Broken = errors.Join(res.Broken, fmt.Errorf("%d of %d events were appended", res.Events, d.o.Events))
 	}
+	d.broken = res.Err() != nil
 	d.v.line(" %s", res.summary())
 	if d.o.Result != nil && err == nil {
 		d.o.Result(res)

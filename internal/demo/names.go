@@ -59,9 +59,13 @@ func (d *demo) createTopic(ctx context.Context, aggregateType string) error {
 	return nil
 }
 
-// tidy removes what the run has made on servers that stay.
+// tidy removes what the run has made on servers that stay, but for the evidence of a broken promise.
 func (d *demo) tidy(ctx context.Context) {
 	if !given(d.stack) {
+		return
+	}
+	if d.broken {
+		d.v.line("  to look at        databases %s and %s, topics %s… stay where they are", d.names.database, d.names.state, d.names.topics)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTime)

@@ -26,7 +26,7 @@ const (
 	leaseTTL = 2 * time.Second
 	renew    = 400 * time.Millisecond
 
-	readyWithin = 30 * time.Second // a new relay, until it stands by or works
+	readyWithin = 60 * time.Second // a new relay, until it stands by or works
 	stopWithin  = 15 * time.Second // after SIGTERM, until it is killed; its drain takes up to 10 s
 	lastLines   = 12               // of the log of a relay that ended by itself
 )

@@ -145,5 +145,7 @@ func RunScenario(ctx context.Context, s Scenario, o Options) (Finding, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	return f, st.judge(ctx, f.common(), time.Since(began))
+	err = st.judge(ctx, f.common(), time.Since(began))
+	d.broken = f.Err() != nil
+	return f, err
 }

@@ -127,7 +127,7 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 
 // refuseRecords lets Kafka refuse the first event of some keys, appends more behind each, and then lets the topic take them.
 func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
-	if err := s.stack.SetTopic(ctx, s.names.topic(refusing), ageSetting, "0"); err != nil {
+	if err := s.setAge(ctx, "0"); err != nil {
 		return err
 	}
 	if err := s.appendTo(ctx, "held", heldKeys, 1); err != nil {
@@ -150,7 +150,7 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	if err := s.await(ctx, "later events of these keys wait", patience, blocked); err != nil {
 		return err
 	}
-	if err := s.stack.SetTopic(ctx, s.names.topic(refusing), ageSetting, "86400000"); err != nil {
+	if err := s.setAge(ctx, "86400000"); err != nil {
 		return err
 	}
 	took := time.Now()
@@ -173,6 +173,20 @@ func (s *stage) refuseRecords(ctx context.Context, f *RetryFinding) error {
 	f.ReleasedS = round(time.Since(took))
 	w.stop()
 	return nil
+}
+
+// setAge changes what the refusing topic takes. A broker that shares a busy machine is away from its controller at times:
+// it is asked again.
+func (s *stage) setAge(ctx context.Context, ms string) error {
+	var last error
+	err := s.await(ctx, "the setting of the topic", settleWithin, func() bool {
+		last = s.stack.SetTopic(ctx, s.names.topic(refusing), ageSetting, ms)
+		return last == nil
+	})
+	if last != nil && ctx.Err() == nil {
+		return last
+	}
+	return err
 }
 
 func stateIs(state string) bson.D { return bson.D{{Key: "state", Value: state}} }

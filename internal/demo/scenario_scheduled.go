@@ -106,7 +106,7 @@ func runScheduled(ctx context.Context, s *stage) (Finding, error) {
 	f.Takeovers = int(s.last.epoch - s.first)
 	s.mu.Unlock()
 	c.figures(f, killed, acquired)
-	if f.P99MS > float64(dueError.Milliseconds()) {
+	if f.P99MS > float64(dueError.Milliseconds()) && s.o.Events >= s.scenario.events { // of a few, one stall of the machine is the percentile
 		s.broke("the due error's 99th percentile is %.0f ms, %v expected", f.P99MS, dueError)
 	}
 	if f.Early > 0 {
@@ -212,6 +212,10 @@ func (s *stage) change(ctx context.Context, c *calendar, f *ScheduledFinding) er
 // killAt ends the owner by SIGKILL at that time.
 func (s *stage) killAt(ctx context.Context, at time.Time) (time.Time, error) {
 	if err := s.await(ctx, "the time of the kill", time.Minute, func() bool { return time.Now().After(at) }); err != nil {
+		return time.Time{}, err
+	}
+	// On a busy machine a lease runs out by itself at times: then there is nobody to kill.
+	if err := s.await(ctx, "there are an owner and a standby", patience, func() bool { _, err := s.victim(ctx); return err == nil }); err != nil {
 		return time.Time{}, err
 	}
 	before, killed := s.follow.owner(), time.Now()

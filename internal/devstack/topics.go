@@ -8,7 +8,8 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
-// DeleteTopics removes topics with their records; one that is not there is no error.
+// DeleteTopics removes topics with their records; one that is not there is no error. Brokers that are away from their
+// controller are asked again until ctx ends.
 func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
 	if len(names) == 0 {
 		return nil
@@ -16,6 +17,9 @@ func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
 	cl, done := s.client()
 	defer done()
 	res, err := cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
+	for errors.Is(err, kafka.BrokerNotAvailable) && waited(ctx, tailRetry) {
+		res, err = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
+	}
 	if err != nil {
 		return fmt.Errorf("deleting topics: %w", err)
 	}

@@ -22,7 +22,7 @@ func TestOrderPerKey(t *testing.T) {
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
-	s.Write(kit.Load{Events: 3000}).Wait()
+	s.Write(kit.Load{Events: 1500}).Wait()
 	v := s.Check(topics)
 	t.Log(v)
 	p.Term()

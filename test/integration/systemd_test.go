@@ -16,6 +16,7 @@ import (
 
 // A service manager hears that the program is ready, what it does, signs of life, and that it stops.
 func TestServiceManager(t *testing.T) {
+	t.Parallel()
 	dir, err := os.MkdirTemp("", "sd") // the path of a socket is short
 	if err != nil {
 		t.Fatal(err)
@@ -26,9 +27,6 @@ func TestServiceManager(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	t.Setenv("NOTIFY_SOCKET", filepath.Join(dir, "notify"))
-	t.Setenv("WATCHDOG_USEC", "1500000") // without WATCHDOG_PID it is meant for whoever asks
-	t.Setenv("WATCHDOG_PID", "")
 	buf := make([]byte, 4096)
 	until := func(want string) {
 		t.Helper()
@@ -51,7 +49,10 @@ func TestServiceManager(t *testing.T) {
 		}
 		t.Fatalf("never heard %q; heard %q", want, heard)
 	}
-	s := kit.New(t, kit.Options{})
+	s := kit.New(t, kit.Options{Env: []string{
+		"NOTIFY_SOCKET=" + filepath.Join(dir, "notify"),
+		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=", // without the second it is meant for whoever asks
+	}})
 	p := s.Start()
 	until("READY=1")
 	until("STATUS=owner of watcher ")

@@ -1,0 +1,38 @@
+package devstack_test
+
+import (
+	"testing"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// Topics go with their records; what is not there needs no end.
+func TestDeleteTopics(t *testing.T) {
+	t.Setenv(devstack.EnvMongoDB, stacktest.MongoURI(t))
+	t.Setenv(devstack.EnvKafka, stacktest.Brokers(t)[0])
+	s, err := devstack.Start(t.Context(), devstack.Options{Brokers: 1, Env: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Stop()
+	name := stacktest.Name(t)
+	if err := s.CreateTopic(t.Context(), name, 1, 1); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CreateTopic(t.Context(), name, 1, 1); err == nil {
+		t.Fatal("a topic is made twice")
+	}
+	if err := s.DeleteTopics(t.Context(), name, name+"-none"); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.CreateTopic(t.Context(), name, 1, 1); err != nil {
+		t.Errorf("a deleted topic is still there: %v", err)
+	}
+	if err := s.DeleteTopics(t.Context(), name); err != nil {
+		t.Error(err)
+	}
+	if err := s.DeleteTopics(t.Context()); err != nil {
+		t.Error("no topics: ", err)
+	}
+}
