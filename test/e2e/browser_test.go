@@ -43,8 +43,9 @@ type tab struct {
 	url string // of the page
 	dir string // of screenshots
 
-	mu    sync.Mutex
-	noise []string // errors of the console, exceptions, violations of the policy
+	mu      sync.Mutex
+	noise   []string        // errors of the console, exceptions, violations of the policy
+	offered map[string]bool // names of actions that the pages which were opened have forms for
 }
 
 // artifacts is where screenshots are left.
@@ -65,7 +66,7 @@ const watch = `document.addEventListener('securitypolicyviolation', (e) => conso
 
 func openTab(t *testing.T, url string) *tab {
 	t.Helper()
-	b := &tab{t: t, url: url, dir: artifacts(t)}
+	b := &tab{t: t, url: url, dir: artifacts(t), offered: map[string]bool{}}
 	alloc, closeBrowser := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.WindowSize(1280, 900))...)
 	ctx, closeTab := chromedp.NewContext(alloc)
 	b.ctx = ctx
@@ -141,6 +142,17 @@ func (b *tab) do(what string, steps ...chromedp.Action[chromedp.Void]) {
 func (b *tab) open(path string) {
 	b.t.Helper()
 	b.do("opening "+path, chromedp.Navigate(b.url+path))
+	for _, name := range eval[[]string](b, "[...document.querySelectorAll('form[method=post] button')].map((e) => (e.getAttribute('formaction') || e.form.getAttribute('action')).replace('/confirm/', ''))") {
+		b.offered[name] = true
+	}
+}
+
+// confirm carries out what the page that is shown asks about, and waits for what is said of it afterwards.
+func (b *tab) confirm(asks, button, said string) {
+	b.t.Helper()
+	b.says(asks)
+	b.pressIn("main form", button)
+	b.until(fmt.Sprintf("the notice %q", said), fmt.Sprintf("document.querySelector('main .banner.ok')?.innerText.includes(%q)", said))
 }
 
 // eval is the value of an expression in the page.
