@@ -223,7 +223,9 @@ func viewer(s *scene, b *tab) {
 	defer func() { b.url = operator }()
 	b.url = strings.Replace(s.login, "://", "://vera:"+viewerToken+"@", 1)
 	b.open("/")
-	b.url = s.login // the browser knows her now
+	b.url = s.login // the browser knows her now; from an address with a password nothing can be fetched
+	b.open("/dead")
+	b.says("vera · viewer")
 	b.forget()
 	offers := "querySelectorAll('form[method=post] button, [formaction], input[name=pick]').length"
 	for at, n := range eval[map[string]int](b, fmt.Sprintf(`Promise.all(%s.map((at) => fetch(at).then((r) => r.text()).then((t) => [at, new DOMParser().parseFromString(t, 'text/html').%s]))).then(Object.fromEntries)`, quoted(append([]string{"/control?watcher=split"}, pages...)), offers)) {
@@ -231,8 +233,6 @@ func viewer(s *scene, b *tab) {
 			b.t.Errorf("%s offers a viewer %d buttons that act", at, n)
 		}
 	}
-	b.open("/dead")
-	b.says("vera · viewer")
 	if eval[int](b, "document.querySelectorAll('tbody tr').length") == 0 {
 		b.t.Error("a viewer sees no letters")
 	}

@@ -19,9 +19,14 @@ var pages = []string{"/", "/pending", "/dead?limit=8", "/lookup", "/nodes", "/lo
 
 // One scene and one browser for all: the parts follow each other as a night does.
 func TestPage(t *testing.T) {
-	chromium(t) // before anything is started for nothing
+	began := time.Now()
+	b, ready := openTab(t) // before anything is started for nothing
 	s := openScene(t)
-	b := openTab(t, s.url)
+	b.url = s.url
+	if err := <-ready; err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the scene is set after %.1f s", time.Since(began).Seconds())
 	part := func(name string, f func(*scene, *tab)) {
 		if t.Failed() {
 			return // what follows builds on it
