@@ -223,7 +223,7 @@ func viewer(s *scene, b *tab) {
 	defer func() { b.url = operator }()
 	b.url = strings.Replace(s.login, "://", "://vera:"+viewerToken+"@", 1)
 	b.open("/")
-	b.url = s.login // the browser knows her now; from an address with a password nothing can be fetched
+	b.url = s.login                   // the browser knows her now; from an address with a password nothing can be fetched
 	b.open("/dead?class=not_allowed") // of which only the payloads hold what is looked for below
 	b.says("vera · viewer")
 	b.forget()
