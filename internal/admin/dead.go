@@ -136,7 +136,7 @@ func (o Operator) Collections(ctx context.Context, only string) ([]string, error
 	}
 	switch {
 	case len(all) == 0:
-		return nil, fmt.Errorf("watcher %s has no collections in %s; check its name and the state database, or start outrelay run once", o.Watcher, o.State.Name())
+		return nil, fmt.Errorf("watcher %s in %s: %w; check its name and the state database, or start outrelay run once", o.Watcher, o.State.Name(), ErrNoCollections)
 	case only == "":
 		return all, nil
 	case !slices.Contains(all, only):

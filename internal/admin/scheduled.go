@@ -54,8 +54,11 @@ type ScheduledGroup struct {
 // ErrNothingSaid refuses to cancel everything because nothing was said.
 var ErrNothingSaid = errors.New("no condition says which scheduled envelopes; ask for all of them if that is meant")
 
-// ScheduledList reads a page of up to limit envelopes; after is Next of the page before.
+// ScheduledList reads a page of up to limit envelopes, [DefaultPage] if it is 0 or less; after is Next of the page before.
 func (o Operator) ScheduledList(ctx context.Context, f ScheduledFilter, limit int, after string) (ScheduledPage, error) {
+	if limit <= 0 {
+		limit = DefaultPage
+	}
 	page := ScheduledPage{Events: []Scheduled{}}
 	q, boxes, err := o.scheduled(ctx, f)
 	if err != nil {

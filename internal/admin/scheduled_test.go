@@ -60,6 +60,9 @@ func TestScheduledOverCollections(t *testing.T) {
 	for i := range 7 {
 		want[schedule(i%2, []string{"a", "b", "c"}[i%3], time.Duration(i+1)*time.Hour)] = true
 	}
+	if page, err := o.ScheduledList(t.Context(), admin.ScheduledFilter{}, 0, ""); err != nil || len(page.Events) != 7 {
+		t.Errorf("without a limit %d of 7 are shown, %v", len(page.Events), err)
+	}
 	for _, size := range []int{1, 2, 3, 4, 7, 8} {
 		seen, after := map[string]bool{}, ""
 		for pages := 1; ; pages++ {

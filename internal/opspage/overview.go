@@ -2,6 +2,7 @@ package opspage
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -132,7 +133,8 @@ func showControl(c *call) (any, error) {
 	if d.Slots == 0 {
 		return d, nil // nothing runs yet, so nothing is registered
 	}
-	if d.Collections, err = c.desk.Collections(c.ctx, ""); err != nil {
+	// One that has registered nothing yet can be paused and handed over all the same.
+	if d.Collections, err = c.desk.Collections(c.ctx, ""); err != nil && !errors.Is(err, admin.ErrNoCollections) {
 		return nil, err
 	}
 	d.Replays, err = c.desk.ReplayList(c.ctx, 20)

@@ -43,8 +43,9 @@ type tab struct {
 	url string // of the page
 	dir string // of screenshots
 
-	mu    sync.Mutex
-	noise []string // errors of the console, exceptions, violations of the policy
+	mu      sync.Mutex
+	noise   []string        // errors of the console, exceptions, violations of the policy
+	offered map[string]bool // names of actions that the pages which were opened have forms for
 }
 
 // artifacts is where screenshots are left.
@@ -63,24 +64,29 @@ func artifacts(t *testing.T) string {
 // watch has violations of the policy end up in the console, where they are counted.
 const watch = `document.addEventListener('securitypolicyviolation', (e) => console.error('policy: ' + e.violatedDirective + ' ' + e.blockedURI + ' ' + e.sample))`
 
-func openTab(t *testing.T, url string) *tab {
+// openTab starts a browser. It is ready when the channel has told so: what it needs is started meanwhile.
+func openTab(t *testing.T) (*tab, <-chan error) {
 	t.Helper()
-	b := &tab{t: t, url: url, dir: artifacts(t)}
+	b := &tab{t: t, dir: artifacts(t), offered: map[string]bool{}}
 	alloc, closeBrowser := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.WindowSize(1280, 900))...)
 	ctx, closeTab := chromedp.NewContext(alloc)
 	b.ctx = ctx
+	ready, ended := make(chan error, 1), make(chan struct{})
+	go func() {
+		defer close(ended)
+		err := chromedp.Listen(ctx, b.hear)
+		if err == nil {
+			_, err = chromedp.Call(ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: watch})
+		}
+		ready <- err
+	}()
 	t.Cleanup(func() {
+		<-ended
 		_ = chromedp.Cancel(ctx) // waits for the browser's end
 		closeTab()
 		closeBrowser()
 	})
-	if err := chromedp.Listen(ctx, b.hear); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := chromedp.Call(ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: watch}); err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return b, ready
 }
 
 // hear keeps what the page should not say.
@@ -141,6 +147,17 @@ func (b *tab) do(what string, steps ...chromedp.Action[chromedp.Void]) {
 func (b *tab) open(path string) {
 	b.t.Helper()
 	b.do("opening "+path, chromedp.Navigate(b.url+path))
+	for _, name := range eval[[]string](b, "[...document.querySelectorAll('form[method=post] button')].map((e) => (e.getAttribute('formaction') || e.form.getAttribute('action')).replace('/confirm/', ''))") {
+		b.offered[name] = true
+	}
+}
+
+// confirm carries out what the page that is shown asks about, and waits for what is said of it afterwards.
+func (b *tab) confirm(asks, button, said string) {
+	b.t.Helper()
+	b.says(asks)
+	b.pressIn("main form", button)
+	b.until(fmt.Sprintf("the notice %q", said), fmt.Sprintf("document.querySelector('main .banner.ok')?.innerText.includes(%q)", said))
 }
 
 // eval is the value of an expression in the page.

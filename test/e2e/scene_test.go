@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +20,9 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
+	"github.com/outrelay/outrelay/pkg/saga"
 )
 
 // patience is how long anything may take on a machine that is busy with other things.
@@ -32,7 +37,15 @@ const (
 	forbidden = 120 // dead letters of class not_allowed: more than a page shows
 	expired   = 3
 	parked    = 4
-	scheduled = 2
+	scheduled = 3
+	refused   = 3 // waiting for their next attempt
+	aged      = 2 // made to look as if they were delivered hours ago
+)
+
+// The tokens of the listener that wants a login.
+const (
+	operatorToken = "operator-token-of-the-scene"
+	viewerToken   = "viewer-token-of-the-scene"
 )
 
 // scene is a watcher with two relays and events in every state, and its page.
@@ -42,7 +55,37 @@ type scene struct {
 	state *mongo.Database
 	topic string
 	url   string
+	login string // address of a page that lets nobody in who is not known
 	app   string // name by which the page's connection is known to MongoDB
+	deeds *deeds
+}
+
+// deeds is a log of which the actions are kept that operators carried out.
+type deeds struct {
+	slog.Handler
+	mu   sync.Mutex
+	done map[string]bool
+}
+
+func (d *deeds) Enabled(context.Context, slog.Level) bool { return true }
+
+func (d *deeds) Handle(_ context.Context, r slog.Record) error {
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "action" {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.done[a.Value.String()] = true
+		}
+		return true
+	})
+	return nil
+}
+
+// left are the actions that nobody has carried out.
+func (d *deeds) left(offered map[string]bool) []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(offered)), func(name string) bool { return d.done[name] })
 }
 
 func openScene(t *testing.T) *scene {
@@ -59,9 +102,9 @@ topics:
   template: %q
   rules: [{ match: { aggregatetype: lost }, to: [%q] }]
 recording: mark
-lease: { ttl: 3s, renew: 500ms }
-http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator } }
-`, stacktest.MongoURI(t), s.state.Name(), `"`+strings.Join(stacktest.Brokers(t), `","`)+`"`, s.db.Name(), s.topic, s.topic+"-missing")
+lease: { ttl: 10s, renew: 500ms }
+http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, token: %q, viewer_token: %q, rate: 1000 } }
+`, stacktest.MongoURI(t), s.state.Name(), `"`+strings.Join(stacktest.Brokers(t), `","`)+`"`, s.db.Name(), s.topic, s.topic+"-missing", operatorToken, viewerToken)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -85,14 +128,24 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator } }
 	}
 	page := "page-" + s.state.Name()
 	s.app = "outrelay state " + page
-	o, err := app.NewOperators(load(page), "test", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.run(o.Run)
-	s.url = "http://" + o.Addr()
+	s.deeds = &deeds{Handler: slog.DiscardHandler, done: map[string]bool{}}
+	s.url = s.serve(load(page), slog.New(s.deeds))
+	guarded := load("guarded-" + s.state.Name())
+	guarded.HTTP.Admin.Anonymous = "none"
+	s.login = s.serve(guarded, slog.New(slog.DiscardHandler))
 	s.fill()
 	return s
+}
+
+// serve runs a page, and returns its address.
+func (s *scene) serve(cfg config.Config, log *slog.Logger) string {
+	s.t.Helper()
+	o, err := app.NewOperators(cfg, "test", log)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.run(o.Run)
+	return "http://" + o.Addr()
 }
 
 // run runs f until the test ends.
@@ -108,22 +161,69 @@ func (s *scene) run(f func(context.Context) error) {
 	})
 }
 
-// prepare writes what is there before a relay: an envelope that was refused and is tried again in an hour, and a saga.
+// prepare writes what is there before a relay: envelopes that were refused and are tried again in an hour, a saga, and an inbox with a marker that is a week old and a message that somebody holds.
 func (s *scene) prepare() {
 	now := time.Now()
-	s.insert("outbox", bson.D{
-		{Key: "_id", Value: "refused-1"},
-		{Key: "aggregatetype", Value: "order"},
-		{Key: "aggregateid", Value: "r"},
-		{Key: "type", Value: "OrderPlaced"},
-		{Key: "payload", Value: "x"},
-		{Key: "key", Value: "customer-r"},
-		{Key: "state", Value: "retry"},
-		{Key: "attempts", Value: 3},
-		{Key: "nextAt", Value: now.Add(time.Hour)},
-		{Key: "ts", Value: bson.Timestamp{T: uint32(now.Unix())}},
-		{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "the broker refused it (87)"}, {Key: "topic", Value: s.topic}, {Key: "at", Value: now}}},
-	})
+	for i := range refused {
+		s.insert("outbox", bson.D{
+			{Key: "_id", Value: fmt.Sprintf("refused-%d", i+1)},
+			{Key: "aggregatetype", Value: "order"},
+			{Key: "aggregateid", Value: "r"},
+			{Key: "type", Value: "OrderPlaced"},
+			{Key: "payload", Value: "x"},
+			{Key: "key", Value: fmt.Sprintf("customer-r%d", i)},
+			{Key: "state", Value: "retry"},
+			{Key: "attempts", Value: 3},
+			{Key: "nextAt", Value: now.Add(time.Hour)},
+			{Key: "ts", Value: bson.Timestamp{T: uint32(now.Unix())}},
+			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "the broker refused it (87)"}, {Key: "topic", Value: s.topic}, {Key: "at", Value: now}}},
+		})
+	}
+	sagas, err := saga.NewMongoStore(s.db)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	body, err := bson.Marshal(bson.D{{Key: "state", Value: bson.D{{Key: "step", Value: "paying" + hostile}}}})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := sagas.Prepare(s.t.Context(), saga.TypeInfo{Name: "order_sagas", Owner: "orders", ID: saga.KindString}); err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := sagas.Save(s.t.Context(), "order_sagas", saga.Record{ID: "saga-1", Body: body}); err != nil {
+		s.t.Fatal(err)
+	}
+	s.inbox()
+}
+
+// age makes two of the delivered envelopes three hours old.
+func (s *scene) age() {
+	s.t.Helper()
+	old := bson.Timestamp{T: uint32(time.Now().Add(-3 * time.Hour).Unix()), I: 1}
+	if _, err := s.db.Collection("outbox").UpdateMany(s.t.Context(), bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: bson.A{"good-030", "good-031"}}}}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old}}}}); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *scene) inbox() {
+	box, err := inbox.New(s.db)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := box.EnsureIndexes(s.t.Context()); err != nil {
+		s.t.Fatal(err)
+	}
+	for _, id := range []string{"old", "new"} {
+		if err := box.Once(s.t.Context(), "billing/pay", id, func(context.Context) error { return nil }); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+	if _, err := box.Claim(s.t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "billing/pay", ID: "held"}}, time.Hour); err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.db.Collection("inbox").UpdateOne(s.t.Context(), bson.D{{Key: "_id.i", Value: "old"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "at", Value: time.Now().Add(-8 * 24 * time.Hour)}}}}); err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 func (s *scene) insert(coll string, doc bson.D) {
@@ -159,17 +259,44 @@ func (s *scene) fill() {
 		s.t.Fatal(err)
 	}
 	for i := range scheduled {
-		if _, err := box.Schedule(s.t.Context(), event.New("order", fmt.Sprint(i), "PaymentDue", nil), time.Now().Add(24*time.Hour)); err != nil {
+		if _, err := box.Schedule(s.t.Context(), event.New("order", fmt.Sprint(i), "PaymentDue", nil, event.WithID(fmt.Sprintf("due-%d", i))), time.Now().Add(24*time.Hour)); err != nil {
 			s.t.Fatal(err)
 		}
 	}
 	s.until("the dead letters", func(context.Context) bool { return s.count("outbox_dead", bson.D{}) == forbidden+expired })
 	s.until("the envelopes that wait", func(context.Context) bool {
-		return s.count("outbox", bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{"parked", "blocked", "retry"}}}}}) >= 1+parked
+		return s.count("outbox", bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{"parked", "blocked", "retry"}}}}}) >= refused+parked
 	})
 	s.until("the marks of delivered envelopes", func(context.Context) bool {
 		return s.count("outbox", bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}) >= delivered
 	})
+}
+
+// sent reports whether the events of these ids are in Kafka, and written down as such.
+func (s *scene) sent(ids ...string) bool {
+	s.t.Helper()
+	filter := bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}, {Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}, {Key: "state", Value: nil}}
+	return s.count("outbox", filter) == int64(len(ids))
+}
+
+// slot is a document of the relay's: who owns a slot, and what was ordered.
+type slot struct {
+	Owner   string `bson:"owner"`
+	Node    string `bson:"node"`
+	Epoch   int64  `bson:"epoch"`
+	Control struct {
+		Paused   bool      `bson:"paused"`
+		Pin      string    `bson:"pin"`
+		StepDown time.Time `bson:"stepDownUntil"`
+	} `bson:"control"`
+}
+
+func (s *scene) slot(id string) (w slot) {
+	s.t.Helper()
+	if err := s.state.Collection("watchers").FindOne(s.t.Context(), bson.D{{Key: "_id", Value: id}}).Decode(&w); err != nil {
+		s.t.Fatal(err)
+	}
+	return w
 }
 
 func (s *scene) count(coll string, filter bson.D) int64 {

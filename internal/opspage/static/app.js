@@ -18,7 +18,7 @@
     refresh.textContent = paused ? 'Refresh paused' : 'Pause refresh';
     document.body.dataset.paused = String(paused);
   };
-  const busyWith = (el) => el && (el.querySelector('input:checked') || el.contains(document.activeElement) && document.activeElement.matches('input,select,textarea'));
+  const busyWith = (el) => el && (el.querySelector('input[name=pick]:checked, input[name=scope][value=all]:checked') || el.contains(document.activeElement) && document.activeElement.matches('input,select,textarea'));
   if (document.querySelector('[hx-get]')) {
     refresh.hidden = false;
     label();
