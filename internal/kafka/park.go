@@ -103,7 +103,7 @@ func (s *Sink) hopelessTopic(t *topic, parted bool, now time.Time) bool {
 // parkPart gives back what is queued for a partition. The lock is held, and the head is not in flight.
 func (s *Sink) parkPart(p *part) {
 	var list []record.Withdrawn
-	unread := s.replay && p.quarantine
+	unread := p.quarantine && (s.replay || p.kept) // also what the replay has left in the queue when it ended
 	for _, b := range p.q {
 		err := each(b, func(i int, rec *record.Record) {
 			if b.ghost {
@@ -166,7 +166,7 @@ func (s *Sink) parkTopic(t *topic) {
 		s.discard(b)
 	}
 	t.waiting, t.parked = nil, true
-	if s.replay { // none of it was looked up
+	if s.replay || t.hits > 0 { // none of it was looked up
 		for _, p := range t.parts {
 			p.keep()
 		}

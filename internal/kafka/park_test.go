@@ -238,9 +238,25 @@ func TestN11_UnreachableBrokersParkNothing(t *testing.T) {
 }
 
 // TestN11_QuarantineIsParked: what an earlier owner has sent is not known yet when the records are given back, and the
-// replay is over when it is. The deliveries that follow find it, the offset is held until they do, and the rest is sent.
+// replay is over when it is, be that before they are given back or after. The deliveries that follow find it, the offset is
+// held until they do, so that a successor finds it too (N8), and the rest is sent.
 func TestN11_QuarantineIsParked(t *testing.T) {
 	t.Parallel()
+	for name, c := range map[string]struct{ before, during int }{
+		"before the end of the replay": {4, 12},
+		"after the end of the replay":  {12, 12},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			quarantineIsParked(t, c.before, c.during)
+		})
+	}
+}
+
+// quarantineIsParked gives back that many records, sends more during the replay up to another number, and two behind it; where
+// both are the same the replay ends first.
+func quarantineIsParked(t *testing.T, before, during int) {
+	t.Helper()
 	first, topic := successor(t, 10)
 	if err := first.endNow(t); err != nil {
 		t.Fatal(err)
@@ -257,9 +273,12 @@ func TestN11_QuarantineIsParked(t *testing.T) {
 	if hits.Len() != 10 {
 		t.Fatalf("%d hits, want 10", hits.Len())
 	}
-	d.sequence(topic, 0, 4)
-	until(t, "the time is over", func() bool { d.r.parkAll(time.Now()); return d.count() == 4 })
-	d.sequence(topic, 4, 12)
+	d.sequence(topic, 0, before)
+	if before == during {
+		d.r.EndReplay()
+	}
+	until(t, "the time is over", func() bool { d.r.parkAll(time.Now()); return d.count() == before })
+	d.sequence(topic, before, during)
 	d.r.EndReplay()
 	d.sequence(topic, 12, 14)
 	if d.count() != 14 {
