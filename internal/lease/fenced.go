@@ -118,24 +118,26 @@ func (h *Held) commit(ctx context.Context) error {
 
 // abort ends what is left of the transaction. A server that did not hear of it, or hears of the transaction's first statement
 // after its end, would keep the write lock on the watcher document for transactionLifetimeLimitSeconds, a minute, and our own
-// renewals would wait behind it. So what still runs in the session is ended by name, and then the session outnumbers the
-// transaction; each within a time of its own, because all of them may have to wait. Renewals do that again if it failed.
+// renewals would wait behind it. So the session outnumbers the transaction; and where a statement that still runs is in the
+// way of that, it is ended by name, and the next renewal outnumbers it. All of it together takes less than two calls may.
 func (h *Held) abort(ctx context.Context) {
 	within := func(do func(context.Context) error) error {
-		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout)
+		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout/2)
 		defer cancel()
 		return do(call)
 	}
 	_ = within(h.session.AbortTransaction) // the driver does not tell what came of it
-	err := within(func(call context.Context) error {
+	h.orphan = true
+	err := within(h.endOrphan)
+	if err == nil {
+		return
+	}
+	h.log.Debug("cannot outnumber an aborted transaction yet", "error", err)
+	err = within(func(call context.Context) error {
 		return killSession(call, h.l.coll.Database().Client(), h.session.ID())
 	})
 	if err != nil {
 		h.log.Debug("cannot end the transaction's session", "error", err)
-	}
-	h.orphan = true
-	if err := within(h.endOrphan); err != nil {
-		h.log.Debug("cannot outnumber the transaction", "error", err)
 	}
 }
 
