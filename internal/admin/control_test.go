@@ -17,7 +17,10 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(m)
+}
 
 func held(t *testing.T, state *mongo.Database) *lease.Held {
 	t.Helper()

@@ -21,7 +21,10 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(m)
+}
 
 // got is one event as a test keeps it.
 type got struct {

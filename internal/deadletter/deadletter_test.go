@@ -20,7 +20,10 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(m)
+}
 
 // bench is a database with an outbox, and the owner of a watcher.
 type bench struct {

@@ -17,7 +17,10 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(m)
+}
 
 // bundle is a test's own databases, and a client with an application name of its own to sweep with.
 type bundle struct {

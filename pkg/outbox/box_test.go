@@ -22,7 +22,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(m)
+}
 
 // bundle is a test's own client, database and box.
 type bundle struct {

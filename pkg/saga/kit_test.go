@@ -23,7 +23,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/saga/sagatest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(4)
+	goleak.VerifyTestMain(m)
+}
 
 // place is a database of the test's own.
 type place struct {
