@@ -85,7 +85,7 @@ func watch(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
 
 func (w *witness) begin() {
 	w.owner.TookOver()
-	w.load = w.s.Write(kit.Load{Rate: 200})
+	w.load = w.s.Write(kit.Load{Rate: 80})
 }
 
 func (w *witness) topic() string { return w.s.Topic("order") }

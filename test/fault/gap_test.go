@@ -43,7 +43,7 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	at, i := s.Watcher().Lookup("clusterTime").Timestamp()
 	rollOver(t, s, bson.Timestamp{T: at, I: i})
 	slow := begin(t, s)
-	live := s.Write(kit.Load{Rate: 150})
+	live := s.Write(kit.Load{Rate: 70})
 	live.Reached(100)
 	second := s.Start()
 	second.Says("sweeping the outbox")
@@ -192,7 +192,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 	from, i := s.Watcher().Lookup("clusterTime").Timestamp()
 	s.Write(kit.Load{Events: 8_000, PerTx: 60}).Wait()
 	setGap(t, s, bson.Timestamp{T: from, I: i})
-	live := s.Write(kit.Load{Rate: 100})
+	live := s.Write(kit.Load{Rate: 60})
 	for _, at := range []string{"mid-sweep", "mid-sweep:4500", "mid-sweep:1500"} {
 		p := s.StartCrashing(at)
 		if !p.Killed() {

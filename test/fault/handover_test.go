@@ -25,7 +25,7 @@ func TestHandoverUnderLoad(t *testing.T) {
 	topics := s.Read()
 	owner := s.Start()
 	owner.TookOver()
-	load := s.Write(kit.Load{Rate: float64(rounds(300, 1500))})
+	load := s.Write(kit.Load{Rate: float64(rounds(120, 1500))})
 	for range rounds(3, 20) {
 		standby := s.Start()
 		standby.Says("standing by")
@@ -64,7 +64,7 @@ func TestZombieWritesNothing(t *testing.T) {
 	topics := s.Read()
 	owner := s.Start()
 	owner.TookOver()
-	load := s.Write(kit.Load{Rate: float64(rounds(300, 1500))})
+	load := s.Write(kit.Load{Rate: float64(rounds(120, 1500))})
 	for range rounds(2, 20) {
 		standby := s.Start()
 		standby.Says("standing by")

@@ -59,7 +59,7 @@ func killChain(t *testing.T, at ...string) {
 	s := kit.New(t, kit.Options{Set: quick(nil)})
 	history := s.Follow()
 	topics := s.Read()
-	load := s.Write(kit.Load{Rate: float64(rounds(200, 400))})
+	load := s.Write(kit.Load{Rate: float64(rounds(80, 400))})
 	first := s.Start()
 	first.TookOver()
 	topics.Distinct(200)

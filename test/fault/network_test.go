@@ -40,7 +40,7 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
-	load := s.Write(kit.Load{Rate: 150})
+	load := s.Write(kit.Load{Rate: 70})
 	listen := proxy.Listen
 	for name, fault := range map[string]func() (heal func()){
 		"cut": func() func() {

@@ -129,8 +129,8 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	p.TookOver()
 	t.Logf("took over %v after the kill (ttl 2 s)", time.Since(begin).Round(time.Millisecond))
 	t.Logf("resident memory behind it: %d MiB", p.Memory()>>20)
-	load := s.Write(kit.Load{Rate: 200, Type: "late"})
-	flow := s.Write(kit.Load{Rate: 200})
+	load := s.Write(kit.Load{Rate: 80, Type: "late"})
+	flow := s.Write(kit.Load{Rate: 80})
 	begin = time.Now()
 	s.CreateTopic("late", 6, 1)
 	patiently(t, "half is delivered", func() bool { return s.Held() < n/2 })
@@ -164,7 +164,7 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
 	history := s.Follow()
 	topics := s.Read("order", "late")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 150}), s.Write(kit.Load{Rate: 50, Type: "late"})}
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 70}), s.Write(kit.Load{Rate: 50, Type: "late"})}
 	p := s.Start()
 	p.TookOver()
 	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 50 })

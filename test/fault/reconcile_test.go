@@ -56,7 +56,7 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	}
 	history := s.Follow()
 	topics := s.Read("order", "invoice")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 100}), s.Write(kit.Load{Rate: 60, Type: "invoice"}), s.Write(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "invoice"}), s.Write(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
 	p := s.Start()
 	p.TookOver()
 	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 200 })
@@ -97,7 +97,7 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 			s.Ledger.Dead(s.DB.Name()+".outbox", id)
 		}
 	}
-	load := s.Write(kit.Load{Rate: 100})
+	load := s.Write(kit.Load{Rate: 60})
 	die(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
 		"mid-exception-write:3", "after-ack-before-watermark:30")
 	load.Stop()
@@ -140,7 +140,7 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
 	history := s.Follow()
 	topics := s.Read("order", "payment")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 100}), s.Write(kit.Load{Rate: 100, Type: "payment"})}
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "payment"})}
 	die(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
 	kit.Eventually(t, "some are refused, some wait behind them", func() bool { return s.Held("retry") > 0 && s.Held("blocked") > 0 })
 	checkAttempts(t, s)
@@ -183,7 +183,7 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 			history := s.Follow()
 			topics := s.Read("order", "late")
 			s.Schedule("order", 300, 20, time.Now().Add(time.Second), 5*time.Second)
-			loads := []*kit.Writing{s.Write(kit.Load{Rate: 120}), s.Write(kit.Load{Rate: 50, Type: "late"})}
+			loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 50, Type: "late"})}
 			die(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
 			foreign(t, s, 100)
 			die(t, s, "mid-exception-write:2", "after-produce-before-ack:20")
@@ -377,7 +377,7 @@ func TestZombieWithExceptions(t *testing.T) {
 	topics := s.Read("order", "late")
 	owner := s.Start()
 	owner.TookOver()
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 120}), s.Write(kit.Load{Rate: 60, Type: "late"})}
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "late"})}
 	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 100 })
 	s.CreateTopic("late", 3, 1)
 	for range rounds(1, 15) {

@@ -30,7 +30,7 @@ func TestPrimaryKilled(t *testing.T) {
 	topics := s.Read()
 	s.Start().TookOver()
 	s.Start().Says("standing by")
-	load := s.Write(kit.Load{Rate: 200, Tolerant: true})
+	load := s.Write(kit.Load{Rate: 80, Tolerant: true})
 	for range rounds(1, 8) {
 		topics.Distinct(len(topics.All()) + 300)
 		p, err := stack.Primary(t.Context())
@@ -51,7 +51,7 @@ func TestStreamErrors(t *testing.T) {
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
-	load := s.Write(kit.Load{Rate: 150})
+	load := s.Write(kit.Load{Rate: 70})
 	codes := []int32{6, 43, 50, 89, 91, 189, 237, 262, 10107, 11600, 11602, 13435}
 	for _, code := range codes {
 		for _, command := range []string{"getMore", "aggregate"} {
@@ -86,7 +86,7 @@ func TestKafkaStandsStill(t *testing.T) {
 	topics := s.Read()
 	p := s.Start()
 	p.TookOver()
-	load := s.Write(kit.Load{Rate: 300})
+	load := s.Write(kit.Load{Rate: 60})
 	broker := stack.Kafkas()[0]
 	for range rounds(1, 5) {
 		topics.Distinct(s.Ledger.Committed() + 200)

@@ -17,7 +17,7 @@ func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"slots": 4})})
 	topics := s.Read()
-	load := s.Write(kit.Load{Rate: 200, Workers: 6, Keys: 10})
+	load := s.Write(kit.Load{Rate: 80, Workers: 6, Keys: 10})
 	a := s.Start()
 	s.Shared(map[*kit.Process]int{a: 4})
 	b := s.Start()
@@ -46,7 +46,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
 	topics := s.Read("order", "invoice")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 150, Keys: 10}), s.Write(kit.Load{Rate: 60, Type: "invoice", Prefix: "i-"})}
+	loads := []*kit.Writing{s.Write(kit.Load{Rate: 70, Keys: 10}), s.Write(kit.Load{Rate: 60, Type: "invoice", Prefix: "i-"})}
 	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(rounds(15, 60))*time.Second)
 	p := s.Start()
 	p.TookOver()
@@ -95,7 +95,7 @@ func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"drain": "30s"})})
 	topics := s.Read()
-	load := s.Write(kit.Load{Rate: 100})
+	load := s.Write(kit.Load{Rate: 60})
 	p := s.Start()
 	p.TookOver()
 	topics.Distinct(50)

@@ -16,7 +16,7 @@ func TestOneAttemptIsOne(t *testing.T) {
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"retry.max_attempts": 1}})
 	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "1"})
 	topics := s.Read("order", "payment")
-	const n = 200
+	const n = 60
 	for i := range n { // written long before the relay sends them, so that the brokers refuse nearly all
 		s.Append(s.Outbox(), kit.Event("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.Event("order", fmt.Sprintf("o%d", i%7), i, 20))
 	}

@@ -20,7 +20,10 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-var long = flag.Bool("integration.long", false, "run all scenarios of dev, at their full size")
+var (
+	long      = flag.Bool("integration.long", false, "run all scenarios of dev, at their full size")
+	scenarios = flag.Bool("integration.scenarios", false, "run also the scenarios of dev whose faults test/fault injects, at a small size")
+)
 
 // onSharedServers is the environment of an `outrelay dev` that takes the servers that all tests share.
 func onSharedServers(t *testing.T) []string {
@@ -95,13 +98,6 @@ func TestScenarioPoison(t *testing.T) {
 	}
 }
 
-// A topic is missing for a while, and Kafka refuses the first record of some keys.
-func TestScenarioRetry(t *testing.T) {
-	r := scenario(t, "retry", "--rate", "150", "--events", "150")
-	above(t, r, 0, "parked", "others_rate", "refused", "blocked", "passed")
-	above(t, r, 0.95, "others_share")
-}
-
 // The owner is killed while events come due.
 func TestScenarioScheduled(t *testing.T) {
 	r := scenario(t, "scheduled", "--events", "1000")
@@ -125,8 +121,32 @@ func TestScenarioConsumer(t *testing.T) {
 	}
 }
 
+// others are the scenarios whose faults test/fault injects as well.
+func others() map[string]func(*testing.T) {
+	if !*scenarios && !*long {
+		return nil
+	}
+	return map[string]func(*testing.T){
+		"retry": retryScenario, "rebalances": rebalancesScenario, "saga": sagaScenario, "slots": slotsScenario,
+	}
+}
+
+func TestScenariosOfOtherFaults(t *testing.T) {
+	t.Parallel()
+	for name, play := range others() {
+		t.Run(name, play)
+	}
+}
+
+// A topic is missing for a while, and Kafka refuses the first record of some keys.
+func retryScenario(t *testing.T) {
+	r := scenario(t, "retry", "--rate", "150", "--events", "150")
+	above(t, r, 0, "parked", "others_rate", "refused", "blocked", "passed")
+	above(t, r, 0.95, "others_share")
+}
+
 // A third consumer joins and leaves again and again.
-func TestScenarioConsumerRebalances(t *testing.T) {
+func rebalancesScenario(t *testing.T) {
 	r := scenario(t, "consumer", "--events", "400", "--rate", "150", "--rebalance-every", "1s")
 	above(t, r, 1, "effects", "rebalances")
 	if r["effects"] != r["events"] || r["kills"] != 0.0 && !*long {
@@ -135,7 +155,7 @@ func TestScenarioConsumerRebalances(t *testing.T) {
 }
 
 // One of two nodes is killed in the middle of the sagas' steps.
-func TestScenarioSaga(t *testing.T) {
+func sagaScenario(t *testing.T) {
 	r := scenario(t, "saga", "--events", "500")
 	above(t, r, 0, "steps", "conflicts_retried", "injected", "refused")
 	if r["sagas"] != 100.0 || r["steps"] != r["events"] || r["told"] != r["events"] || r["kills"] != 1.0 {
@@ -149,7 +169,7 @@ func TestScenarioSaga(t *testing.T) {
 }
 
 // Two nodes share two slots, after one has had one; nodes join, leave and are killed.
-func TestScenarioSlots(t *testing.T) {
+func slotsScenario(t *testing.T) {
 	r := scenario(t, "slots", "--events", "400")
 	above(t, r, 0, "one_slot_eps", "two_slot_eps", "one_slot_near_eps", "two_slot_near_eps", "handovers", "shared_s")
 }
