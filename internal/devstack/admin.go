@@ -2,6 +2,7 @@ package devstack
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -58,11 +59,27 @@ func partition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafk
 	return kafka.Partition{}, fmt.Errorf("topic %s has no partition %d", topic, p)
 }
 
+// askFor is how long brokers that do not answer are asked for a partition, each time over a connection of its own.
+const askFor = time.Minute
+
+// ask is partition, again where a broker does not answer in time, as on a machine with much else to do.
+func (s *Stack) ask(ctx context.Context, topic string, p int) (kafka.Partition, error) {
+	ctx, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	for {
+		cl, done := s.client()
+		q, err := partition(ctx, cl, topic, p)
+		done()
+		silent := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, kafka.BrokerNotAvailable)
+		if !silent || !waited(ctx, tailRetry) {
+			return q, err
+		}
+	}
+}
+
 // Leader is the broker that leads the partition; an error while there is none.
 func (s *Stack) Leader(ctx context.Context, topic string, p int) (*Member, error) {
-	cl, done := s.client()
-	defer done()
-	q, err := partition(ctx, cl, topic, p)
+	q, err := s.ask(ctx, topic, p)
 	if err != nil {
 		return nil, err
 	}
@@ -75,12 +92,12 @@ func (s *Stack) Leader(ctx context.Context, topic string, p int) (*Member, error
 // MoveLeader makes a broker the leader of a partition of which it is a live replica, or makes it a
 // replica in place of the leader first. It returns when the cluster says so.
 func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
-	cl, done := s.client()
-	defer done()
-	q, err := partition(ctx, cl, topic, p)
+	q, err := s.ask(ctx, topic, p)
 	if err != nil {
 		return err
 	}
+	cl, done := s.client()
+	defer done()
 	order := []int{to}
 	for _, r := range q.Replicas {
 		if r.ID != to && len(order) < len(q.Replicas) {
