@@ -164,9 +164,16 @@ func (s *Scene) Start() *Process {
 	return s.start("", nil)
 }
 
-// StartCrashing runs a relay that kills itself at a crash point: "name" or "name:n" for its n-th pass.
+// StartCrashing runs a relay that kills itself at a crash point: "name" or "name:n" for its n-th pass. The indexes are made
+// before the first one: an owner that dies in a transaction while it makes them leaves both to the server, and every append
+// waits behind them until a successor ends the transaction.
 func (s *Scene) StartCrashing(at string) *Process {
 	s.tb.Helper()
+	if s.started == 0 {
+		if code, out, errOut := s.Run("migrate", "up", "--yes"); code != 0 {
+			s.tb.Logf("migrate: %d\n%s%s", code, out, errOut)
+		}
+	}
 	return s.start("crashpoints", []string{"OUTRELAY_CRASH_AT=" + at})
 }
 
