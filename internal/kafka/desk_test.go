@@ -70,7 +70,15 @@ func sit(tb testing.TB, u setUp) *desk {
 	return d
 }
 
-func gateOf(rec *record.Record) string { return rec.Topic + "/" + string(rec.Key) }
+func gateOf(rec *record.Record) string {
+	gate := rec.Topic + "/" + string(rec.Key)
+	for _, h := range rec.Headers {
+		if string(h.Key) == "outrelay-ns" {
+			gate += "/" + string(h.Value)
+		}
+	}
+	return gate
+}
 
 func (d *desk) Closed(rec *record.Record, side bool) error {
 	d.mu.Lock()
