@@ -91,7 +91,7 @@ func TestKafkaStandsStill(t *testing.T) {
 	for range rounds(1, 5) {
 		topics.Distinct(s.Ledger.Committed() + 200)
 		must(t, broker.Pause())
-		load.Reached(s.Ledger.Committed() + 900)
+		load.Reached(s.Ledger.Committed() + 300)
 		must(t, broker.Resume())
 		topics.Distinct(s.Ledger.Committed())
 	}

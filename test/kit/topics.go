@@ -184,15 +184,17 @@ func (t *Topics) until(ok func() bool) bool {
 // ToTheEnd waits until every record that the topics hold now was read.
 func (t *Topics) ToTheEnd() {
 	t.tb.Helper()
-	ctx, cancel := context.WithTimeout(t.tb.Context(), Patience)
-	defer cancel()
-	ends, err := kadm.NewClient(t.client).ListEndOffsets(ctx, t.names...)
-	if err == nil {
-		err = ends.Error()
-	}
-	if err != nil {
-		t.tb.Fatalf("asking for the end of the topics: %v", err)
-	}
+	var ends kadm.ListedOffsets
+	var err error
+	Eventually(t.tb, "every partition tells its end", func() bool { // a broker that was away may have no leaders for a while
+		if ends, err = kadm.NewClient(t.client).ListEndOffsets(t.tb.Context(), t.names...); err == nil {
+			err = ends.Error()
+		}
+		if err != nil {
+			t.tb.Logf("asking for the end of the topics: %v", err)
+		}
+		return err == nil
+	})
 	t.await("the end of the topics", func() (bool, string) {
 		behind := ""
 		ends.Each(func(o kadm.ListedOffset) {
