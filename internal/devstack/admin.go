@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"time"
 
@@ -70,7 +71,8 @@ func (s *Stack) ask(ctx context.Context, topic string, p int) (kafka.Partition, 
 		cl, done := s.client()
 		q, err := partition(ctx, cl, topic, p)
 		done()
-		silent := errors.Is(err, context.DeadlineExceeded) || errors.Is(err, kafka.BrokerNotAvailable)
+		var slow net.Error
+		silent := errors.As(err, &slow) && slow.Timeout() || errors.Is(err, kafka.BrokerNotAvailable)
 		if !silent || !waited(ctx, tailRetry) {
 			return q, err
 		}
