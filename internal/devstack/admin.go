@@ -67,14 +67,28 @@ const askFor = time.Minute
 func (s *Stack) ask(ctx context.Context, topic string, p int) (kafka.Partition, error) {
 	ctx, cancel := context.WithTimeout(ctx, askFor)
 	defer cancel()
-	for {
+	var q kafka.Partition
+	err := again(ctx, func() (err error) {
 		cl, done := s.client()
-		q, err := partition(ctx, cl, topic, p)
-		done()
+		defer done()
+		q, err = partition(ctx, cl, topic, p)
+		return err
+	}, func(err error) bool {
 		var slow net.Error
-		silent := errors.As(err, &slow) && slow.Timeout() || errors.Is(err, kafka.BrokerNotAvailable)
-		if !silent || !waited(ctx, tailRetry) {
-			return q, err
+		return errors.As(err, &slow) && slow.Timeout() || isAway(err)
+	})
+	return q, err
+}
+
+// isAway is what brokers answer that have just started, or were away, and do not know their controller yet.
+func isAway(err error) bool { return errors.Is(err, kafka.BrokerNotAvailable) }
+
+// again calls do until it has no error that passes, or ctx ends, and returns its last one.
+func again(ctx context.Context, do func() error, passes func(error) bool) error {
+	for {
+		err := do()
+		if err == nil || !passes(err) || !waited(ctx, tailRetry) {
+			return err
 		}
 	}
 }

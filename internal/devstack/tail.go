@@ -181,18 +181,15 @@ func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replic
 	if partitions < 1 || partitions > math.MaxInt32 || replicas < 1 || replicas > len(s.brokers) {
 		return fmt.Errorf("creating topic %s: %d partitions with %d replicas on %d brokers", name, partitions, replicas, len(s.brokers))
 	}
-	for {
+	err := again(ctx, func() error {
 		res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas}}})
 		if err == nil {
 			err = res.Errors[name]
 		}
-		if err == nil {
-			break
-		}
-		// Brokers that have just started may not know their controller yet.
-		if !errors.Is(err, kafka.BrokerNotAvailable) || !waited(ctx, tailRetry) {
-			return fmt.Errorf("creating topic %s: %w", name, err)
-		}
+		return err
+	}, isAway)
+	if err != nil {
+		return fmt.Errorf("creating topic %s: %w", name, err)
 	}
 	for {
 		led := 0

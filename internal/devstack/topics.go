@@ -16,10 +16,11 @@ func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
 	}
 	cl, done := s.client()
 	defer done()
-	res, err := cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
-	for errors.Is(err, kafka.BrokerNotAvailable) && waited(ctx, tailRetry) {
+	var res *kafka.DeleteTopicsResponse
+	err := again(ctx, func() (err error) {
 		res, err = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
-	}
+		return err
+	}, isAway)
 	if err != nil {
 		return fmt.Errorf("deleting topics: %w", err)
 	}
