@@ -1,14 +1,9 @@
 package app_test
 
 import (
-	"context"
 	"flag"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/http"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,8 +12,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin/admintest"
-	"github.com/outrelay/outrelay/internal/app"
-	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/store"
 )
@@ -28,7 +21,6 @@ var long = flag.Bool("app.long", false, "measure page and API over HTTP with a m
 // TestPageDoesNotGrowWithTheOutbox asks for page and API over HTTP. With -app.long it holds them to 50 ms at the 99th
 // percentile, at full size.
 func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
-	const token = "a-token-of-the-test"
 	envelopes, dead, looks := 2000, 200, 20
 	if *long {
 		envelopes, dead, looks = 1_000_000, 100_000, 500
@@ -42,43 +34,13 @@ func TestPageDoesNotGrowWithTheOutbox(t *testing.T) {
 	if _, err := store.NewRegistry(state.Collection("collections")).Claim(t.Context(), [16]byte{1}, db.Name()+".outbox", "orders"); err != nil {
 		t.Fatal(err)
 	}
-	file := filepath.Join(t.TempDir(), "outrelay.yaml")
-	text := fmt.Sprintf("watcher: orders\nmongodb: { uri: '%s', state: %s }\nkafka: { brokers: ['%s'] }\nwatch: [%s.outbox]\nhttp: { admin: { listen: '127.0.0.1:0', token: '%s' } }\n",
-		stacktest.MongoURI(t), state.Name(), stacktest.Brokers(t)[0], db.Name(), token)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	cfg, _, err := config.Load(file, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	o, err := app.NewOperators(cfg, "test", slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- o.Run(ctx) }()
-	defer func() { stop(); <-ended }()
-	tr := &http.Transport{}
-	defer tr.CloseIdleConnections()
-	browser := &http.Client{Transport: tr, Timeout: time.Minute}
+	_, _, get, _ := operators(t, state.Name(), db.Name()+".outbox")
 	look := func(path, want string) time.Duration {
-		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+o.Addr()+path, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.SetBasicAuth("ann", token)
 		began := time.Now()
-		res, err := browser.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer res.Body.Close()
-		body, err := io.ReadAll(res.Body)
+		status, body := get(path)
 		took := time.Since(began)
-		if err != nil || res.StatusCode != http.StatusOK || !strings.Contains(string(body), want) {
-			t.Fatalf("%s: %d %.900s, %v; want %s", path, res.StatusCode, body, err, want)
+		if status != http.StatusOK || !strings.Contains(body, want) {
+			t.Fatalf("%s: %d %.900s; want %s", path, status, body, want)
 		}
 		return took
 	}

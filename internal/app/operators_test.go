@@ -2,12 +2,14 @@ package app_test
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -19,11 +21,27 @@ import (
 // TestTheOperatorsListenerNeedsNoRelay serves page and API from the configuration alone.
 func TestTheOperatorsListenerNeedsNoRelay(t *testing.T) {
 	t.Parallel()
+	o, cfg, get, stop := operators(t, stacktest.Database(t, stacktest.Client(t)).Name(), "shop.outbox")
+	for path, want := range map[string]string{"/api/v1/overview": `"watchers":[]`, "/api/v1/whoami": `"role":"operator"`, "/": "<html", "/api/openapi.json": `"3.1.0"`} {
+		if status, body := get(path); status != http.StatusOK || !strings.Contains(body, want) {
+			t.Errorf("%s: %d %.300s; want %s", path, status, body, want)
+		}
+	}
+	if _, err := app.NewOperators(taken(cfg, o.Addr()), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "http.admin.listen") {
+		t.Errorf("an address that is taken: %v", err)
+	}
+	if err := stop(); err != nil {
+		t.Errorf("after a stop: %v", err)
+	}
+}
+
+// operators serves page and API of watcher orders until stop, which returns what Run did; get asks them as an operator.
+func operators(t *testing.T, state, watch string) (o *app.Operators, cfg config.Config, get func(path string) (status int, body string), stop func() error) {
+	t.Helper()
 	const token = "a-token-of-the-test"
-	state := stacktest.Database(t, stacktest.Client(t)).Name()
 	file := filepath.Join(t.TempDir(), "outrelay.yaml")
-	text := "watcher: orders\nmongodb: { uri: '" + stacktest.MongoURI(t) + "', state: " + state + " }\nkafka: { brokers: ['" + stacktest.Brokers(t)[0] + "'] }\nwatch: [shop.outbox]\n" +
-		"http: { admin: { listen: '127.0.0.1:0', token: '" + token + "' } }\n"
+	text := fmt.Sprintf("watcher: orders\nmongodb: { uri: '%s', state: %s }\nkafka: { brokers: ['%s'] }\nwatch: [%s]\nhttp: { admin: { listen: '127.0.0.1:0', token: '%s' } }\n",
+		stacktest.MongoURI(t), state, stacktest.Brokers(t)[0], watch, token)
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -31,17 +49,19 @@ func TestTheOperatorsListenerNeedsNoRelay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	o, err := app.NewOperators(cfg, "test", slog.New(slog.DiscardHandler))
-	if err != nil {
+	if o, err = app.NewOperators(cfg, "test", slog.New(slog.DiscardHandler)); err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- o.Run(ctx) }()
+	stop = sync.OnceValue(func() error { cancel(); return <-ended })
+	t.Cleanup(func() { _ = stop() })
 	tr := &http.Transport{}
-	defer tr.CloseIdleConnections()
+	t.Cleanup(tr.CloseIdleConnections)
 	client := &http.Client{Transport: tr, Timeout: time.Minute}
-	for path, want := range map[string]string{"/api/v1/overview": `"watchers":[]`, "/api/v1/whoami": `"role":"operator"`, "/": "<html", "/api/openapi.json": `"3.1.0"`} {
+	return o, cfg, func(path string) (int, string) {
+		t.Helper()
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+o.Addr()+path, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -51,19 +71,13 @@ func TestTheOperatorsListenerNeedsNoRelay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer res.Body.Close()
 		body, err := io.ReadAll(res.Body)
-		res.Body.Close()
-		if err != nil || res.StatusCode != http.StatusOK || !strings.Contains(string(body), want) {
-			t.Errorf("%s: %d %.300s, %v; want %s", path, res.StatusCode, body, err, want)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if _, err := app.NewOperators(taken(cfg, o.Addr()), "test", slog.New(slog.DiscardHandler)); err == nil || !strings.Contains(err.Error(), "http.admin.listen") {
-		t.Errorf("an address that is taken: %v", err)
-	}
-	stop()
-	if err := <-ended; err != nil {
-		t.Errorf("after a stop: %v", err)
-	}
+		return res.StatusCode, string(body)
+	}, stop
 }
 
 func taken(cfg config.Config, address string) config.Config {

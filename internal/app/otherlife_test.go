@@ -64,7 +64,7 @@ func TestN28_WhatAnotherHistoryHadPassedIsForgotten(t *testing.T) {
 	b.start()
 	b.log.wait(t, "the gap is closed")
 	b.append(1, event.WithID("behind"))
-	b.arrives("behind")
+	b.arrives("behind", b.topic)
 }
 
 // TestN28_WhatIsReplayedDuringAResliceIsKnown: somebody replays an envelope while the watcher is divided anew, of a collection

@@ -135,10 +135,8 @@ func (b *bundle) numbered(from, to int) {
 	}
 }
 
-// Nodes that join and leave have their share within a few renewals, and nothing is lost, repeated or out of order meanwhile.
-func TestN28_NodesShareTheSlots(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
+// load appends events as numbered does, one after the other, until stop, which tells how many there are.
+func (b *bundle) load() (stop func() int) {
 	ended, n := make(chan struct{}), 0
 	quit := make(chan struct{})
 	go func() {
@@ -153,6 +151,18 @@ func TestN28_NodesShareTheSlots(t *testing.T) {
 			n++
 		}
 	}()
+	return func() int {
+		close(quit)
+		<-ended
+		return n
+	}
+}
+
+// Nodes that join and leave have their share within a few renewals, and nothing is lost, repeated or out of order meanwhile.
+func TestN28_NodesShareTheSlots(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	quiet := b.load()
 	first := b.start("slots=4", "node=a")
 	b.until("all four of a", shares(map[string]int{"a": 4}))
 	b.start("slots=4", "node=b")
@@ -169,9 +179,7 @@ func TestN28_NodesShareTheSlots(t *testing.T) {
 		t.Error(err)
 	}
 	b.until("all four of b", shares(map[string]int{"b": 4}))
-	close(quit)
-	<-ended
-	b.exactly(n)
+	b.exactly(quiet())
 }
 
 // A process that is configured for another number of slots does nothing and says why.
@@ -205,20 +213,7 @@ func (b *bundle) reslice(n int) (app.ResliceReport, error) {
 func TestN28_ResliceUnderLoad(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	ended, n := make(chan struct{}), 0
-	quit := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			select {
-			case <-quit:
-				return
-			default:
-			}
-			b.appendOne(fmt.Sprintf("k%d", n%40), n)
-			n++
-		}
-	}()
+	quiet := b.load()
 	stop := b.start("node=a")
 	b.until("one slot", shares(map[string]int{"a": 1}))
 	for i, slots := range []int{2, 3, 1} {
@@ -236,9 +231,7 @@ func TestN28_ResliceUnderLoad(t *testing.T) {
 		}
 		stop = next
 	}
-	close(quit)
-	<-ended
-	b.exactly(n)
+	b.exactly(quiet())
 	if rep, err := b.reslice(1); err != nil || !rep.Done || rep.From != 1 {
 		t.Errorf("one slot again: %+v, %v", rep, err)
 	}

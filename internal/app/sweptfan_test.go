@@ -28,19 +28,26 @@ func fansOut(topics ...string) string {
 	return rule + "]}]"
 }
 
+// fannedOut has an owner deliver one event that goes to two topics, and stop.
+func (b *bundle) fannedOut() (rules, other string) {
+	b.t.Helper()
+	other = stacktest.Topic(b.t, 1)
+	rules = fansOut(b.topic, other)
+	stop := b.start(rules)
+	b.append(1)
+	b.consume(1)
+	if err := stop(); err != nil {
+		b.t.Fatal(err)
+	}
+	return rules, other
+}
+
 // TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp: an owner swept an envelope without a stamp, wrote down that it waits for one
 // of its two topics, and died before it had sent it to the other. No sweep finds an envelope that has a state.
 func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	other := stacktest.Topic(t, 1)
-	rules := fansOut(b.topic, other)
-	stop := b.start(rules)
-	b.append(1)
-	b.consume(1)
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	rules, other := b.fannedOut()
 	watcher, _, err := lease.Read(t.Context(), b.state.Collection("watchers"), "default/0of1")
 	if err != nil {
 		t.Fatal(err)
@@ -72,11 +79,7 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.start(rules)
-	for _, topic := range []string{other, b.topic} {
-		read := *b
-		read.topic = topic
-		read.arrives("second")
-	}
+	b.arrives("second", other, b.topic)
 }
 
 // TestN22_AGapThatIsFoundAtTheOpeningOwesTheOtherTopics: an owner died between two topics of an envelope, as above, and the relay
@@ -84,31 +87,27 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 func TestN22_AGapThatIsFoundAtTheOpeningOwesTheOtherTopics(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	other := stacktest.Topic(t, 1)
-	rules := fansOut(b.topic, other)
-	stop := b.start(rules)
-	b.append(1)
-	b.consume(1)
-	if err := stop(); err != nil {
-		t.Fatal(err)
-	}
+	rules, other := b.fannedOut()
 	b.halfSent("second", other, false)
 	// Neither the token nor its time can be opened.
 	stacktest.FailCommand(t, "outrelay stream "+b.topic, bson.D{{Key: "times", Value: 2}},
 		bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
 	b.start(rules, "node="+b.topic)
-	for _, topic := range []string{other, b.topic} {
-		read := *b
-		read.topic = topic
-		read.arrives("second")
-	}
+	b.arrives("second", other, b.topic)
 	b.log.wait(t, "the gap is closed")
 }
 
-// arrives waits for a record of an envelope.
-func (b *bundle) arrives(envelope string) {
+// arrives waits for a record of an envelope in each of those topics.
+func (b *bundle) arrives(envelope string, topics ...string) {
 	b.t.Helper()
-	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(b.t)...), kgo.ConsumeTopics(b.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	for _, topic := range topics {
+		b.arrivesIn(topic, envelope)
+	}
+}
+
+func (b *bundle) arrivesIn(topic, envelope string) {
+	b.t.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(b.t)...), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -122,7 +121,7 @@ func (b *bundle) arrives(envelope string) {
 			}
 		}
 	}
-	b.t.Fatalf("no record of %s arrived in topic %s", envelope, b.topic)
+	b.t.Fatalf("no record of %s arrived in topic %s", envelope, topic)
 }
 
 // TestN27_ARenamedCollectionOwesTheOtherTopics: an owner swept a collection that was renamed into what is watched, wrote down
@@ -157,7 +156,7 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop = b.start(set...)
-	b.arrives("moved")
+	b.arrives("moved", b.topic)
 	waitFor(t, func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "parked"}})
 		return err == nil && n == 1
@@ -174,11 +173,9 @@ func TestN27_ARenamedCollectionOwesTheOtherTopics(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.start(set...)
-	b.arrives("moved")
+	b.arrives("moved", b.topic)
 	stacktest.CreateTopic(t, missing, 1)
-	read := *b
-	read.topic = missing
-	read.arrives("moved")
+	b.arrives("moved", missing)
 	waitFor(t, func() bool {
 		n, err := b.db.Collection("outbox_old").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0

@@ -3,32 +3,13 @@
 package bench
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
-	"io"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
-
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/test/kit"
 )
 
 // TestBenchCommand runs all of the benchmark in small, failover included, and reads its object as others will.
 func TestBenchCommand(t *testing.T) {
 	t.Parallel()
-	binary := kit.Binary(t, "")
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
-	defer cancel()
-	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, binary, "bench", "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1",
-		"--failover", "1", "--ttl", "1s", "--json", "--mongodb", stacktest.MongoURI(t), "--kafka", strings.Join(stacktest.Brokers(t), ","))
-	cmd.Stdout, cmd.Stderr = &out, &errOut
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s%s", err, &out, &errOut)
-	}
 	var r struct {
 		RawStream  float64 `json:"raw_stream_eps"`
 		RawProduce float64 `json:"raw_produce_eps"`
@@ -58,13 +39,7 @@ func TestBenchCommand(t *testing.T) {
 			OutOfOrder int `json:"out_of_order"`
 		} `json:"failover"`
 	}
-	d := json.NewDecoder(&out)
-	if err := d.Decode(&r); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		t.Errorf("more than one object on standard output: %v", err)
-	}
+	run(t, 100*time.Second, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "1s")
 	for name, v := range map[string]float64{"raw_stream_eps": r.RawStream, "raw_produce_eps": r.RawProduce, "both_eps": r.Both, "drain_eps": r.Drain, "drain_ratio": r.Ratio} {
 		if v <= 0 {
 			t.Errorf("%s is %v", name, v)
@@ -83,6 +58,6 @@ func TestBenchCommand(t *testing.T) {
 	}
 	f := r.Failover
 	if f.Kill.N != 1 || f.Kill.P50 < 300 || f.Term.N != 1 || f.Events == 0 || f.Lost+f.Duplicates+f.OutOfOrder != 0 {
-		t.Errorf("failover %+v\n%s", f, &errOut)
+		t.Errorf("failover %+v", f)
 	}
 }

@@ -3,33 +3,15 @@
 package bench
 
 import (
-	"bytes"
-	"context"
-	"encoding/json"
-	"io"
-	"os/exec"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/outrelay/outrelay/internal/devstack/stacktest"
-	"github.com/outrelay/outrelay/test/kit"
 )
 
 // TestBenchObservedCommand drains in pairs in small, and reads its object as others will. That somebody looked is counted, not
 // believed: every observed drain has had an answer of the page, its live stream and /metrics.
 func TestBenchObservedCommand(t *testing.T) {
 	t.Parallel()
-	binary := kit.Binary(t, "")
-	ctx, cancel := context.WithTimeout(t.Context(), 150*time.Second)
-	defer cancel()
-	var out, errOut bytes.Buffer
-	cmd := exec.CommandContext(ctx, binary, "bench", "--observed", "--events", "2000", "--pairs", "2", "--json",
-		"--mongodb", stacktest.MongoURI(t), "--kafka", strings.Join(stacktest.Brokers(t), ","))
-	cmd.Stdout, cmd.Stderr = &out, &errOut
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%v\n%s%s", err, &out, &errOut)
-	}
 	var r struct {
 		Alone     float64            `json:"alone_eps"`
 		Observed  float64            `json:"observed_eps"`
@@ -43,13 +25,7 @@ func TestBenchObservedCommand(t *testing.T) {
 		Pairs     int                `json:"pairs"`
 		Events    int                `json:"events"`
 	}
-	d := json.NewDecoder(&out)
-	if err := d.Decode(&r); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		t.Errorf("more than one object on standard output: %v", err)
-	}
+	said := run(t, 150*time.Second, &r, "--observed", "--events", "2000", "--pairs", "2")
 	if r.Alone <= 0 || r.Observed <= 0 || r.Pairs != 2 || r.Events != 2000 || len(r.Ratios) != 2 {
 		t.Fatalf("%+v", r)
 	}
@@ -63,7 +39,6 @@ func TestBenchObservedCommand(t *testing.T) {
 		t.Errorf("foreign CPU %v %%: %v", r.Foreign, r.ForeignOf)
 	}
 	// What comes first alternates.
-	said := errOut.String()
 	at := func(text string) int {
 		i := strings.Index(said, text)
 		if i < 0 {

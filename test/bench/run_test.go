@@ -1,0 +1,46 @@
+//go:build unix
+
+package bench
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// run runs `outrelay bench --json` on the shared servers, reads the one object that it prints, and shows what it said besides
+// if the test fails. It returns that.
+func run(t *testing.T, within time.Duration, object any, args ...string) (said string) {
+	t.Helper()
+	binary := kit.Binary(t, "")
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	var out, errOut bytes.Buffer
+	args = append([]string{"bench", "--json", "--mongodb", stacktest.MongoURI(t), "--kafka", strings.Join(stacktest.Brokers(t), ",")}, args...)
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("%v\n%s%s", err, &out, &errOut)
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Log(errOut.String())
+		}
+	})
+	d := json.NewDecoder(&out)
+	if err := d.Decode(object); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		t.Errorf("more than one object on standard output: %v", err)
+	}
+	return errOut.String()
+}
