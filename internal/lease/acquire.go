@@ -163,12 +163,13 @@ func (c *contender) look(ctx context.Context) (*Held, time.Duration, error) {
 		return nil, 0, err
 	}
 	_, ours := c.sent[doc.Owner]
-	if err != nil && l.cfg.Absent != nil {
-		if err := l.cfg.Absent(call); err != nil {
-			return nil, 0, &absentError{err}
+	absent := err != nil
+	if absent {
+		if again, err := l.gone(call); again > 0 || err != nil {
+			return nil, again, err
 		}
 	}
-	if err == nil && !ours {
+	if !absent && !ours {
 		if wait, why := l.wait(call, &doc, now); wait > 0 {
 			l.stand(Standing{Reason: why, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
 			return nil, min(wait, l.poll()), nil
@@ -186,9 +187,29 @@ func (c *contender) look(ctx context.Context) (*Held, time.Duration, error) {
 			return nil, wait, nil
 		}
 	}
-	h, err := c.attempt(ctx)
+	h, err := c.attempt(ctx, absent)
 	done(h != nil)
 	return h, jitter(l.cfg.TTL), err
+}
+
+// justGone is after how long a document is looked for again that was removed a moment ago.
+const justGone = 50 * time.Millisecond
+
+// gone asks whether a document that is not there may be made; again is when to look, if that cannot be told yet. What took
+// its place was written in the same transaction: only when a majority of the nodes has it does every reader of Absent see it.
+func (l *Lease) gone(ctx context.Context) (again time.Duration, err error) {
+	if l.cfg.Absent == nil {
+		return 0, nil
+	}
+	if _, _, err := read(ctx, l.coll, l.cfg.ID); err == nil {
+		return justGone, nil
+	} else if !missing(err) {
+		return 0, err
+	}
+	if err := l.cfg.Absent(ctx); err != nil {
+		return 0, &absentError{err}
+	}
+	return 0, nil
 }
 
 // absentError is one of Config.Absent.
@@ -302,8 +323,9 @@ func ownerName(node string) string {
 	return node + "/" + hex.EncodeToString(b[:])
 }
 
-// attempt sends the acquisition. Neither a Held nor an error means that the lease is another's.
-func (c *contender) attempt(ctx context.Context) (*Held, error) {
+// attempt sends the acquisition. Neither a Held nor an error means that the lease is another's, or, unless the document may be
+// made, that it has gone.
+func (c *contender) attempt(ctx context.Context, create bool) (*Held, error) {
 	l := c.l
 	// A call under way is not cut off: the lease would be ours without our knowing.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
@@ -312,8 +334,8 @@ func (c *contender) attempt(ctx context.Context) (*Held, error) {
 	c.sent[c.claim.owner] = l.clock()
 	var doc Document
 	err := l.coll.FindOneAndUpdate(call, bson.D{{Key: "_id", Value: l.cfg.ID}}, c.claim.pipeline(),
-		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
-	if err != nil && !mongo.IsDuplicateKeyError(err) {
+		options.FindOneAndUpdate().SetUpsert(create).SetReturnDocument(options.After)).Decode(&doc)
+	if err != nil && !mongo.IsDuplicateKeyError(err) && !errors.Is(err, mongo.ErrNoDocuments) {
 		return nil, fmt.Errorf("acquiring watcher %s: %w", l.cfg.ID, err)
 	}
 	if sent, ours := c.sent[doc.Owner]; ours {

@@ -3,10 +3,13 @@ package lease
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -151,5 +154,52 @@ func TestN28_AbsentDocumentIsAskedFor(t *testing.T) {
 	}
 	if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
 		t.Error("the document was made")
+	}
+}
+
+// A document that goes between the look at it and the attempt is asked for, too, before it is made again.
+func TestN28_AnAttemptMakesNoDocumentThatWasThere(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	cfg := config(coll, "a")
+	gone := errors.New("divided otherwise")
+	cfg.Absent = func(context.Context) error { return gone }
+	if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Admit = func(bool) (time.Duration, func(bool)) {
+		if _, err := coll.DeleteOne(t.Context(), bson.D{{Key: "_id", Value: slot}}); err != nil {
+			t.Error(err)
+		}
+		return 0, func(bool) {}
+	}
+	if _, err := newLease(t, cfg).Acquire(t.Context()); !errors.Is(err, gone) {
+		t.Errorf("it ended with %v", err)
+	}
+	if n, _ := coll.CountDocuments(t.Context(), bson.D{}); n != 0 {
+		t.Error("the document was made")
+	}
+}
+
+// What a majority has not written yet, Absent may not see either: it is asked only about a document that a majority has not.
+func TestN28_AbsentIsAskedAboutWhatAMajorityHasNot(t *testing.T) {
+	t.Parallel()
+	var majority atomic.Bool
+	coll, _ := place(t, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+		if level, _ := e.Command.Lookup("readConcern", "level").StringValueOK(); e.CommandName == "find" || e.CommandName == "aggregate" {
+			majority.Store(level == "majority")
+		}
+	}}))
+	cfg := config(coll, "a")
+	asked := false
+	cfg.Absent = func(context.Context) error {
+		asked = true
+		if !majority.Load() {
+			t.Error("the last look was at what one node has")
+		}
+		return nil
+	}
+	if err := acquire(t, newLease(t, cfg)).Release(t.Context(), Checkpoint{}); err != nil || !asked {
+		t.Errorf("asked %v, %v", asked, err)
 	}
 }

@@ -21,10 +21,10 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 const slot = "orders/0of1"
 
 // place is a watchers collection of the test's own, seen by a client that fail points can single out by its appName.
-func place(t *testing.T) (*mongo.Collection, string) {
+func place(t *testing.T, more ...*options.ClientOptions) (*mongo.Collection, string) {
 	t.Helper()
 	app := stacktest.Name(t)
-	c := stacktest.Client(t, options.Client().SetAppName(app).SetRetryWrites(false).SetServerSelectionTimeout(3*time.Second))
+	c := stacktest.Client(t, append(more, options.Client().SetAppName(app).SetRetryWrites(false).SetServerSelectionTimeout(3*time.Second))...)
 	return stacktest.Database(t, c).Collection("watchers"), app
 }
 

@@ -35,7 +35,7 @@ func TestN05_CopiedStateIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.end()
-	if _, err := c.attempt(t.Context()); !errors.Is(err, ErrCopiedState) {
+	if _, err := c.attempt(t.Context(), true); !errors.Is(err, ErrCopiedState) {
 		t.Errorf("the attempt: %v", err)
 	}
 	if after := stored(t, coll); after.Epoch != before.Epoch || after.Owner != "" {
@@ -114,7 +114,7 @@ func TestN06_PauseStopsTheOwnerAndEveryStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.end()
-	if won, err := c.attempt(t.Context()); won != nil || err != nil {
+	if won, err := c.attempt(t.Context(), true); won != nil || err != nil {
 		t.Errorf("a paused watcher was acquired: %v, %v", won, err)
 	}
 	if err := Resume(t.Context(), coll, slot); err != nil {
@@ -203,7 +203,7 @@ func TestN06_StepDownHoldsOffTheNodeThatStepsDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.end()
-	if won, err := c.attempt(t.Context()); won != nil || err != nil {
+	if won, err := c.attempt(t.Context(), true); won != nil || err != nil {
 		t.Fatalf("the node that stepped down took over from itself: %v", err)
 	}
 	b := acquire(t, newLease(t, config(coll, "b")))
