@@ -19,6 +19,10 @@ import (
 // would take long.
 const consumerEvents = 20_000
 
+// observedEvents is how many bench --observed drains: a drain has to last for a while, or what starting takes and what the machine does
+// to it is more than what looking costs.
+const observedEvents = 1_000_000
+
 func newBenchCommand(p *program) *cobra.Command {
 	o := bench.Options{}
 	var seconds int
@@ -37,7 +41,7 @@ With --consumer it measures what stands on the other side of Kafka: a handler of
 kafka-go's Reader with one transaction for each record, both with the same effect; 20,000 records unless --events says otherwise.
 
 With --observed it measures what looking costs: the same backlog is drained in pairs, once with nobody who asks and once with the
-operator's page and its live stream open and /metrics scraped every second.
+operator's page and its live stream open and /metrics scraped every second; 1,000,000 events unless --events says otherwise.
 
 Without --mongodb and --kafka it starts servers of its own on this machine. Keep the machine quiet meanwhile: the part of the
 CPU time that others used is reported as foreign. The defaults take about six minutes.`,
@@ -47,6 +51,9 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 			o.Progress, o.OnHardStop = p.errOut, p.onHardStop
 			if handlers && !c.Flags().Changed("events") {
 				o.Events = consumerEvents
+			}
+			if observed && !c.Flags().Changed("events") {
+				o.Events = observedEvents
 			}
 			if err := o.Check(); err != nil {
 				return err

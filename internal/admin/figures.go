@@ -22,7 +22,7 @@ const (
 	figuresIdle   = 10 * time.Second // else, and between two evaluations of the health rules
 	figuresLooked = 30 * time.Second // so long after a look somebody still looks
 	figuresStale  = 15 * time.Second // older ones are not shown
-	figuresShare  = 10               // counting takes at most a tenth of the time
+	figuresShare  = 30               // counting takes at most a thirtieth of the time
 	figuresWait   = 30 * time.Second // for one count
 
 	// manyCollections is from how many on only those are asked that the watcher has marked as holding exceptions or
@@ -31,7 +31,9 @@ const (
 	manyDatabases   = 100 // are asked for inboxes and sagas at most
 	counting        = 4   // collections at once
 
-	pendingCounted = 100_000 // envelopes of a collection that are behind the position are counted up to here
+	// pendingCounted is up to where the envelopes of a collection that are behind the position are counted. In a backlog all of
+	// them are walked each time, by a server that has the backlog to read.
+	pendingCounted = 10_000
 )
 
 // figures are what has to be counted.
@@ -249,6 +251,7 @@ func (k Desk) countOutboxes(ctx context.Context, names []string, dirty map[strin
 			c := &f.counts
 			c.Envelopes, c.Pending, c.Scheduled = c.Envelopes+one.Envelopes, c.Pending+one.Pending, c.Scheduled+one.Scheduled
 			c.Dead, c.DeadAll = c.Dead+one.Dead, c.DeadAll+one.DeadAll
+			c.PendingMore = c.PendingMore || one.PendingMore
 			return err
 		})
 	}
@@ -283,6 +286,7 @@ func (k Desk) countOutbox(ctx context.Context, ns string, look bool, position bs
 		if c.Pending, _, err = store.CountBehind(ctx, coll, position, pendingCounted); err != nil {
 			return c, nil, err
 		}
+		c.PendingMore = c.Pending == pendingCounted
 	}
 	client := k.State.Client()
 	if c.DeadAll, err = deadletter.Count(ctx, client, []string{ns}, deadletter.Query{}); err != nil || c.DeadAll == 0 {

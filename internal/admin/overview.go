@@ -23,8 +23,9 @@ type Overview struct {
 
 // Counts are numbers of documents in the watcher's collections, and in the databases that hold them.
 type Counts struct {
-	Envelopes    int64 `json:"envelopes"` // in the outboxes, delivered ones that are kept too; from the collections' metadata
-	Pending      int64 `json:"pending"`   // written behind the watcher's position, on their way; up to 100,000 of a collection
+	Envelopes    int64 `json:"envelopes"`    // in the outboxes, delivered ones that are kept too; from the collections' metadata
+	Pending      int64 `json:"pending"`      // written behind the watcher's position, on their way; up to 10,000 of a collection
+	PendingMore  bool  `json:"pending_more"` // and there are more of them
 	Retry        int64 `json:"retry"`
 	Blocked      int64 `json:"blocked"`
 	Parked       int64 `json:"parked"`

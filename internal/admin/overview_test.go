@@ -104,6 +104,40 @@ func TestOverviewCountsEverythingThatWaits(t *testing.T) {
 	}
 }
 
+// A backlog is counted up to a limit, whatever lies behind it, and said to be larger.
+func TestOverviewOfABacklog(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	at := bson.Timestamp{T: uint32(time.Now().Unix())}
+	if _, err := f.state.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: at}}}}); err != nil {
+		t.Fatal(err)
+	}
+	docs := make([]any, 10_001)
+	for i := range docs {
+		docs[i] = bson.D{{Key: "_id", Value: i}, {Key: "ts", Value: bson.Timestamp{T: at.T, I: uint32(i)}}} // the first one is behind
+	}
+	pending := func() admin.Counts {
+		t.Helper()
+		o, err := f.desk().Overview(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.Counts
+	}
+	if _, err := f.a.InsertMany(t.Context(), docs[:10_000]); err != nil {
+		t.Fatal(err)
+	}
+	if c := pending(); c.Pending != 9_999 || c.PendingMore {
+		t.Errorf("%+v", c)
+	}
+	if _, err := f.b.InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+	if c := pending(); c.Pending != 19_999 || !c.PendingMore {
+		t.Errorf("%+v", c)
+	}
+}
+
 func check(t *testing.T, list []admin.Check, id string) admin.Check {
 	t.Helper()
 	for _, c := range list {

@@ -101,7 +101,7 @@ func (t *term) forgetPassed(ctx context.Context) {
 	if !ok || slices.ContainsFunc(t.passed, func(p passed) bool { return position(reached) <= p.pos }) {
 		return
 	}
-	if t.held.Save(ctx, lease.Update{Checkpoint: t.checkpoint(), ClearPassed: true}) == nil { // else said by the renewal
+	if t.held.Save(ctx, lease.Update{Current: true, ClearPassed: true}) == nil { // else said by the renewal
 		t.passed = nil
 	}
 }

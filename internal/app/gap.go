@@ -94,7 +94,7 @@ func (t *term) openGap(ctx context.Context, why *changestream.GapError) (changes
 	if why.Ahead {
 		from = bson.Timestamp{} // a time of another history says nothing about this one
 	}
-	start, err := t.planSweep(ctx, why.Reason, from, to, lease.Update{Checkpoint: t.checkpoint()})
+	start, err := t.planSweep(ctx, why.Reason, from, to, lease.Update{Current: true})
 	if err == nil && t.pump.owned != nil {
 		// What an earlier owner made exceptions of was to come by the stream once more, for its other topics. That it does
 		// not any more has to be known before anything is loaded: the next take-over finds the gap in the document.

@@ -73,11 +73,14 @@ func (s *Stack) ask(ctx context.Context, topic string, p int) (kafka.Partition, 
 		defer done()
 		q, err = partition(ctx, cl, topic, p)
 		return err
-	}, func(err error) bool {
-		var slow net.Error
-		return errors.As(err, &slow) && slow.Timeout() || isAway(err)
-	})
+	}, passes)
 	return q, err
+}
+
+// passes reports whether it is worth asking again: a broker was slow, or does not know its controller yet.
+func passes(err error) bool {
+	var slow net.Error
+	return errors.As(err, &slow) && slow.Timeout() || isAway(err)
 }
 
 // isAway is what brokers answer that have just started, or were away, and do not know their controller yet.
@@ -166,8 +169,27 @@ func (s *Stack) broker(id int) *Member {
 // SetTopic changes one setting of a topic, by Kafka's name for it; an empty value takes the brokers' default again. It
 // returns when a broker says that it has the change.
 func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) error {
-	cl, done := s.client()
-	defer done()
+	ctx, cancel := context.WithTimeout(ctx, askFor)
+	defer cancel()
+	err := again(ctx, func() error {
+		cl, done := s.client()
+		defer done()
+		return alterTopic(ctx, cl, topic, setting, value)
+	}, passes)
+	if err == nil {
+		err = again(ctx, func() error {
+			cl, done := s.client()
+			defer done()
+			return hasSetting(ctx, cl, topic, setting, value)
+		}, func(err error) bool { return errors.Is(err, errNotYet) || passes(err) })
+	}
+	if err != nil {
+		return fmt.Errorf("setting %s of topic %s: %w", setting, topic, err)
+	}
+	return nil
+}
+
+func alterTopic(ctx context.Context, cl *kafka.Client, topic, setting, value string) error {
 	op := kafka.ConfigOperationSet
 	if value == "" {
 		op = kafka.ConfigOperationDelete
@@ -179,35 +201,33 @@ func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) erro
 	for i := 0; err == nil && i < len(res.Resources); i++ {
 		err = res.Resources[i].Error
 	}
-	for err == nil && value != "" {
-		var now string
-		if now, err = topicSetting(ctx, cl, topic, setting); err == nil && now == value {
-			return nil
-		}
-		if err == nil && !waited(ctx, tailRetry) {
-			err = context.Cause(ctx)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("setting %s of topic %s: %w", setting, topic, err)
-	}
-	return nil
+	return err
 }
 
-func topicSetting(ctx context.Context, cl *kafka.Client, topic, setting string) (string, error) {
+// errNotYet says that a broker has not heard of a change.
+var errNotYet = errors.New("the broker that was asked does not have it yet")
+
+// ofTopic is the source of a setting that the topic has of its own, as Kafka's protocol numbers them.
+const ofTopic = 1
+
+// hasSetting is [errNotYet] while the topic has another value of its own, or has one although value is empty.
+func hasSetting(ctx context.Context, cl *kafka.Client, topic, setting, value string) error {
 	res, err := cl.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{Resources: []kafka.DescribeConfigRequestResource{{
 		ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{setting},
 	}}})
 	if err != nil {
-		return "", err
+		return err
 	}
 	for _, r := range res.Resources {
 		if r.Error != nil {
-			return "", r.Error
+			return r.Error
 		}
 		for _, c := range r.ConfigEntries {
-			return c.ConfigValue, nil
+			if own := c.ConfigSource == ofTopic; own != (value != "") || own && c.ConfigValue != value {
+				return fmt.Errorf("%w: it says %q", errNotYet, c.ConfigValue)
+			}
+			return nil
 		}
 	}
-	return "", fmt.Errorf("topic %s has no setting %s", topic, setting)
+	return fmt.Errorf("topic %s has no setting %s", topic, setting)
 }

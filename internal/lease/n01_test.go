@@ -1,8 +1,12 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"log/slog"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -95,6 +99,39 @@ func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	})
 	if err := h.Save(t.Context(), Update{}); err != nil {
 		t.Errorf("after a broken connection: %v", err)
+	}
+}
+
+// A write that waits for its turn behind a renewal writes the position as it is then, not as it was when it was asked for.
+func TestN01_TheCurrentPositionIsAskedForAtTheWrite(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	var log bytes.Buffer
+	cfg := config(coll, "a")
+	cfg.Log = slog.New(slog.NewTextHandler(&log, nil))
+	h := acquire(t, newLease(t, cfg))
+	var at atomic.Uint32
+	at.Store(3)
+	h.SetSource(func() Checkpoint { return Checkpoint{Position: position(at.Load())} })
+	if err := h.take(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	saved := make(chan error)
+	go func() { saved <- h.Save(t.Context(), Update{Current: true, ClearPassed: true}) }()
+	at.Store(7)
+	if err := h.checkpoint(t.Context(), h.current(), nil); err != nil { // the renewal's
+		t.Fatal(err)
+	}
+	at.Store(9)
+	h.give()
+	if err := <-saved; err != nil {
+		t.Fatal(err)
+	}
+	if p := stored(t, coll).Position(); p.Compare(position(9)) != 0 {
+		t.Errorf("stored %s", p.Token)
+	}
+	if strings.Contains(log.String(), "behind the stored one") {
+		t.Error(log.String())
 	}
 }
 

@@ -80,15 +80,20 @@ func (h *Held) tick(ctx context.Context) error {
 		return err
 	}
 	defer h.give()
-	var c Checkpoint
-	if f := h.source.Load(); f != nil {
-		c = (*f)()
-	}
+	c := h.current()
 	due := h.l.clock()-time.Duration(h.wrote.Load()) >= h.l.cfg.Renew || !h.Valid()
 	if !due && c.Position.Compare(h.written) <= 0 {
 		return nil
 	}
 	return h.checkpoint(ctx, c, nil)
+}
+
+// current is what the source says now.
+func (h *Held) current() Checkpoint {
+	if f := h.source.Load(); f != nil {
+		return (*f)()
+	}
+	return Checkpoint{}
 }
 
 // checkpoint writes c, and fields, with a renewal. Call it with the turn taken.

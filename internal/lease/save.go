@@ -18,6 +18,7 @@ import (
 // Update is what Save changes; a nil field leaves the stored one as it is.
 type Update struct {
 	Checkpoint   Checkpoint
+	Current      bool // instead of Checkpoint: what the source of [Held.SetSource] says at the moment of the write
 	Senders      *[]record.Sender
 	Offsets      map[string][]int64 // merged per partition, as in Checkpoint; a nil list forgets the topic
 	Generation   *int
@@ -56,6 +57,9 @@ func (h *Held) save(ctx context.Context, u Update) error {
 		return err
 	}
 	defer h.give()
+	if u.Current { // one that was asked for before the turn could be behind what a renewal has written meanwhile
+		u.Checkpoint = h.current()
+	}
 	if u.Rewind {
 		h.written = resume.Position{}
 	}
