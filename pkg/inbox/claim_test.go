@@ -266,3 +266,24 @@ func TestNoClockButTheServers(t *testing.T) {
 		}
 	}
 }
+
+// TestTheLeaseOfOneCall: it is good for that call, and bounded as that of the Inbox is.
+func TestTheLeaseOfOneCall(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	never := func(context.Context) error { t.Error("it was handled"); return nil }
+	for _, d := range []time.Duration{inbox.MinLease - 1, inbox.DefaultRetention + 1} {
+		if err := b.inbox.Once(t.Context(), "group/a", "1", never, inbox.Using(inbox.Eager), inbox.ForLease(d)); !errors.Is(err, inbox.ErrInvalid) {
+			t.Errorf("a lease of %s: %v", d, err)
+		}
+	}
+	err := b.inbox.Once(t.Context(), "group/a", "1", func(context.Context) error {
+		if _, err := b.new(t).Claim(t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "group/a", ID: "1"}}, 0); !errors.Is(err, inbox.ErrClaimed) {
+			t.Errorf("claimed twice: %v", err)
+		}
+		return nil
+	}, inbox.Using(inbox.Eager), inbox.ForLease(time.Minute))
+	if err != nil {
+		t.Error(err)
+	}
+}

@@ -91,3 +91,21 @@ func TestInboxRefusesBadOptions(t *testing.T) {
 		t.Error("no database is accepted")
 	}
 }
+
+// Where the id alone identifies a message, it is handled for one consumer, whichever is first.
+func TestInboxIdentity(t *testing.T) {
+	t.Parallel()
+	for identity, effects := range map[inbox.Identity]int{inbox.IDAndConsumer: 2, inbox.IDOnly: 1} {
+		x := newInbox(t, NewDB(), InboxIdentity(identity))
+		n := 0
+		for _, consumer := range []string{"a", "b"} {
+			err := x.Once(t.Context(), consumer, "1", func(context.Context) error { n++; return nil })
+			if err != nil && !errors.Is(err, inbox.ErrDuplicate) {
+				t.Fatal(err)
+			}
+		}
+		if n != effects {
+			t.Errorf("identity %d: %d effects, %d are wanted", identity, n, effects)
+		}
+	}
+}

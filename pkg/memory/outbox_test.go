@@ -1,8 +1,12 @@
 package memory
 
 import (
+	"context"
+	"errors"
 	"testing"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.opentelemetry.io/otel/propagation"
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/pkg/event"
@@ -48,4 +52,31 @@ func TestOutboxContract(t *testing.T) {
 			},
 		}
 	})
+}
+
+// Two outboxes of a name share their events, those of two names do not; and what is not to be captured is not.
+func TestOutboxOptions(t *testing.T) {
+	t.Parallel()
+	db := NewDB()
+	plain, audit := newOutbox(t, db), newOutbox(t, db, WithCollection("audit"), WithPropagator(nil))
+	ctx := propagation.TraceContext{}.Extract(t.Context(), propagation.MapCarrier{"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+	err := db.Transaction(ctx, func(ctx context.Context) error {
+		return errors.Join(plain.Append(ctx, event.New("order", "1", "Placed", "x")), audit.Append(ctx, event.New("order", "2", "Placed", "x")))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	traced := func(list []bson.Raw) bool {
+		t.Helper()
+		if len(list) != 1 {
+			t.Fatalf("%d envelopes", len(list))
+		}
+		return list[0].Lookup("headers", "0", "k").String() == `"traceparent"`
+	}
+	if !traced(plain.Envelopes()) || traced(audit.Envelopes()) {
+		t.Errorf("%s\n%s", plain.Envelopes(), audit.Envelopes())
+	}
+	if again := newOutbox(t, db, WithCollection("audit")).Envelopes(); len(again) != 1 {
+		t.Errorf("another of the name sees %s", again)
+	}
 }

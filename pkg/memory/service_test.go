@@ -74,13 +74,18 @@ func (w *world) context() context.Context {
 
 func (w *world) consumer(group string, topics ...string) *consumer.Consumer {
 	w.Helper()
-	c, err := consumer.New(group, nil, consumer.Topics(topics...), consumer.WithTransport(w.broker), consumer.WithInbox(w.inbox),
+	return w.consumerOf(group, topics)
+}
+
+func (w *world) consumerOf(group string, topics []string, more ...consumer.Option) *consumer.Consumer {
+	w.Helper()
+	c, err := consumer.New(group, nil, append(more, consumer.Topics(topics...), consumer.WithTransport(w.broker), consumer.WithInbox(w.inbox),
 		consumer.Transactions(w.db.Transaction), consumer.Letters(w.dead), consumer.Commits(consumer.CommitEach()),
 		consumer.OnError(func(_ context.Context, err error) {
 			if w.Context().Err() == nil {
 				w.Log(err)
 			}
-		}))
+		}))...)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -197,6 +202,68 @@ func TestDeadLettersWithoutServers(t *testing.T) {
 	if n, err := handled.Len(w.context()); n != 2 || err != nil {
 		t.Errorf("%d were handled, %v", n, err)
 	}
+}
+
+// What a consumer is told of its dead letters holds for those of handlers without a Disposer of their own.
+func TestDeadLettersAreRedactedAndTold(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	c := w.consumerOf("g", []string{"outbox.event.account"}, consumer.Via(w.box), consumer.PublishFaults(consumer.Faults{Body: true}),
+		consumer.RedactLetters(func(_ context.Context, l *consumer.Letter) error {
+			l.Value = []byte("hidden")
+			return nil
+		}))
+	w.ok(c.Handle("Deposited", consumer.HandlerFunc(func(context.Context, *consumer.Message) error { return errors.New("no") }),
+		consumer.OnFailure(consumer.NewPolicy(consumer.On().Then(consumer.ToDeadLetter)))))
+	w.start("consumer", c.Run)
+	w.append(deposit("a", 1))
+	told, err := w.broker.Await(w.context(), "outbox.event."+consumer.FaultType, 1)
+	w.ok(err)
+	var f consumer.Fault
+	w.ok(json.Unmarshal(told[0].Value, &f))
+	if string(f.Body) != "hidden" || f.Type != "Deposited" || f.Group != "g" {
+		t.Errorf("told %+v", f)
+	}
+	w.ok(w.broker.AwaitCommitted(w.context(), "g", "outbox.event.account"))
+	letters, err := w.dead.All(w.context())
+	w.ok(err)
+	if len(letters) != 1 || string(letters[0].Value) != "hidden" {
+		t.Errorf("dead letters %+v", letters)
+	}
+}
+
+// A payload that was appended as a document comes as relaxed Extended JSON, which a step takes into the types of BSON.
+func TestSagaTakesDocumentsWithoutServers(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	reg, err := saga.NewRegistry(memory.NewSagas(w.db), saga.WithOutbox(w.box))
+	w.ok(err)
+	type measured struct {
+		N  int64     `bson:"n"`
+		At time.Time `bson:"at"`
+	}
+	s, err := saga.New[checkout, string](reg, "measures")
+	w.ok(err)
+	got := make(chan measured, 1)
+	s.Start("Measured", saga.ByKey[string](), saga.ExtJSON(func(_ context.Context, _ *saga.Instance[checkout, string], m measured) error {
+		got <- m
+		return nil
+	}))
+	w.ok(reg.Prepare(w.context()))
+	c := w.consumer("shop", "outbox.event.order")
+	w.ok(s.Register(c))
+	w.start("consumer", c.Run)
+	want := measured{N: 1 << 60, At: time.UnixMilli(1_700_000_000_123).UTC()}
+	w.append(event.New("order", "o-1", "Measured", bson.D{{Key: "n", Value: want.N}, {Key: "at", Value: want.At}}))
+	select {
+	case m := <-got:
+		if m.N != want.N || !m.At.Equal(want.At) {
+			t.Errorf("%+v", m)
+		}
+	case <-w.context().Done():
+		t.Fatal("the step was never run")
+	}
+	w.ok(w.broker.AwaitCommitted(w.context(), "shop", "outbox.event.order"))
 }
 
 type checkout struct{ Steps []string }

@@ -108,12 +108,6 @@ func (p *Process) TookOver() {
 	p.Says("took over")
 }
 
-// Stands waits until it stands by: its process answers /readyz as ready in any role.
-func (p *Process) Stands() {
-	p.tb.Helper()
-	p.Says("outrelay starts")
-}
-
 // Says waits for a line of the log that contains text and returns it. A process that ends before it has said so fails
 // the test.
 func (p *Process) Says(text string) string {
