@@ -2,6 +2,7 @@ package app_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -114,4 +116,26 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 		n, err := b.db.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}})
 		return err == nil && n == 0
 	})
+}
+
+// TestN28_AFirstStartDuringAResliceKeepsItsNumber: a watcher that has never run is divided while a process makes its document.
+func TestN28_AFirstStartDuringAResliceKeepsItsNumber(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	cfg, _, err := config.Load("", b.env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	say := func(string) {
+		if _, err := b.state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of1"}}); err != nil {
+			t.Error(err)
+		}
+	}
+	rep, err := app.RunReslice(t.Context(), cfg, slog.New(slog.NewTextHandler(b.log, nil)), app.Reslice{Slots: 3, Wait: 40 * time.Second, Actor: "test", Say: say})
+	if !errors.Is(err, app.ErrResliced) || rep.Done {
+		t.Errorf("%+v, %v", rep, err)
+	}
+	if err := store.NewDivisions(b.state).Agree(t.Context(), "default", slot.Part{}); err != nil {
+		t.Error(err)
+	}
 }

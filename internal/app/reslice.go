@@ -106,7 +106,8 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 		return rep, err
 	}
 	if len(r.ids) == 0 {
-		rep.Done, err = true, r.divisions.Divide(ctx, cfg.Watcher, want.Slots, false)
+		err = r.first(ctx)
+		rep.Done = err == nil
 		return rep, err
 	}
 	if err := r.divide(ctx, rep.From); err != nil {
@@ -120,6 +121,23 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 		err = fmt.Errorf("done, but not written to the events log: %w", err)
 	}
 	return rep, err
+}
+
+// first notes the number of slots of a watcher that has never run. A process that begins at that very moment sees the new number
+// when it has made its document, and gives it up; or it has looked before, and then its document is there by now, and its number stays.
+func (r *reslicing) first(ctx context.Context) error {
+	r.Say("noting " + count(r.Slots, "slot"))
+	if err := r.divisions.Divide(ctx, r.cfg.Watcher, r.Slots, false); err != nil {
+		return err
+	}
+	has, err := r.divisions.Documents(ctx, r.cfg.Watcher)
+	if err != nil || has == 0 || has == r.Slots {
+		return err
+	}
+	if err := r.divisions.Divide(ctx, r.cfg.Watcher, has, false); err != nil {
+		return err
+	}
+	return refused("watcher %s was started with %s at this moment; divide it anew once it runs", r.cfg.Watcher, count(has, "slot"))
 }
 
 // plan looks at what is there.

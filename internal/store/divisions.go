@@ -72,7 +72,7 @@ func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Part) erro
 	n := max(p.N, 1)
 	v, err := d.Read(ctx, watcher)
 	if errors.Is(err, ErrNotFound) {
-		has, err := d.documents(ctx, watcher)
+		has, err := d.Documents(ctx, watcher)
 		if err != nil {
 			return err
 		}
@@ -96,8 +96,8 @@ func (d *Divisions) Agree(ctx context.Context, watcher string, p slot.Part) erro
 	return nil
 }
 
-// documents is into how many slots the documents of a watcher divide it; 0 if there is none.
-func (d *Divisions) documents(ctx context.Context, watcher string) (int, error) {
+// Documents is into how many slots the documents of a watcher divide it; 0 if there is none.
+func (d *Divisions) Documents(ctx context.Context, watcher string) (int, error) {
 	ids, err := d.IDs(ctx, watcher)
 	if err != nil || len(ids) == 0 {
 		return 0, err
