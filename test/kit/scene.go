@@ -296,6 +296,12 @@ func (s *Scene) Watcher() bson.Raw {
 	return raw
 }
 
+// Epoch is that of the last acquisition.
+func (s *Scene) Epoch() int64 {
+	s.tb.Helper()
+	return s.Watcher().Lookup("epoch").AsInt64()
+}
+
 func (s *Scene) clean() {
 	ctx, cancel := cleanup()
 	defer cancel()
