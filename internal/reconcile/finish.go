@@ -150,10 +150,15 @@ type Finisher struct {
 	aside   []*answered   // what the server did not take, for another time
 	seq     uint32
 	trouble bool
+	most    int // deliveries in one transaction: fewer while the server is slow
+	ended   int // transactions of at most so many that have ended in time since
 }
 
 // slowRuns is how often a transaction is attempted before it is made smaller.
 const slowRuns = 3
+
+// growAfter is after how many transactions that have ended in time they may be larger again.
+const growAfter = 8
 
 // errSlow ends the attempts at a transaction that should be smaller.
 var errSlow = errors.New("the transaction does not end in time")
@@ -166,7 +171,7 @@ func NewFinisher(c Finishing) *Finisher {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Finisher{c: c, wake: make(chan struct{}, 1)}
+	return &Finisher{c: c, wake: make(chan struct{}, 1), most: store.MaxExceptions}
 }
 
 // Answered takes over a delivery with all of its answers. It does not block.
@@ -346,10 +351,29 @@ func (f *Finisher) patiently(ctx context.Context, op func(context.Context) error
 	}
 }
 
-// outcomes writes what the batch leaves on documents. What the server will not have in a document, such as a validator
-// that knows nothing of exceptions, is written for each alone, so that it holds up nobody else; and what does not end within
-// what is left of the lease, because the server is slow, by halves.
+// outcomes writes what the batch leaves on documents, in transactions that end within what is left of the lease: with a slow
+// server they become smaller, and stay so for the batches to come until it is quicker again.
 func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
+	for len(batch) > 0 {
+		part := batch[:min(len(batch), f.most)]
+		switch err := f.outcomesOf(ctx, part); {
+		case errors.Is(err, errSlow):
+			f.most, f.ended = max(len(part)/4, 1), 0
+			continue
+		case err != nil:
+			return err
+		}
+		if f.ended++; f.ended == growAfter {
+			f.most, f.ended = min(2*f.most, store.MaxExceptions), 0
+		}
+		batch = batch[len(part):]
+	}
+	return nil
+}
+
+// outcomesOf is one transaction. What the server will not have in a document, such as a validator that knows nothing of exceptions,
+// is written for each alone, so that it holds up nobody else.
+func (f *Finisher) outcomesOf(ctx context.Context, batch []*answered) error {
 	list := make([]store.Outcome, 0, len(batch))
 	for _, a := range batch {
 		if a.outcome == nil {
@@ -375,15 +399,15 @@ func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 	if err == nil && matched < int64(len(list)) {
 		return f.missed(ctx, batch)
 	}
-	if !store.Rejected(err) && !errors.Is(err, errSlow) {
+	if !store.Rejected(err) {
 		return err
 	}
 	if len(batch) > 1 {
 		half := len(batch) / 2
-		if err := f.outcomes(ctx, batch[:half]); err != nil {
+		if err := f.outcomesOf(ctx, batch[:half]); err != nil {
 			return err
 		}
-		return f.outcomes(ctx, batch[half:])
+		return f.outcomesOf(ctx, batch[half:])
 	}
 	f.c.Log.Error("the fate of an envelope cannot be written; its key waits and it is tried again; does a validator of the collection know nothing of exceptions?",
 		"collection", batch[0].NS, "error", err)

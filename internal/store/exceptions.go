@@ -63,13 +63,6 @@ type Exception struct {
 	Redelivered bool
 }
 
-// slowRuns is how often a transaction is attempted before it is made smaller: it has to end within what is left of a lease, and
-// with a slow server one of many documents never would.
-const slowRuns = 3
-
-// errSlow ends the attempts at a transaction that should be smaller.
-var errSlow = errors.New("the transaction does not end in time")
-
 // WriteExceptions stores each exception, in as many fenced transactions as the bounds ask for, each majority committed
 // before the next begins; their namespaces are entered in `dirty` with it (N17). One that is attempted in vain is made smaller.
 // On an error the same call may be made again with all of them.

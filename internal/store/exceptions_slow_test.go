@@ -16,7 +16,8 @@ import (
 type hasty struct {
 	coll *mongo.Collection
 	most int64
-	had  int64 // documents that are committed
+	had  int64  // documents that are committed
+	what bson.D // which of them are meant; nil is all
 	runs int
 }
 
@@ -29,7 +30,7 @@ func (h *hasty) Fenced(ctx context.Context, _ []string, fn func(context.Context)
 			_, err := mongo.SessionFromContext(ctx).WithTransaction(ctx, func(tx context.Context) (any, error) {
 				err := fn(tx)
 				if err == nil {
-					n, err = h.coll.Database().Collection(h.coll.Name()).CountDocuments(tx, bson.D{})
+					n, err = h.coll.Database().Collection(h.coll.Name()).CountDocuments(tx, append(bson.D{}, h.what...))
 				}
 				if err == nil && n-h.had > h.most {
 					err = errLate
@@ -68,5 +69,61 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	}
 	if h.had != 300 {
 		t.Errorf("%d of 300 are written", h.had)
+	}
+}
+
+// The same of what a take-over writes: it would never be over.
+func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
+	t.Parallel()
+	const all = 120
+	for name, write := range map[string]struct {
+		doc, done bson.D
+		run       func(ctx context.Context, f Fencer, coll *mongo.Collection, ids []bson.RawValue) error
+	}{
+		"exceptions that wait for more": {
+			doc:  bson.D{{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{"a"}}},
+			done: bson.D{{Key: "pending", Value: "b"}},
+			run: func(ctx context.Context, f Fencer, coll *mongo.Collection, ids []bson.RawValue) error {
+				var list []Wider
+				for _, id := range ids {
+					list = append(list, Wider{NS: Namespace(coll), ID: id, Topics: []string{"b"}})
+				}
+				return WidenExceptions(ctx, f, list)
+			},
+		},
+		"claims of another life": {
+			doc:  bson.D{{Key: "claim", Value: bson.D{{Key: "epoch", Value: int64(9)}}}},
+			done: bson.D{{Key: "claim.epoch", Value: int64(1)}},
+			run: func(ctx context.Context, f Fencer, coll *mongo.Collection, ids []bson.RawValue) error {
+				return DisownClaims(ctx, f, coll, 2, ids)
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			coll, _ := exceptionOutbox(t)
+			var ids []bson.RawValue
+			var docs []any
+			for i := range all {
+				_, id, err := bson.MarshalValue(fmt.Sprint(i))
+				if err != nil {
+					t.Fatal(err)
+				}
+				ids = append(ids, bson.RawValue{Type: bson.TypeString, Value: id})
+				docs = append(docs, append(bson.D{{Key: "_id", Value: fmt.Sprint(i)}}, write.doc...))
+			}
+			if _, err := coll.InsertMany(t.Context(), docs); err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			h := &hasty{coll: coll, most: 40, what: write.done}
+			if err := write.run(ctx, h, coll, ids); err != nil {
+				t.Fatalf("after %d runs: %v", h.runs, err)
+			}
+			if h.had != all {
+				t.Errorf("%d of %d are written", h.had, all)
+			}
+		})
 	}
 }

@@ -35,32 +35,24 @@ func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Part, pos st
 // WidenExceptions adds topics to what exceptions wait for, in as many fenced transactions as their number asks for. It is
 // idempotent, and leaves alone what is none any more, or another delivery.
 func WidenExceptions(ctx context.Context, f Fencer, list []Wider) error {
-	for len(list) > 0 {
-		part := list[:min(len(list), MaxExceptions)]
-		list = list[len(part):]
-		err := f.Fenced(ctx, nil, func(tx context.Context) error {
-			s := mongo.SessionFromContext(tx)
-			if s == nil {
-				return errOutside
-			}
-			models := map[string][]mongo.WriteModel{}
-			for i := range part {
-				models[part[i].NS] = append(models[part[i].NS], part[i].update())
-			}
-			for ns, m := range models {
-				coll, err := Outboxed(s.Client(), ns)
-				if err != nil {
-					return err
-				}
-				if _, err := coll.BulkWrite(tx, m); err != nil {
-					return privilege(err, "writing exceptions to "+ns, "find and update", ns, "")
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return fmt.Errorf("widening %d exceptions: %w", len(part), err)
+	err := inParts(ctx, f, list, MaxExceptions, func(tx context.Context, c *mongo.Client, part []Wider) error {
+		models := map[string][]mongo.WriteModel{}
+		for i := range part {
+			models[part[i].NS] = append(models[part[i].NS], part[i].update())
 		}
+		for ns, m := range models {
+			coll, err := Outboxed(c, ns)
+			if err != nil {
+				return err
+			}
+			if _, err := coll.BulkWrite(tx, m); err != nil {
+				return privilege(err, "writing exceptions to "+ns, "find and update", ns, "")
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("widening %d exceptions: %w", len(list), err)
 	}
 	return nil
 }

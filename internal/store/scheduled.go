@@ -175,27 +175,19 @@ func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until
 // many fenced transactions as their number asks for. Before it has claimed anything itself, no claim of such an epoch can be
 // alive: the fence of whoever made it would fail. It is idempotent.
 func DisownClaims(ctx context.Context, f Fencer, coll *mongo.Collection, epoch int64, ids []bson.RawValue) error {
-	for len(ids) > 0 {
-		part := ids[:min(len(ids), MaxClaim)]
-		ids = ids[len(part):]
-		err := f.Fenced(ctx, nil, func(tx context.Context) error {
-			s := mongo.SessionFromContext(tx)
-			if s == nil {
-				return errOutside
-			}
-			_, err := s.Client().Database(coll.Database().Name()).Collection(coll.Name()).UpdateMany(tx, bson.D{
-				{Key: "_id", Value: bson.D{{Key: "$in", Value: part}}},
-				{Key: "state", Value: nil},
-				{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
-			}, bson.D{{Key: "$set", Value: bson.D{{Key: "claim.epoch", Value: epoch - 1}}}}, options.UpdateMany().SetHint(pickedByID))
-			if err != nil {
-				return privilege(err, "disowning claims of "+Namespace(coll), "update", Namespace(coll), "")
-			}
-			return nil
-		})
+	err := inParts(ctx, f, ids, MaxClaim, func(tx context.Context, c *mongo.Client, part []bson.RawValue) error {
+		_, err := c.Database(coll.Database().Name()).Collection(coll.Name()).UpdateMany(tx, bson.D{
+			{Key: "_id", Value: bson.D{{Key: "$in", Value: part}}},
+			{Key: "state", Value: nil},
+			{Key: "claim.epoch", Value: bson.D{{Key: "$gte", Value: epoch}}},
+		}, bson.D{{Key: "$set", Value: bson.D{{Key: "claim.epoch", Value: epoch - 1}}}}, options.UpdateMany().SetHint(pickedByID))
 		if err != nil {
-			return fmt.Errorf("disowning %d claims: %w", len(part), err)
+			return privilege(err, "disowning claims of "+Namespace(coll), "update", Namespace(coll), "")
 		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("disowning %d claims: %w", len(ids), err)
 	}
 	return nil
 }

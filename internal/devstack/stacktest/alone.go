@@ -1,0 +1,40 @@
+package stacktest
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/gofrs/flock"
+
+	"github.com/outrelay/outrelay/internal/devstack"
+)
+
+// aloneFor is how long a package waits for its turn: less than `go test` waits for a package.
+const aloneFor = 8 * time.Minute
+
+// turn is held until the process ends.
+var turn *flock.Flock
+
+// Alone waits until no other package runs that has called it, on this machine, and keeps the others waiting until the process
+// ends: for packages whose tests run many processes under load. Two of them side by side on a few processors starve each other's
+// servers, and what is judged then is the machine. For TestMain, before the tests run, so that the wait is not part of their time.
+func Alone() {
+	path := filepath.Join(devstack.CacheDir(), "alone.lock")
+	err := os.MkdirAll(filepath.Dir(path), 0o755)
+	ok := false
+	turn = flock.New(path)
+	if err == nil {
+		if ok, err = turn.TryLock(); err == nil && !ok {
+			fmt.Fprintln(os.Stderr, "waiting for the tests of another package that runs many processes")
+			ctx, cancel := context.WithTimeout(context.Background(), aloneFor)
+			defer cancel()
+			ok, err = turn.TryLockContext(ctx, 100*time.Millisecond)
+		}
+	}
+	if !ok {
+		fmt.Fprintf(os.Stderr, "the tests run beside those of another package (%s: %v)\n", path, err)
+	}
+}
