@@ -25,7 +25,7 @@ type Overview struct {
 type Counts struct {
 	Envelopes    int64 `json:"envelopes"`    // in the outboxes, delivered ones that are kept too; from the collections' metadata
 	Pending      int64 `json:"pending"`      // written behind the watcher's position, on their way; up to 10,000 of a collection
-	PendingMore  bool  `json:"pending_more"` // and there are more of them
+	PendingMore  bool  `json:"pending_more"` // that is the most for one of them: there may be more
 	Retry        int64 `json:"retry"`
 	Blocked      int64 `json:"blocked"`
 	Parked       int64 `json:"parked"`

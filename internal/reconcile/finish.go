@@ -154,14 +154,8 @@ type Finisher struct {
 	ended   int // transactions of at most so many that have ended in time since
 }
 
-// slowRuns is how often a transaction is attempted before it is made smaller.
-const slowRuns = 3
-
 // growAfter is after how many transactions that have ended in time they may be larger again.
 const growAfter = 8
-
-// errSlow ends the attempts at a transaction that should be smaller.
-var errSlow = errors.New("the transaction does not end in time")
 
 // asideFor is how long what the server does not take waits for the next try.
 const asideFor = 5 * time.Second
@@ -357,7 +351,7 @@ func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 	for len(batch) > 0 {
 		part := batch[:min(len(batch), f.most)]
 		switch err := f.outcomesOf(ctx, part); {
-		case errors.Is(err, errSlow):
+		case errors.Is(err, store.ErrSlow):
 			f.most, f.ended = max(len(part)/4, 1), 0
 			continue
 		case err != nil:
@@ -388,11 +382,7 @@ func (f *Finisher) outcomesOf(ctx context.Context, batch []*answered) error {
 		return nil
 	}
 	var matched int64
-	runs := 0
-	err := f.c.Fencer.Fenced(ctx, nil, func(tx context.Context) (err error) {
-		if runs++; runs > slowRuns && len(list) > 1 {
-			return errSlow
-		}
+	err := store.FencedSoon(ctx, f.c.Fencer, nil, len(list), func(tx context.Context) (err error) {
 		matched, err = store.WriteOutcomes(tx, list)
 		return err
 	})

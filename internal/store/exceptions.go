@@ -71,7 +71,7 @@ type Exception struct {
 // too. A document that has a state keeps it, and waits for these targets as well.
 func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
 	for most := MaxExceptions; len(list) > 0; {
-		n, size, runs := 0, 0, 0
+		n, size := 0, 0
 		dirty := map[string]struct{}{}
 		for n < len(list) && n < most {
 			if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
@@ -85,17 +85,14 @@ func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
 			names = append(names, ns)
 		}
 		part := list[:n]
-		err := f.Fenced(ctx, names, func(tx context.Context) error {
+		err := FencedSoon(ctx, f, names, n, func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errOutside
 			}
-			if runs++; runs > slowRuns && n > 1 {
-				return errSlow
-			}
 			return upsertExceptions(tx, s.Client(), part)
 		})
-		if errors.Is(err, errSlow) {
+		if errors.Is(err, ErrSlow) {
 			most = max(n/4, 1)
 			continue
 		}
