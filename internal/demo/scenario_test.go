@@ -207,8 +207,8 @@ func TestWitnessCountsItsTopic(t *testing.T) {
 	for i, topic := range []string{"a", "b", "a"} {
 		s.consume(devstack.Message{Topic: topic, Key: []byte("free-1"), Time: now, Seen: now.Add(time.Duration(i+1) * time.Millisecond)})
 	}
-	if n := w.of("free"); n != 2 {
-		t.Errorf("%d", n)
+	if a, b, c := w.of("free"), w.of("free-1"), w.of("free-2"); a != 2 || b != 2 || c != 0 {
+		t.Errorf("%d of all, %d and %d of two keys", a, b, c)
 	}
 	if n, p99 := w.stop(); n != 2 || p99 != 3 {
 		t.Errorf("%d records, p99 %v", n, p99)
