@@ -253,6 +253,25 @@ func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 	}
 }
 
+// N3: where the server is too slow for one transaction of all, there are smaller ones; else none of them would be moved, ever.
+func TestN03_LettersAreMovedInPartsWhereTheServerIsSlow(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	var letters []Letter
+	for i := range 40 {
+		letters = append(letters, b.add(i))
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	slow := &stacktest.Hasty{Fence: b.owner, Coll: b.db.Collection(Collection("outbox")), Most: 3}
+	if r, err := Move(ctx, slow, letters); err != nil || r != (Result{Moved: 40, Deleted: 40}) {
+		t.Errorf("%+v, %v; %d attempts in vain", r, err, slow.Late.Load())
+	}
+	if n := b.count("outbox"); n != 0 {
+		t.Errorf("%d envelopes are left", n)
+	}
+}
+
 func TestMoveRefusesWhatItCannotWrite(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)

@@ -27,11 +27,14 @@ func newPace() *pace { return &pace{n: firstPart} }
 func (p *pace) took(d time.Duration, letters int) {
 	switch {
 	case d > slow:
-		p.n = max(min(p.n, letters)/2, smallest)
+		p.n = max(min(p.n, letters)/2, min(p.n, smallest))
 	case d < quick && letters >= p.n:
 		p.n = min(p.n*2, MaxLetters)
 	}
 }
+
+// never says that a part of letters was attempted in vain.
+func (p *pace) never(letters int) { p.n = max(letters/4, 1) }
 
 // yield lets the owner come to its renewal before the next part takes the fence again.
 func yield(ctx context.Context, took time.Duration) error {

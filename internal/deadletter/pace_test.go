@@ -32,6 +32,11 @@ func TestPartsFitTheServer(t *testing.T) {
 	if p.n != smallest {
 		t.Errorf("parts of %d on a slow server", p.n)
 	}
+	p.never(20)
+	p.took(time.Second, 5)
+	if p.n != 5 {
+		t.Errorf("parts of %d although those of 20 never ended", p.n)
+	}
 }
 
 func TestAPartHasAtMostItsLettersAndBytes(t *testing.T) {

@@ -150,12 +150,8 @@ type Finisher struct {
 	aside   []*answered   // what the server did not take, for another time
 	seq     uint32
 	trouble bool
-	most    int // deliveries in one transaction: fewer while the server is slow
-	ended   int // transactions of at most so many that have ended in time since
+	size    *store.PartSize // deliveries in one transaction
 }
-
-// growAfter is after how many transactions that have ended in time they may be larger again.
-const growAfter = 8
 
 // asideFor is how long what the server does not take waits for the next try.
 const asideFor = 5 * time.Second
@@ -165,7 +161,7 @@ func NewFinisher(c Finishing) *Finisher {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Finisher{c: c, wake: make(chan struct{}, 1), most: store.MaxExceptions}
+	return &Finisher{c: c, wake: make(chan struct{}, 1), size: store.NewPartSize(store.MaxExceptions)}
 }
 
 // Answered takes over a delivery with all of its answers. It does not block.
@@ -349,17 +345,15 @@ func (f *Finisher) patiently(ctx context.Context, op func(context.Context) error
 // server they become smaller, and stay so for the batches to come until it is quicker again.
 func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 	for len(batch) > 0 {
-		part := batch[:min(len(batch), f.most)]
+		part := batch[:min(len(batch), f.size.Most())]
 		switch err := f.outcomesOf(ctx, part); {
 		case errors.Is(err, store.ErrSlow):
-			f.most, f.ended = max(len(part)/4, 1), 0
+			f.size.Slow(len(part))
 			continue
 		case err != nil:
 			return err
 		}
-		if f.ended++; f.ended == growAfter {
-			f.most, f.ended = min(2*f.most, store.MaxExceptions), 0
-		}
+		f.size.Ended()
 		batch = batch[len(part):]
 	}
 	return nil

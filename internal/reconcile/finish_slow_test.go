@@ -7,44 +7,10 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
-	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/store"
 )
-
-// hasty attempts again and again what writes more than most documents, as a lease does whose server is slow.
-type hasty struct {
-	store.Fencer
-	coll *mongo.Collection
-	most int64
-	late int // attempts in vain
-}
-
-func (h *hasty) Fenced(ctx context.Context, dirty []string, fn func(context.Context) error) error {
-	for {
-		late := false
-		err := h.Fencer.Fenced(ctx, dirty, func(tx context.Context) error {
-			coll := mongo.SessionFromContext(tx).Client().Database(h.coll.Database().Name()).Collection(h.coll.Name())
-			sent := bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}
-			before, err := coll.CountDocuments(tx, sent)
-			if err == nil {
-				err = fn(tx)
-			}
-			if err != nil {
-				return err
-			}
-			n, err := coll.CountDocuments(tx, sent)
-			if late = err == nil && n-before > h.most; late {
-				return context.Canceled
-			}
-			return err
-		})
-		if !late || ctx.Err() != nil {
-			return err
-		}
-		h.late++
-	}
-}
 
 // N3: what became of many is written in smaller transactions where the server is too slow for one, and so is what comes behind it:
 // it does not begin with a large one each time.
@@ -58,7 +24,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	h.put(docs...)
 	te := h.begin()
 	defer te.out.kill(nil)
-	slow := &hasty{Fencer: h.held, coll: h.coll, most: 5}
+	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: present("sentAt"), Most: 5}
 	f := NewFinisher(Finishing{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -73,15 +39,34 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 			a.outcome = a.result(store.FateSent)
 			batch = append(batch, a)
 		}
-		before := slow.late
+		before := slow.Late.Load()
 		if err := f.outcomes(ctx, batch); err != nil {
 			t.Fatal(err)
 		}
-		if n := slow.late - before; from > 0 && n > 6 {
+		if n := slow.Late.Load() - before; from > 0 && n > 6 {
 			t.Errorf("%d attempts in vain at the second batch", n)
 		}
 	}
 	if left := h.left(); left != 0 {
 		t.Errorf("%d exceptions are left", left)
+	}
+}
+
+func present(field string) bson.D {
+	return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
+}
+
+// N3: what has become due is claimed in smaller transactions where the server is too slow for one of all: it is late, and comes.
+func TestN03_WhatIsDueIsClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	ids := p.schedule(120, 0)
+	slow := &stacktest.Hasty{Coll: p.coll, Done: present("claim"), Most: 5}
+	x := p.take(func(_ *Finishing, c *ScheduledConfig) { slow.Fence, c.Fencer = c.Fencer, slow })
+	x.settles(len(ids))
+	x.end()
+	x.once(time.Time{}, ids...)
+	if n := slow.Late.Load(); n == 0 || n > 40 {
+		t.Errorf("%d attempts in vain", n)
 	}
 }

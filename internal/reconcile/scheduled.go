@@ -79,9 +79,10 @@ type Scheduled struct {
 	claim  store.DueClaim
 	timers *timers
 	ready  chan []claimed
-	asked  chan struct{} // 1 slot: the index is to be asked now
-	room   chan struct{} // 1 slot: something has landed
-	round  time.Duration // that the latest look at all collections took; for the one who asks the index
+	asked  chan struct{}   // 1 slot: the index is to be asked now
+	room   chan struct{}   // 1 slot: something has landed
+	size   *store.PartSize // envelopes of one claim; for the one who claims
+	round  time.Duration   // that the latest look at all collections took; for the one who asks the index
 
 	// For the one who publishes.
 	view     event.View
@@ -140,6 +141,7 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 		ready:           make(chan []claimed, 1),
 		asked:           make(chan struct{}, 1),
 		room:            make(chan struct{}, 1),
+		size:            store.NewPartSize(store.MaxClaim),
 		calendars:       map[string]*calendar{},
 	}
 	cfg.Finisher.table = s

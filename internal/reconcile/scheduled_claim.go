@@ -61,7 +61,7 @@ func (s *Scheduled) await(ctx context.Context) ([]timer, error) {
 		var wait time.Duration
 		if room := maxAloft - s.timers.aloft(); room > 0 {
 			now := s.Now()
-			due, next, more := s.timers.take(nil, now.UnixMilli(), min(room, store.MaxClaim), claimCollections)
+			due, next, more := s.timers.take(nil, now.UnixMilli(), min(room, s.size.Most()), claimCollections)
 			s.hungry(due)
 			if len(due) > 0 {
 				return due, nil
@@ -110,12 +110,22 @@ func group(due []timer) []claimed {
 
 // claimEach claims the groups together, or, if that does not succeed, each alone, so that a collection that cannot be
 // written holds up nobody else. Those that are not claimed are put back. It returns an error only if going on is
-// pointless.
+// pointless. Where the server is too slow for so many, all are put back, and the next claims are smaller.
 func (s *Scheduled) claimEach(ctx context.Context, groups []claimed, back *retry.Backoff) ([]claimed, error) {
 	err := s.claimAll(ctx, groups)
 	if err == nil {
 		back.Reset()
+		s.size.Ended()
 		return groups, nil
+	}
+	if errors.Is(err, store.ErrSlow) {
+		n := 0
+		for _, g := range groups {
+			s.putBack(g)
+			n += len(g.timers)
+		}
+		s.size.Slow(n)
+		return nil, nil
 	}
 	var had []claimed
 	for _, g := range groups {
@@ -132,16 +142,24 @@ func (s *Scheduled) claimEach(ctx context.Context, groups []claimed, back *retry
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return nil, err
 		}
+		if errors.Is(err, store.ErrSlow) {
+			s.size.Slow(len(g.timers))
+		}
 		s.trouble(err)
 		if back.Attempts() == 0 {
 			s.Log.Warn("cannot claim scheduled envelopes; trying again", "collection", g.cal.ns, "error", err)
 		}
-		for _, e := range g.timers {
-			s.land(e.key)
-			s.timers.push(e)
-		}
+		s.putBack(g)
 	}
 	return had, back.Wait(ctx)
+}
+
+// putBack has a group wait for its next turn, which comes at once.
+func (s *Scheduled) putBack(g claimed) {
+	for _, e := range g.timers {
+		s.land(e.key)
+		s.timers.push(e)
+	}
 }
 
 func (s *Scheduled) claimAll(ctx context.Context, groups []claimed) error {

@@ -70,10 +70,10 @@ type Exception struct {
 // N16: a write is an upsert of the whole envelope, so one that was inserted and deleted in one transaction is an exception
 // too. A document that has a state keeps it, and waits for these targets as well.
 func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
-	for most := MaxExceptions; len(list) > 0; {
+	for most := NewPartSize(MaxExceptions); len(list) > 0; {
 		n, size := 0, 0
 		dirty := map[string]struct{}{}
-		for n < len(list) && n < most {
+		for n < len(list) && n < most.Most() {
 			if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
 				break
 			}
@@ -93,12 +93,13 @@ func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
 			return upsertExceptions(tx, s.Client(), part)
 		})
 		if errors.Is(err, ErrSlow) {
-			most = max(n/4, 1)
+			most.Slow(n)
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("writing %d of %d exceptions: %w", n, len(list), err)
 		}
+		most.Ended()
 		list = list[n:]
 	}
 	return nil

@@ -2,52 +2,15 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
-
-// hasty runs transactions as a lease does whose server is slow: one that writes more than most documents does not end in time,
-// and is tried again, for as long as it takes.
-type hasty struct {
-	coll *mongo.Collection
-	most int64
-	had  int64  // documents that are committed
-	what bson.D // which of them are meant; nil is all
-	runs int
-}
-
-func (h *hasty) Fenced(ctx context.Context, _ []string, fn func(context.Context) error) error {
-	errLate := errors.New("late")
-	for {
-		h.runs++
-		n := h.had
-		err := h.coll.Database().Client().UseSession(ctx, func(ctx context.Context) error {
-			_, err := mongo.SessionFromContext(ctx).WithTransaction(ctx, func(tx context.Context) (any, error) {
-				err := fn(tx)
-				if err == nil {
-					n, err = h.coll.Database().Collection(h.coll.Name()).CountDocuments(tx, append(bson.D{}, h.what...))
-				}
-				if err == nil && n-h.had > h.most {
-					err = errLate
-				}
-				return nil, err
-			})
-			return err
-		})
-		if err == nil {
-			h.had = n
-			return nil
-		}
-		if !errors.Is(err, errLate) || ctx.Err() != nil {
-			return err
-		}
-	}
-}
 
 // N3: what is too much for one transaction, because the server is slow and the lease short, is written in smaller ones; else it
 // would be tried for ever, and the watermark stand still.
@@ -63,16 +26,16 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	h := &hasty{coll: coll, most: 40}
+	h := &stacktest.Hasty{Fence: &plainFencer{client: coll.Database().Client()}, Coll: coll, Most: 40}
 	if err := WriteExceptions(ctx, h, list); err != nil {
-		t.Fatalf("after %d runs: %v", h.runs, err)
+		t.Fatalf("after %d in vain: %v", h.Late.Load(), err)
 	}
-	if h.had != 300 {
-		t.Errorf("%d of 300 are written", h.had)
+	if n, err := coll.CountDocuments(ctx, bson.D{}); err != nil || n != 300 {
+		t.Errorf("%d of 300 are written, %v", n, err)
 	}
 }
 
-// The same of what a take-over writes: it would never be over.
+// The same of what a take-over writes, which would never be over, and of the marks of what was delivered.
 func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 	t.Parallel()
 	const all = 120
@@ -98,6 +61,16 @@ func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 				return DisownClaims(ctx, f, coll, 2, ids)
 			},
 		},
+		"marks of what was delivered": {
+			done: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}},
+			run: func(ctx context.Context, f Fencer, coll *mongo.Collection, ids []bson.RawValue) error {
+				var list []Sent
+				for _, id := range ids {
+					list = append(list, Sent{NS: Namespace(coll), ID: id})
+				}
+				return RecordSent(ctx, f, RecordMark, list)
+			},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -117,12 +90,12 @@ func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			h := &hasty{coll: coll, most: 40, what: write.done}
+			h := &stacktest.Hasty{Fence: &plainFencer{client: coll.Database().Client()}, Coll: coll, Done: write.done, Most: 40}
 			if err := write.run(ctx, h, coll, ids); err != nil {
-				t.Fatalf("after %d runs: %v", h.runs, err)
+				t.Fatalf("after %d in vain: %v", h.Late.Load(), err)
 			}
-			if h.had != all {
-				t.Errorf("%d of %d are written", h.had, all)
+			if n, err := coll.CountDocuments(ctx, write.done); err != nil || n != all {
+				t.Errorf("%d of %d are written, %v", n, all, err)
 			}
 		})
 	}

@@ -25,11 +25,37 @@ func FencedSoon(ctx context.Context, f Fencer, dirty []string, n int, fn func(ct
 	})
 }
 
+// growAfter is after how many transactions that have ended in time the next may be larger again.
+const growAfter = 8
+
+// PartSize is how much goes into one fenced transaction: less after [ErrSlow], and more again when some have ended in time. It is for one
+// goroutine; of several parts that are written one after the other, all have the same.
+type PartSize struct {
+	top, most int
+	ended     int // in time, since most was changed
+}
+
+// NewPartSize begins with top, which is never exceeded.
+func NewPartSize(top int) *PartSize { return &PartSize{top: top, most: top} }
+
+// Most is how much the next transaction may hold.
+func (s *PartSize) Most() int { return s.most }
+
+// Slow says that a transaction of n was attempted in vain.
+func (s *PartSize) Slow(n int) { s.most, s.ended = max(n/4, 1), 0 }
+
+// Ended says that a transaction has ended in time.
+func (s *PartSize) Ended() {
+	if s.ended++; s.ended == growAfter {
+		s.most, s.ended = min(2*s.most, s.top), 0
+	}
+}
+
 // inParts writes a list in fenced transactions of up to most of it, each majority committed before the next begins. One that is
 // attempted in vain is made smaller. write may run several times, and has to be idempotent.
 func inParts[T any](ctx context.Context, f Fencer, list []T, most int, write func(tx context.Context, c *mongo.Client, part []T) error) error {
-	for len(list) > 0 {
-		part := list[:min(len(list), most)]
+	for size := NewPartSize(most); len(list) > 0; {
+		part := list[:min(len(list), size.Most())]
 		err := FencedSoon(ctx, f, nil, len(part), func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
@@ -38,12 +64,13 @@ func inParts[T any](ctx context.Context, f Fencer, list []T, most int, write fun
 			return write(tx, s.Client(), part)
 		})
 		if errors.Is(err, ErrSlow) {
-			most = max(len(part)/4, 1)
+			size.Slow(len(part))
 			continue
 		}
 		if err != nil {
 			return err
 		}
+		size.Ended()
 		list = list[len(part):]
 	}
 	return nil

@@ -66,10 +66,9 @@ func RecordSent(ctx context.Context, f Fencer, mode string, list []Sent) error {
 	if mode == RecordWatermark {
 		list = unstampedOnly(list)
 	}
-	for len(list) > 0 {
-		part := list[:fits(list)]
-		list = list[len(part):]
-		err := f.Fenced(ctx, nil, func(tx context.Context) error {
+	for size := NewPartSize(maxFencedDocs); len(list) > 0; {
+		part := list[:fits(list, size.Most())]
+		err := FencedSoon(ctx, f, nil, len(part), func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errors.New("deliveries are recorded in a transaction only")
@@ -81,9 +80,15 @@ func RecordSent(ctx context.Context, f Fencer, mode string, list []Sent) error {
 			}
 			return nil
 		})
+		if errors.Is(err, ErrSlow) {
+			size.Slow(len(part))
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("recording %d deliveries: %w", len(part), err)
 		}
+		size.Ended()
+		list = list[len(part):]
 	}
 	return nil
 }
@@ -98,11 +103,11 @@ func unstampedOnly(list []Sent) []Sent {
 	return out
 }
 
-// fits is how many, at least one, go into one transaction.
-func fits(list []Sent) int {
+// fits is how many, at least one and at most limit, go into one transaction.
+func fits(list []Sent, limit int) int {
 	bytes := 0
 	for i := range list {
-		if bytes += list[i].size(); i == maxFencedDocs || i > 0 && bytes > maxFencedBytes {
+		if bytes += list[i].size(); i == limit || i > 0 && bytes > maxFencedBytes {
 			return i
 		}
 	}

@@ -1,0 +1,47 @@
+package stacktest
+
+import (
+	"context"
+	"sync/atomic"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+)
+
+// Hasty is a fence of a lease that is too short for its slow server: a transaction that changes of more than Most documents whether
+// they match Done does not end in time, and is attempted again for as long as the context allows.
+type Hasty struct {
+	Fence interface {
+		Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error
+	}
+	Coll *mongo.Collection
+	Done bson.D
+	Most int64
+	Late atomic.Int64 // attempts in vain
+}
+
+// Fenced is that of Fence, again and again.
+func (h *Hasty) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
+	for {
+		late := false
+		err := h.Fence.Fenced(ctx, dirty, func(tx context.Context) error {
+			coll := mongo.SessionFromContext(tx).Client().Database(h.Coll.Database().Name()).Collection(h.Coll.Name())
+			before, err := coll.CountDocuments(tx, append(bson.D{}, h.Done...))
+			if err == nil {
+				err = fn(tx)
+			}
+			if err != nil {
+				return err
+			}
+			n, err := coll.CountDocuments(tx, append(bson.D{}, h.Done...))
+			if late = err == nil && n-before > h.Most; late {
+				return context.Canceled
+			}
+			return err
+		})
+		if !late || ctx.Err() != nil {
+			return err
+		}
+		h.Late.Add(1)
+	}
+}
