@@ -322,7 +322,7 @@ func TestAnotherErrorIsItself(t *testing.T) {
 // TestAnUnreachableDatabaseDropsNothing: no answer is neither fresh nor a duplicate.
 func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	t.Parallel()
-	const app = "inbox-unreachable"
+	app := stacktest.Name(t)
 	b := setup(t, options.Client().SetAppName(app))
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"find", "insert"}}, {Key: "closeConnection", Value: true},

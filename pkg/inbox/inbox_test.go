@@ -72,6 +72,14 @@ func (b bundle) past(ctx context.Context, coll, field string) error {
 	return err
 }
 
+// dropTTL takes a TTL index away: what a test makes long past, the server's own sweep may take at any moment.
+func (b bundle) dropTTL(tb testing.TB, coll, index string) {
+	tb.Helper()
+	if err := b.db.Collection(coll).Indexes().DropOne(tb.Context(), index); err != nil {
+		tb.Fatal(err)
+	}
+}
+
 func (b bundle) count(tb testing.TB, coll string, filter bson.D) int {
 	tb.Helper()
 	n, err := b.db.Collection(coll).CountDocuments(tb.Context(), filter)
