@@ -112,6 +112,15 @@ func (p *place) document(tb testing.TB, name string, id any) bson.Raw {
 	return raw
 }
 
+func (p *place) serverTime(tb testing.TB) time.Time {
+	tb.Helper()
+	var reply struct{ LocalTime time.Time }
+	if err := p.db.RunCommand(tb.Context(), bson.D{{Key: "hello", Value: 1}}).Decode(&reply); err != nil {
+		tb.Fatal(err)
+	}
+	return reply.LocalTime
+}
+
 func TestMongoStore(t *testing.T) {
 	t.Parallel()
 	sagatest.Run(t, func(tb testing.TB) sagatest.Fixture {
