@@ -163,11 +163,12 @@ func TestLanesDoNotConflict(t *testing.T) {
 
 	w.reset()
 	first := make(chan struct{})
+	begun := sync.OnceFunc(func() { close(first) })
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		err := b.transaction(t.Context(), func(ctx context.Context) error {
 			_, err := b.inbox.Admit(ctx, []inbox.Entry{placed("x", 0, 10)})
-			close(first)
+			begun()
 			eventually(t, "the other to conflict", func() bool { return w.count() > 0 })
 			return err
 		})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -210,9 +211,10 @@ func TestNoWaitIsTold(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	held, finish, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	hold := sync.OnceFunc(func() { close(held) })
 	go func() {
 		done <- b.inbox.Once(t.Context(), "group/a", "1", func(context.Context) error {
-			close(held)
+			hold()
 			<-finish
 			return nil
 		})
