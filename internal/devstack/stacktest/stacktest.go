@@ -93,7 +93,7 @@ func CreateTopic(tb testing.TB, name string, partitions int, configs ...kafka.Co
 // that the client asks once more and finds its own topic.
 func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
 	again := time.NewTicker(250 * time.Millisecond)
 	defer again.Stop()
@@ -105,7 +105,8 @@ func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 		if err == nil || errors.Is(err, kafka.TopicAlreadyExists) {
 			break
 		}
-		if !errors.Is(err, kafka.BrokerNotAvailable) {
+		var code kafka.Error
+		if errors.As(err, &code) && !code.Temporary() && code != kafka.BrokerNotAvailable { // others: no answer, or not in time
 			tb.Fatalf("creating topic %s: %v", topic.Topic, err)
 		}
 		select {
