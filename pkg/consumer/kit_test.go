@@ -19,7 +19,7 @@ import (
 )
 
 // patience is how long a test waits for what has to happen: the machine may be busy.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 // kit is a database, a topic and a group of a test's own.
 type kit struct {
@@ -36,7 +36,7 @@ func newKit(t testing.TB, partitions int, opts ...*options.ClientOptions) *kit {
 	k := &kit{TB: t, topic: stacktest.Topic(t, partitions), group: stacktest.Name(t)}
 	k.db = stacktest.Database(t, stacktest.Client(t, opts...))
 	k.cfg = consumer.KafkaConfig{
-		Brokers: stacktest.Brokers(t), SessionTimeout: 10 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
+		Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 		RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
 	}
 	var err error

@@ -272,7 +272,7 @@ func TestAMessageComesBackThroughTheOutbox(t *testing.T) {
 	k.untilCount("effects", 1)
 	k.until("all is committed", func(context.Context) bool { return k.committed(1)[0] == 3 })
 	k.effectsOnce("effects", 1)
-	if got := seen.of("/A/1"); len(got) != 2 || got[1].n != 2 {
+	if got := seen.numbered("/A/1"); len(got) != 2 || got[1].n != 2 {
 		t.Errorf("attempts %+v", got)
 	}
 }

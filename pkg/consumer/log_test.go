@@ -311,6 +311,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	var mu sync.Mutex
 	old, fresh := 0, 0
 	began, release := make(chan struct{}), make(chan struct{})
+	begin := sync.OnceFunc(func() { close(began) })
 	gaps := make(chan struct{}, 10)
 	c := over(t, l, consumer.WithInbox(x), consumer.Batch(1), consumer.OnError(func(_ context.Context, err error) {
 		var gap *consumer.RangeError
@@ -322,7 +323,7 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	}))
 	handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
 		if m.Offset == 10 {
-			close(began)
+			begin()
 			select {
 			case <-release:
 			case <-ctx.Done():

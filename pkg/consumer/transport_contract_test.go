@@ -15,7 +15,7 @@ func TestKafkaTransportContract(t *testing.T) {
 		return consumertest.Fixture{
 			Transport: func(t *testing.T) consumer.Transport {
 				k, err := consumer.NewKafka(consumer.KafkaConfig{
-					Brokers: stacktest.Brokers(t), SessionTimeout: 10 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
+					Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 					RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
 					WatchPartitions: 200 * time.Millisecond,
 				})

@@ -18,7 +18,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 type orderID string
 

@@ -163,11 +163,12 @@ func TestLanesDoNotConflict(t *testing.T) {
 
 	w.reset()
 	first := make(chan struct{})
+	begun := sync.OnceFunc(func() { close(first) })
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		err := b.transaction(t.Context(), func(ctx context.Context) error {
 			_, err := b.inbox.Admit(ctx, []inbox.Entry{placed("x", 0, 10)})
-			close(first)
+			begun()
 			eventually(t, "the other to conflict", func() bool { return w.count() > 0 })
 			return err
 		})
@@ -322,7 +323,7 @@ func TestAnotherErrorIsItself(t *testing.T) {
 // TestAnUnreachableDatabaseDropsNothing: no answer is neither fresh nor a duplicate.
 func TestAnUnreachableDatabaseDropsNothing(t *testing.T) {
 	t.Parallel()
-	const app = "inbox-unreachable"
+	app := stacktest.Name(t)
 	b := setup(t, options.Client().SetAppName(app))
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"find", "insert"}}, {Key: "closeConnection", Value: true},

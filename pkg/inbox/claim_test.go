@@ -15,6 +15,9 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
+// renewedSoon is a lease that is renewed after 3 s, and outlasts a process that is held up for twice as long.
+const renewedSoon = 9 * time.Second
+
 // TestCrashBetweenClaimAndHandled: a process claims and is never heard of again. Another has the message when the lease is
 // over by the server's clock, with nobody's help; should the first come back, it cannot finish.
 func TestCrashBetweenClaimAndHandled(t *testing.T) {
@@ -60,7 +63,7 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 			renewed <- struct{}{}
 		}
 	}
-	c, err := b.inbox.Claim(t.Context(), entry("1"), 3*time.Second)
+	c, err := b.inbox.Claim(t.Context(), entry("1"), renewedSoon)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -95,7 +98,7 @@ func TestRenewalsDoNotDisturbTheHandlersTransaction(t *testing.T) {
 // TestRunEndsWithTheLeaseWhenTheDatabaseIsAway: by this process's own clock, as nobody tells it.
 func TestRunEndsWithTheLeaseWhenTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
-	const app = "inbox-renewals"
+	app := stacktest.Name(t)
 	b := setup(t, options.Client().SetAppName(app))
 	c, err := b.inbox.Claim(t.Context(), entry("1"), 300*time.Millisecond)
 	if err != nil {
@@ -129,7 +132,7 @@ func TestRunEndsWithItsContext(t *testing.T) {
 func TestRunEndsQuietlyOnceHandled(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	c, err := b.inbox.Claim(t.Context(), entry("1"), 3*time.Second)
+	c, err := b.inbox.Claim(t.Context(), entry("1"), inbox.MinLease)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,6 +141,30 @@ func TestRunEndsQuietlyOnceHandled(t *testing.T) {
 	}
 	if err := c.Run(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestRunEndsQuietlyOnceHandledAlsoWhenTheDatabaseIsAway: what the marker's owner and epoch decide is not cut off by a lease
+// that could not be renewed.
+func TestRunEndsQuietlyOnceHandledAlsoWhenTheDatabaseIsAway(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	b := setup(t, options.Client().SetAppName(app))
+	c, err := b.inbox.Claim(t.Context(), entry("1"), inbox.MinLease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Handled(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stacktest.FailCommand(t, app, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"update"}}, {Key: "closeConnection", Value: true},
+	})
+	if err := c.Run(t.Context()); err != nil {
+		t.Errorf("Run ends with %v", err)
+	}
+	if err := c.Hold(t.Context(), func(ctx context.Context) error { return ctx.Err() }); err != nil {
+		t.Errorf("Hold ends with %v", err)
 	}
 }
 
@@ -226,7 +253,7 @@ func TestNoClockButTheServers(t *testing.T) {
 	w := new(watch)
 	b := setup(t, w.options())
 	w.reset()
-	c, err := b.inbox.Claim(t.Context(), placed("1", 0, 1), 3*time.Second)
+	c, err := b.inbox.Claim(t.Context(), placed("1", 0, 1), renewedSoon)
 	if err != nil {
 		t.Fatal(err)
 	}

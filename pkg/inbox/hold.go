@@ -38,18 +38,23 @@ func (c *claim) Run(ctx context.Context) error {
 			again.Reset()
 			wait = c.lease / renewals
 		case errors.Is(err, ErrClaimLost):
-			if c.handled.Load() {
-				return nil // by now in a transaction whose outcome decides
-			}
-			return err
+			return c.lost(err)
 		default:
 			left := time.Until(*c.until.Load())
 			if left <= 0 {
-				return &ClaimLostError{Key: c.entry.Key, Err: err}
+				return c.lost(&ClaimLostError{Key: c.entry.Key, Err: err})
 			}
 			wait = min(again.Next(), left)
 		}
 	}
+}
+
+// lost is err, unless the claim was handled: by now in a transaction whose outcome decides, and whose commit is not to be cut off.
+func (c *claim) lost(err error) error {
+	if c.handled.Load() {
+		return nil
+	}
+	return err
 }
 
 // renew makes one attempt, no longer than the lease is good.

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 // bundle is a test's own client, database and inbox.
@@ -70,6 +70,14 @@ func (b bundle) admit(tb testing.TB, x *inbox.Inbox, list ...inbox.Entry) []bool
 func (b bundle) past(ctx context.Context, coll, field string) error {
 	_, err := b.db.Collection(coll).UpdateMany(ctx, bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: field, Value: time.Unix(1, 0)}}}})
 	return err
+}
+
+// dropTTL takes a TTL index away: what a test makes long past, the server's own sweep may take at any moment.
+func (b bundle) dropTTL(tb testing.TB, coll, index string) {
+	tb.Helper()
+	if err := b.db.Collection(coll).Indexes().DropOne(tb.Context(), index); err != nil {
+		tb.Fatal(err)
+	}
 }
 
 func (b bundle) count(tb testing.TB, coll string, filter bson.D) int {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -104,6 +105,10 @@ func TestSweepIsBounded(t *testing.T) {
 	t.Parallel()
 	w := new(watch)
 	b := setup(t, w.options())
+	b.dropTTL(t, "inbox", "k_1")
+	if err := b.new(t, inbox.WithoutTTL()).EnsureIndexes(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	b.admit(t, b.inbox, batch("old", 25, 0)...)
 	if err := b.past(t.Context(), "inbox", "k"); err != nil {
 		t.Fatal(err)
@@ -142,6 +147,7 @@ func TestSweepIsBounded(t *testing.T) {
 func TestCounts(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+	b.dropTTL(t, "inbox_claims", "until_1")
 	b.admit(t, b.inbox, entry("1"), entry("2"))
 	for _, id := range []string{"3", "4"} {
 		if _, err := b.inbox.Claim(t.Context(), entry(id), 0); err != nil {
@@ -162,7 +168,7 @@ func TestCounts(t *testing.T) {
 
 func TestEnsureIndexes(t *testing.T) {
 	t.Parallel()
-	const app = "inbox-indexes"
+	app := stacktest.Name(t)
 	b := setup(t, options.Client().SetAppName(app))
 	if err := b.inbox.EnsureIndexes(t.Context()); err != nil { // again
 		t.Fatal(err)
@@ -205,9 +211,10 @@ func TestNoWaitIsTold(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	held, finish, done := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	hold := sync.OnceFunc(func() { close(held) })
 	go func() {
 		done <- b.inbox.Once(t.Context(), "group/a", "1", func(context.Context) error {
-			close(held)
+			hold()
 			<-finish
 			return nil
 		})

@@ -9,11 +9,12 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox/outboxtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 func newOutbox(t *testing.T, db *DB, opts ...OutboxOption) *Outbox {
 	t.Helper()

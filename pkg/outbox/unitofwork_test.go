@@ -337,6 +337,18 @@ func standalone(t *testing.T) *mongo.Client {
 			t.Fatal(err)
 		}
 	}
+	for range 5 {
+		if c := startStandalone(t, path); c != nil {
+			return c
+		}
+	}
+	t.Fatal("no port stayed free until the server took it")
+	return nil
+}
+
+// startStandalone is nil if somebody else had the port in the end.
+func startStandalone(t *testing.T, path string) *mongo.Client {
+	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -349,11 +361,21 @@ func standalone(t *testing.T) *mongo.Client {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
-	c, err := mongo.Connect(options.Client().ApplyURI(fmt.Sprintf("mongodb://127.0.0.1:%d/", port)).SetServerSelectionTimeout(time.Minute))
+	ended := make(chan struct{})
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	go func() { _ = cmd.Wait(); cancel(); close(ended) }()
+	t.Cleanup(func() { _ = cmd.Process.Kill(); <-ended })
+	c, err := mongo.Connect(options.Client().ApplyURI(fmt.Sprintf("mongodb://127.0.0.1:%d/", port)).SetServerSelectionTimeout(2 * time.Minute))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = c.Disconnect(context.WithoutCancel(t.Context())) })
-	return c
+	var status struct{ PID int64 }
+	err = c.Database("admin").RunCommand(ctx, bson.D{{Key: "serverStatus", Value: 1}}).Decode(&status)
+	if err == nil && status.PID == int64(cmd.Process.Pid) {
+		return c
+	}
+	t.Logf("a server on port %d: process %d answers, %d is wanted; %v", port, status.PID, cmd.Process.Pid, err)
+	return nil
 }

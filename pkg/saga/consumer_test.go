@@ -20,7 +20,7 @@ import (
 )
 
 // patience is how long a test waits for what has to happen: the machine may be busy.
-func patience() time.Duration { return time.Minute + time.Duration(*load)*50*time.Millisecond }
+func patience() time.Duration { return 3*time.Minute + time.Duration(*load)*50*time.Millisecond }
 
 // node is a member of the group: a consumer with a saga, another saga and a plain handler for the same messages.
 type node struct {
@@ -59,7 +59,7 @@ func newNode(t *testing.T, db, topic, group string, last int) *node {
 			}
 		}),
 		consumer.WithKafka(consumer.KafkaConfig{
-			Brokers: stacktest.Brokers(t), SessionTimeout: 10 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
+			Brokers: stacktest.Brokers(t), SessionTimeout: 20 * time.Second, HeartbeatInterval: 100 * time.Millisecond,
 			RebalanceTimeout: 20 * time.Second, JoinBackoff: 100 * time.Millisecond, MaxWait: 100 * time.Millisecond,
 		}))
 	if err != nil {

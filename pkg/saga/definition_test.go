@@ -233,6 +233,9 @@ func TestDesk(t *testing.T) {
 	for i := range int32(n) {
 		handle(t, h, msg(t, "Begin", "", begin[int32]{ID: i, Name: fmt.Sprint(i)}))
 	}
+	// Times are to the millisecond: the last change is to be later than those before.
+	last := p.document(t, "orders", int32(n-1)).Lookup("updatedAt").Time()
+	until(t, "the server's next millisecond", func() bool { return p.serverTime(t).After(last) })
 	handle(t, h, msg(t, "End", "", begin[int32]{ID: 2}))
 	for what, desk := range map[string]*saga.Desk{"registry": r.Desk(), "store": saga.NewDesk(p.store)} {
 		ctx := t.Context()

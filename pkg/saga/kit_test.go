@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 // place is a database of the test's own.
@@ -110,6 +110,15 @@ func (p *place) document(tb testing.TB, name string, id any) bson.Raw {
 		tb.Fatal(err)
 	}
 	return raw
+}
+
+func (p *place) serverTime(tb testing.TB) time.Time {
+	tb.Helper()
+	var reply struct{ LocalTime time.Time }
+	if err := p.db.RunCommand(tb.Context(), bson.D{{Key: "hello", Value: 1}}).Decode(&reply); err != nil {
+		tb.Fatal(err)
+	}
+	return reply.LocalTime
 }
 
 func TestMongoStore(t *testing.T) {

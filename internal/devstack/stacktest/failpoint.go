@@ -15,7 +15,7 @@ import (
 )
 
 // failPointWait is how long a test waits for others that use the fail point.
-const failPointWait = 3 * time.Minute
+const failPointWait = 8 * time.Minute
 
 // FailCommand sets the shared server's fail point failCommand for the clients called app alone, until off or the end of the
 // test. mode is "alwaysOn" or {times: n}. A server has one such fail point, and a second setting replaces the first whatever

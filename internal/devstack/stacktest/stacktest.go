@@ -93,7 +93,7 @@ func CreateTopic(tb testing.TB, name string, partitions int, configs ...kafka.Co
 // that the client asks once more and finds its own topic.
 func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
 	again := time.NewTicker(250 * time.Millisecond)
 	defer again.Stop()
@@ -103,9 +103,10 @@ func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 			err = res.Errors[topic.Topic]
 		}
 		if err == nil || errors.Is(err, kafka.TopicAlreadyExists) {
-			return
+			break
 		}
-		if !errors.Is(err, kafka.BrokerNotAvailable) {
+		var code kafka.Error
+		if errors.As(err, &code) && !code.Temporary() && code != kafka.BrokerNotAvailable { // others: no answer, or not in time
 			tb.Fatalf("creating topic %s: %v", topic.Topic, err)
 		}
 		select {
@@ -114,6 +115,36 @@ func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 			tb.Fatalf("creating topic %s: %v", topic.Topic, err)
 		}
 	}
+	for { // a leader may hear of its partition later than who asks for the layout
+		err := led(ctx, cl, topic)
+		if err == nil {
+			return
+		}
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			tb.Fatalf("topic %s was created, but its leaders do not answer: %v", topic.Topic, err)
+		}
+	}
+}
+
+// led asks the leader of each partition for something.
+func led(ctx context.Context, cl *kafka.Client, topic kafka.TopicConfig) error {
+	var ask []kafka.OffsetRequest
+	for p := range topic.NumPartitions {
+		ask = append(ask, kafka.FirstOffsetOf(p))
+	}
+	res, err := cl.ListOffsets(ctx, &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic.Topic: ask}})
+	if err != nil {
+		return err
+	}
+	for _, p := range res.Topics[topic.Topic] {
+		err = errors.Join(err, p.Error)
+	}
+	if n := len(res.Topics[topic.Topic]); err == nil && n != topic.NumPartitions {
+		return fmt.Errorf("%d of %d partitions", n, topic.NumPartitions)
+	}
+	return err
 }
 
 // CreateTopicOn creates a topic on those brokers, with that many replicas of each partition, and

@@ -22,7 +22,7 @@ import (
 )
 
 // Patience is how long a test waits for something that must happen.
-const Patience = 60 * time.Second
+const Patience = 2 * time.Minute
 
 // Fixture is what the tests need of a transport.
 type Fixture struct {
