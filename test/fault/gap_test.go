@@ -209,11 +209,13 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 		return place >= from
 	}
 	dies("mid-sweep")
-	// The place is written beside renewals: a sweep that is quick enough dies before the first of them.
-	for tries := 1; !dies("mid-sweep:4500"); tries++ {
-		if tries == 8 {
-			t.Fatal("eight sweeps of 4,500 envelopes left no place to go on from")
+	// The place is written every 40 ms: a sweep that is quick enough dies before. Then there is more to sweep.
+	for n := 4500; !dies(fmt.Sprintf("mid-sweep:%d", n)); n *= 2 {
+		if n > 40_000 {
+			t.Fatalf("a sweep of %d envelopes left no place to go on from", n)
 		}
+		s.Write(kit.Load{Events: 2 * n, PerTx: 60, Prefix: fmt.Sprintf("more-%d-", n)}).Wait()
+		setGap(t, s, bson.Timestamp{T: from, I: i})
 	}
 	dies("mid-sweep:1500")
 	last := s.Start()
