@@ -5,6 +5,7 @@ package fault
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -281,6 +282,9 @@ func text(v bson.RawValue) string {
 	return v.StringValue()
 }
 
+// resumable is what a replay says that waited for a watcher in vain.
+var resumable = regexp.MustCompile(`go on with outrelay replay --resume (\S+)`)
+
 // Dead letters are requeued, and delivered envelopes replayed, while owners die: each comes exactly once more, and says so.
 func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	t.Parallel()
@@ -320,12 +324,18 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		code, out, errOut := kit.Run(t, nil, append(args, "--config", config)...)
 		to <- outcome{code, out + errOut}
 	}
+	kit.Binary(t, "crashpoints") // neither command waits for ever, and this may take a minute
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
 	die(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
 	s.Start().TookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
-		if o := <-c; o.code != 0 {
+		o := <-c
+		if again := resumable.FindStringSubmatch(o.said); o.code != 0 && again != nil { // no owner lived for long enough
+			t.Logf("%s: %s", name, o.said)
+			o.code, o.said, _ = kit.Run(t, nil, "replay", "--resume", again[1], "--yes", "--json", "--config", config)
+		}
+		if o.code != 0 {
 			t.Errorf("%s: exit code %d\n%s", name, o.code, o.said)
 		} else {
 			t.Logf("%s: %s", name, o.said)
