@@ -156,15 +156,21 @@ func (o *open) commit() {
 	}
 }
 
-// setGap makes the watcher document that of an owner that died when it had written a gap.
-func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
+// operationTime is the server's time behind all that was written so far.
+func operationTime(t *testing.T, s *kit.Scene) bson.Timestamp {
 	t.Helper()
 	raw, err := s.Client.Database("admin").RunCommand(t.Context(), bson.D{{Key: "ping", Value: 1}}).Raw()
 	if err != nil {
 		t.Fatal(err)
 	}
 	at, i := raw.Lookup("operationTime").Timestamp()
-	gap := lease.Gap{Reason: "history_lost", From: from, To: bson.Timestamp{T: at, I: i}, Since: time.Now()}
+	return bson.Timestamp{T: at, I: i}
+}
+
+// setGap makes the watcher document that of an owner that died when it had written a gap.
+func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
+	t.Helper()
+	gap := lease.Gap{Reason: "history_lost", From: from, To: operationTime(t, s), Since: time.Now()}
 	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}},
 		bson.D{{Key: "$set", Value: bson.D{{Key: "gap", Value: gap}}}}); err != nil {
 		t.Fatal(err)
