@@ -42,9 +42,9 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	s.Write(kit.Load{Events: n, PerTx: 40}).Wait()
 	at, i := s.Watcher().Lookup("clusterTime").Timestamp()
 	rollOver(t, s, bson.Timestamp{T: at, I: i})
-	slow := begin(t, s)
 	live := s.Write(kit.Load{Rate: 70})
 	live.Reached(100)
+	slow := begin(t, s) // the server ends it after a minute
 	second := s.Start()
 	second.Says("sweeping the outbox")
 	slow.commit()
