@@ -105,6 +105,7 @@ type bench struct {
 	dir      string // of configuration files
 	start    bson.Timestamp
 	numbered int
+	perDoc   time.Duration // the slowest that documents were written in bulk so far
 	states   []string
 	began    time.Time
 }

@@ -89,7 +89,7 @@ func read(ctx context.Context, b *broker, topic string, parts []int32, got arriv
 		})
 	}
 	for ctx.Err() == nil {
-		m, err := b.ask(10*time.Second, req)
+		m, err := b.ask(answerWithin, req)
 		if err != nil {
 			return fmt.Errorf("consuming: %w", err)
 		}

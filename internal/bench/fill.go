@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
@@ -87,6 +88,7 @@ func (b *bench) fill(ctx context.Context) (bson.Timestamp, error) {
 
 // write inserts n documents.
 func (b *bench) write(over context.Context, coll *mongo.Collection, n int, doc func(i int) (bson.Raw, error)) error {
+	began := time.Now()
 	g, ctx := errgroup.WithContext(over)
 	for w := range fillWorkers {
 		g.Go(func() error {
@@ -110,6 +112,7 @@ func (b *bench) write(over context.Context, coll *mongo.Collection, n int, doc f
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	b.perDoc = max(b.perDoc, time.Since(began)/time.Duration(max(n, 1)))
 	// What the writing left to do for the server's cache is not part of what is measured. Not everybody may ask for it.
 	_ = b.client.Database("admin").RunCommand(over, bson.D{{Key: "fsync", Value: 1}}).Err()
 	return nil

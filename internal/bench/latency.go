@@ -21,7 +21,7 @@ const (
 	warmRun   = 6000 // more, at warmRate a second; fewer where the backlog is smaller, which is no measurement
 	warmRate  = 1000
 	// arriveWithin bounds the wait for the last events of a stretch.
-	arriveWithin = 20 * time.Second
+	arriveWithin = 60 * time.Second
 )
 
 // shots are paced inserts and when they arrived where they are awaited.

@@ -102,7 +102,7 @@ func newRawProduce(ctx context.Context, s spec) (work, error) {
 // identify asks for a producer id; a broker that has just started says for a moment that it has none yet.
 func identify(ctx context.Context, b *broker) (batch.Producer, error) {
 	for try := 1; ; try++ {
-		m, err := b.ask(10*time.Second, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
+		m, err := b.ask(answerWithin, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
 		if err != nil {
 			return batch.Producer{}, fmt.Errorf("asking for a producer id: %w", err)
 		}

@@ -13,8 +13,10 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// writeRate is a rate at which scheduled envelopes are certainly written, with a relay that reads them beside.
-const writeRate = 4000
+const (
+	writeRate = 4000 // at which scheduled envelopes are certainly written, with a relay that reads them beside
+	writeTake = 4    // times as long as any were written so far, where that is slower
+)
 
 // due is a scheduled envelope.
 func (b *bench) due(i int, at time.Time) (bson.Raw, error) {
@@ -64,7 +66,7 @@ func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterRead
 
 // ahead is a time at which n envelopes are certainly written and read.
 func (b *bench) ahead(n int) time.Time {
-	return time.Now().Add(3*time.Second + time.Duration(n)*time.Second/writeRate).Truncate(time.Millisecond)
+	return time.Now().Add(5*time.Second + time.Duration(n)*max(time.Second/writeRate, writeTake*b.perDoc)).Truncate(time.Millisecond)
 }
 
 // passed waits until the stream has brought n envelopes.

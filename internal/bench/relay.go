@@ -150,7 +150,7 @@ func (r *relay) kill() { _ = r.cmd.Process.Kill() }
 // stop ends it gracefully, or after a while at once.
 func (r *relay) stop() error {
 	r.terminate()
-	late := time.AfterFunc(20*time.Second, r.kill)
+	late := time.AfterFunc(stall, r.kill)
 	defer late.Stop()
 	<-r.done
 	_ = r.in.Close()
@@ -162,7 +162,7 @@ func (r *relay) stop() error {
 
 // role is what the relay says of itself: owner, standby, …; empty while it does not answer.
 func (r *relay) role(ctx context.Context) string {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	body, err := r.get(ctx, "/readyz")
 	if err != nil {

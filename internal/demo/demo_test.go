@@ -142,7 +142,7 @@ func TestServiceStops(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(ctx) }()
-	tick, deadline := time.NewTicker(10*time.Millisecond), time.After(10*time.Second)
+	tick, deadline := time.NewTicker(10*time.Millisecond), time.After(time.Minute)
 	defer tick.Stop()
 	for c.Report().Committed < 50 {
 		select {

@@ -13,9 +13,9 @@ import (
 const (
 	tickEvery   = 50 * time.Millisecond
 	arriveTime  = 60 * time.Second // for what was committed to arrive, after the last event
-	hurryTime   = 10 * time.Second // the same, after a signal or q
+	hurryTime   = 20 * time.Second // the same, after a signal or q
 	settleTime  = 500 * time.Millisecond
-	holdTime    = 30 * time.Second // for two kills to happen, beyond three times their rhythm
+	holdTime    = 60 * time.Second // for two kills to happen, beyond three times their rhythm
 	maxFailures = 5                // relays that ended by themselves
 )
 

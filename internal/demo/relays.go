@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -76,7 +75,7 @@ type relays struct {
 func newRelays(stack *devstack.Stack, as names, binary string, env []string, set map[string]any) (*relays, error) {
 	r := &relays{
 		stack: stack, binary: binary, env: withoutOwn(env), config: filepath.Join(stack.Dir(), "outrelay.yaml"),
-		client: &http.Client{Timeout: time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
+		client: &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}},
 		ended:  make(chan *relay), closed: make(chan struct{}),
 	}
 	config := map[string]any{
@@ -112,7 +111,7 @@ func withoutOwn(env []string) []string {
 
 // spawn starts one more process.
 func (r *relays) spawn() (*relay, error) {
-	addr, err := freeAddress()
+	addr, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
@@ -135,15 +134,6 @@ func (r *relays) spawn() (*relay, error) {
 		}
 	})
 	return one, nil
-}
-
-func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("looking for a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 func (r *relays) remove(one *relay) {

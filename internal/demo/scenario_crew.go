@@ -17,6 +17,7 @@ import (
 const (
 	redelivered = "outrelay-redelivered"
 
+	leaveWithin = time.Minute            // a member has to be gone after SIGTERM
 	countEvery  = 200 * time.Millisecond // between two looks at how far the members are
 	repeatOneOf = 10                     // records, one of so many is written to its topic once more
 )
@@ -99,7 +100,7 @@ func (c *crew) kill(h *hand) error {
 func (c *crew) leave(h *hand) {
 	h.expected.Store(true)
 	if err := h.prog.Terminate(); err == nil {
-		late := time.AfterFunc(stopWithin, func() { _ = h.prog.Kill() })
+		late := time.AfterFunc(leaveWithin, func() { _ = h.prog.Kill() })
 		<-h.prog.Done()
 		late.Stop()
 	}

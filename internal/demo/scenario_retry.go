@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/uuid"
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/demo/check"
 	"github.com/outrelay/outrelay/internal/devstack"
@@ -51,9 +52,9 @@ func (f *RetryFinding) tell() []string {
 }
 
 const (
-	missing    = "invoice" // its topic comes late
-	refusing   = "payment" // its topic refuses records for a while
-	firstRetry = 6 * time.Second
+	missing    = "invoice"        // its topic comes late
+	refusing   = "payment"        // its topic refuses records for a while
+	firstRetry = 15 * time.Second // what is appended behind the refused ones has to be there sooner
 
 	leastShare = 0.95 // of the other topics' events that must flow while one is missing
 	heldKeys   = 12   // keys whose first event is refused
@@ -104,13 +105,18 @@ func (s *stage) missTopic(ctx context.Context, others *load, f *RetryFinding) er
 	if err := s.pass(ctx, s.takes(s.o.Events)); err != nil {
 		return err
 	}
-	took := time.Since(began)
-	delivered, p99 := w.stop()
-	f.MissingS, f.OthersRate, f.OthersP99MS = round(took), float64(int(float64(delivered)/took.Seconds())), p99
-	f.OthersShare = float64(delivered) / float64(max(others.done.Load()-before, 1))
-	if f.OthersShare < leastShare {
-		s.broke("%.1f %% of the other topics' events flowed while one was missing", 100*f.OthersShare)
+	// What was committed just now is on its way, which on a busy machine takes a while: it has to come while the topic is
+	// missing.
+	committed := others.done.Load() - before
+	took, arrived := time.Since(began), w.of("customer")
+	share := func() float64 { return min(float64(w.of("customer"))/float64(max(committed, 1)), 1) }
+	err = s.await(ctx, "the other topics' events flow while one is missing", patience, func() bool { return share() > leastShare })
+	f.OthersShare = share()
+	if err != nil {
+		return err
 	}
+	_, p99 := w.stop()
+	f.MissingS, f.OthersRate, f.OthersP99MS = round(took), float64(int(float64(arrived)/took.Seconds())), p99
 	parked()
 	s.say("%s envelopes are parked; the topic is made now", thousands(f.Parked))
 	made := time.Now()
@@ -233,22 +239,28 @@ func stateIs(state string) bson.D { return bson.D{{Key: "state", Value: state}} 
 
 func anyState() bson.D { return bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}} }
 
-// appendTo appends n events of the refusing topic for each of some keys, in one transaction for each key.
+// appendTo appends n events of the refusing topic for each of some keys, in one transaction for each key, side by side.
 func (s *stage) appendTo(ctx context.Context, keys []string, n int) error {
+	var g errgroup.Group
 	for _, key := range keys {
-		ids, events := []string(nil), []event.Event(nil)
-		for range n {
-			id := uuid.Must(uuid.NewV7())
-			payload := fmt.Appendf(nil, `{"of":%q}`, key)
-			s.check.Begin(check.Event{ID: id.String(), Key: key, Topics: []string{s.names.topic(refusing)}, Value: payload})
-			ids, events = append(ids, id.String()), append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
-		}
-		err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })
-		if err != nil {
-			return fmt.Errorf("appending events of one key: %w", err)
-		}
-		s.check.Committed(time.Now(), ids...)
+		g.Go(func() error { return s.appendKey(ctx, key, n) })
 	}
+	return g.Wait()
+}
+
+func (s *stage) appendKey(ctx context.Context, key string, n int) error {
+	ids, events := []string(nil), []event.Event(nil)
+	for range n {
+		id := uuid.Must(uuid.NewV7())
+		payload := fmt.Appendf(nil, `{"of":%q}`, key)
+		s.check.Begin(check.Event{ID: id.String(), Key: key, Topics: []string{s.names.topic(refusing)}, Value: payload})
+		ids, events = append(ids, id.String()), append(events, event.New(refusing, key, "PaymentMade", payload, event.WithID(id)))
+	}
+	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })
+	if err != nil {
+		return fmt.Errorf("appending events of one key: %w", err)
+	}
+	s.check.Committed(time.Now(), ids...)
 	return nil
 }
 

@@ -26,7 +26,7 @@ const (
 	abortEvery = 25 // transactions of a worker, one is rolled back on purpose
 	together   = 3  // events at most in one transaction
 	burst      = 500
-	finishTime = 15 * time.Second // for a transaction that is under way when the service stops
+	finishTime = 45 * time.Second // for a transaction that is under way when the service stops
 )
 
 // errChangedMind rolls a transaction back on purpose: its events must never be seen.

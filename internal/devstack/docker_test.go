@@ -74,7 +74,7 @@ func TestContainer(t *testing.T) {
 	t.Setenv("FAKE", fake)
 	t.Setenv("MONGOD", mongod.path)
 
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	var u *UnavailableError
 	if _, err := Start(ctx, Options{Mongods: 3}); !errors.As(err, &u) || !slices.Contains(u.Tried, "Docker: gives single members, 3 were asked for") {

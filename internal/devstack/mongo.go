@@ -213,7 +213,7 @@ func (s *Stack) useMongo(ctx context.Context, uri string) error {
 		s.mongods = append(s.mongods, m)
 	}
 	s.uri = uri
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	client, err := mongo.Connect(opts)
 	if err != nil {

@@ -39,6 +39,16 @@ func freePorts(n int) ([]int, error) {
 	return nil, fmt.Errorf("no %d free loopback ports between %d and %d", n, lowestPort, highestPort)
 }
 
+// FreeAddress is a loopback address on which nobody listens now, and which the system gives to no connection: for a process
+// that is started to listen there, or that may leave it and come back.
+func FreeAddress() (string, error) {
+	ports, err := freePorts(1)
+	if err != nil {
+		return "", err
+	}
+	return loopback(ports[0]), nil
+}
+
 func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 
 // portTaken is errPortTaken if somebody listens on one of the ports. It is asked about a member that

@@ -31,7 +31,7 @@ func TestPrograms(t *testing.T) {
 		t.Helper()
 		select {
 		case <-p.Done():
-		case <-time.After(10 * time.Second):
+		case <-time.After(patience):
 			t.Fatalf("%s does not end", p.Name())
 		}
 	}

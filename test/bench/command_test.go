@@ -2,10 +2,7 @@
 
 package bench
 
-import (
-	"testing"
-	"time"
-)
+import "testing"
 
 // TestBenchCommand runs all of the benchmark in small, failover included, and reads its object as others will.
 func TestBenchCommand(t *testing.T) {
@@ -39,7 +36,7 @@ func TestBenchCommand(t *testing.T) {
 			OutOfOrder int `json:"out_of_order"`
 		} `json:"failover"`
 	}
-	run(t, 100*time.Second, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "1s")
+	run(t, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "2s")
 	for name, v := range map[string]float64{"raw_stream_eps": r.RawStream, "raw_produce_eps": r.RawProduce, "both_eps": r.Both, "drain_eps": r.Drain, "drain_ratio": r.Ratio} {
 		if v <= 0 {
 			t.Errorf("%s is %v", name, v)

@@ -2,16 +2,13 @@
 
 package bench
 
-import (
-	"testing"
-	"time"
-)
+import "testing"
 
 // TestBenchReconcilerCommand runs all that is measured beside the stream in small, and reads its object as others will.
 func TestBenchReconcilerCommand(t *testing.T) {
 	t.Parallel()
 	var r map[string]any
-	run(t, 100*time.Second, &r, "--reconciler", "--events", "600", "--runs", "1")
+	run(t, &r, "--reconciler", "--events", "600", "--runs", "1")
 	for _, name := range []string{
 		"drain_eps", "scheduled_eps", "scheduled_ratio", "known_eps", "known_ratio", "due_error_p50_ms", "due_error_p99_ms",
 		"due_burst_s", "due_burst_limit_s", "sweep_eps", "sweep_peak_rss_mb", "budget_mb", "parked_eps", "purge_eps",

@@ -4,13 +4,11 @@ package bench
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"io"
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
@@ -18,10 +16,10 @@ import (
 
 // run runs `outrelay bench --json` on the shared servers, reads the one object that it prints, and shows what it said besides
 // if the test fails. It returns that.
-func run(t *testing.T, within time.Duration, object any, args ...string) (said string) {
+func run(t *testing.T, object any, args ...string) (said string) {
 	t.Helper()
 	binary := kit.Binary(t, "")
-	ctx, cancel := context.WithTimeout(t.Context(), within)
+	ctx, cancel := kit.Context(t)
 	defer cancel()
 	var out, errOut bytes.Buffer
 	args = append([]string{"bench", "--json", "--mongodb", stacktest.MongoURI(t), "--kafka", strings.Join(stacktest.Brokers(t), ",")}, args...)

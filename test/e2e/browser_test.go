@@ -68,7 +68,7 @@ const watch = `document.addEventListener('securitypolicyviolation', (e) => conso
 func openTab(t *testing.T) (*tab, <-chan error) {
 	t.Helper()
 	b := &tab{t: t, dir: artifacts(t), offered: map[string]bool{}}
-	alloc, closeBrowser := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.WindowSize(1280, 900))...)
+	alloc, closeBrowser := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1280, 900))...)
 	ctx, closeTab := chromedp.NewContext(alloc)
 	b.ctx = ctx
 	ready, ended := make(chan error, 1), make(chan struct{})
@@ -231,7 +231,7 @@ func (b *tab) shot(name string) {
 	var png []byte
 	var err error
 	for range 4 {
-		ctx, cancel := context.WithTimeout(b.ctx, patience/8)
+		ctx, cancel := context.WithTimeout(b.ctx, patience/4)
 		if _, err = chromedp.Run(ctx, chromedp.Evaluate[bool](`new Promise((done) => { const look = () => document.readyState === 'complete' ? done(true) : setTimeout(look, 20); look(); })`, chromedp.EvalAwaitPromise)); err == nil {
 			png, err = chromedp.Run(ctx, chromedp.FullScreenshot(100))
 		}

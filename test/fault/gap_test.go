@@ -42,9 +42,9 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	s.Write(kit.Load{Events: n, PerTx: 40}).Wait()
 	at, i := s.Watcher().Lookup("clusterTime").Timestamp()
 	rollOver(t, s, bson.Timestamp{T: at, I: i})
-	slow := begin(t, s)
 	live := s.Write(kit.Load{Rate: 70})
 	live.Reached(100)
+	slow := begin(t, s) // the server ends it after a minute
 	second := s.Start()
 	second.Says("sweeping the outbox")
 	slow.commit()
@@ -156,15 +156,21 @@ func (o *open) commit() {
 	}
 }
 
-// setGap makes the watcher document that of an owner that died when it had written a gap.
-func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
+// operationTime is the server's time behind all that was written so far.
+func operationTime(t *testing.T, s *kit.Scene) bson.Timestamp {
 	t.Helper()
 	raw, err := s.Client.Database("admin").RunCommand(t.Context(), bson.D{{Key: "ping", Value: 1}}).Raw()
 	if err != nil {
 		t.Fatal(err)
 	}
 	at, i := raw.Lookup("operationTime").Timestamp()
-	gap := lease.Gap{Reason: "history_lost", From: from, To: bson.Timestamp{T: at, I: i}, Since: time.Now()}
+	return bson.Timestamp{T: at, I: i}
+}
+
+// setGap makes the watcher document that of an owner that died when it had written a gap.
+func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
+	t.Helper()
+	gap := lease.Gap{Reason: "history_lost", From: from, To: operationTime(t, s), Since: time.Now()}
 	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}},
 		bson.D{{Key: "$set", Value: bson.D{{Key: "gap", Value: gap}}}}); err != nil {
 		t.Fatal(err)
@@ -209,11 +215,13 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 		return place >= from
 	}
 	dies("mid-sweep")
-	// The place is written beside renewals: a sweep that is quick enough dies before the first of them.
-	for tries := 1; !dies("mid-sweep:4500"); tries++ {
-		if tries == 8 {
-			t.Fatal("eight sweeps of 4,500 envelopes left no place to go on from")
+	// The place is written every 40 ms: a sweep that is quick enough dies before. Then there is more to sweep.
+	for n := 4500; !dies(fmt.Sprintf("mid-sweep:%d", n)); n *= 2 {
+		if n > 40_000 {
+			t.Fatalf("a sweep of %d envelopes left no place to go on from", n)
 		}
+		s.Write(kit.Load{Events: 2 * n, PerTx: 60, Prefix: fmt.Sprintf("more-%d-", n)}).Wait()
+		setGap(t, s, bson.Timestamp{T: from, I: i})
 	}
 	dies("mid-sweep:1500")
 	last := s.Start()

@@ -10,6 +10,7 @@ import (
 	toxiproxy "github.com/Shopify/toxiproxy/v2"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
+	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -23,7 +24,9 @@ func silent[M, L any](newServer func(M, L) *toxiproxy.ApiServer, m M) *toxiproxy
 // between is a proxy in front of an address, for as long as the test runs.
 func between(t *testing.T, upstream string) *toxiproxy.Proxy {
 	t.Helper()
-	p := toxiproxy.NewProxy(silent(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", "127.0.0.1:0", upstream)
+	addr, err := devstack.FreeAddress() // it is left for a while
+	must(t, err)
+	p := toxiproxy.NewProxy(silent(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", addr, upstream)
 	must(t, p.Start())
 	t.Cleanup(p.Stop)
 	return p

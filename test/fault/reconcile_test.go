@@ -5,6 +5,7 @@ package fault
 import (
 	"fmt"
 	"maps"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -281,10 +282,13 @@ func text(v bson.RawValue) string {
 	return v.StringValue()
 }
 
+// resumable is what a replay says that waited for a watcher in vain.
+var resumable = regexp.MustCompile(`go on with outrelay replay --resume (\S+)`)
+
 // Dead letters are requeued, and delivered envelopes replayed, while owners die: each comes exactly once more, and says so.
 func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.base": "50ms", "retry.cap": "100ms", "retry.max_attempts": 2})})
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.max_attempts": 1})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
 	history := s.Follow()
 	topics := s.Read("order", "payment")
@@ -295,18 +299,21 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	}
 	s.Append(s.Outbox(), events...)
 	s.Write(kit.Load{Events: n, PerTx: 5}).Wait()
+	end := operationTime(t, s)
 	p := s.Start()
 	p.TookOver()
 	topics.Distinct(n)
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
-	// One that is tried again is as old as its sending: where nothing else is to be done, the brokers take most of them.
+	// The first attempt is as old as the commit, which was before the relay began: the brokers refuse nearly all. One that is
+	// tried again would be as old as its sending, and a quick machine sends within the millisecond that they allow.
 	kit.Eventually(t, "payments are dead, or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
 		return letters > int64(n/50) && s.Held() == 0 && int(letters)+len(topics.All()) >= 2*n
 	})
 	s.SetTopic("payment", ageSetting, "86400000")
-	kit.Eventually(t, "the relay is past all of it", func() bool { return s.Status().Unresolved == 0 })
+	// A position from before is read from again: what is dead would be sent, now that the topic takes it.
+	history.Await("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
 	p.Kill()
 	before := topics.Deliveries()
 	type outcome struct {
@@ -319,12 +326,18 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		code, out, errOut := kit.Run(t, nil, append(args, "--config", config)...)
 		to <- outcome{code, out + errOut}
 	}
+	kit.Binary(t, "crashpoints") // neither command waits for ever, and this may take a minute
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
 	die(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
 	s.Start().TookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
-		if o := <-c; o.code != 0 {
+		o := <-c
+		if again := resumable.FindStringSubmatch(o.said); o.code != 0 && again != nil { // no owner lived for long enough
+			t.Logf("%s: %s", name, o.said)
+			o.code, o.said, _ = kit.Run(t, nil, "replay", "--resume", again[1], "--yes", "--json", "--config", config)
+		}
+		if o.code != 0 {
 			t.Errorf("%s: exit code %d\n%s", name, o.code, o.said)
 		} else {
 			t.Logf("%s: %s", name, o.said)

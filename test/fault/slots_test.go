@@ -100,7 +100,7 @@ func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	p.TookOver()
 	topics.Distinct(50)
 	p.Stop() // it renews no more, and its lease would expire: another holds it by a document of its own
-	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(20 * time.Second)}}}}); err != nil {
+	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}
 	code, _, errOut := s.Run("reslice", "--slots", "2", "--yes", "--wait", "2s")

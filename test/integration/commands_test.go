@@ -4,6 +4,7 @@ package integration
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -25,19 +26,15 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	s.Check(topics)
 	history.Await("state live", func(v kit.Version) bool { return strings.Contains(v.Stats.String(), `"live"`) })
 	st := s.Status()
-	if st.Node != owner.Node || !strings.HasPrefix(st.Owner, owner.Node+"/") || st.State != "live" || st.Epoch != 1 || len(st.Blocked) != 0 {
+	if st.Node != owner.Node || !strings.HasPrefix(st.Owner, owner.Node+"/") || st.State != "live" || st.Epoch < 1 || len(st.Blocked) != 0 {
 		t.Errorf("status of a live relay: %+v", st)
 	}
 	for path, want := range map[string]string{"/livez": "", "/readyz": `"owner"`, "/metrics": "outrelay_lease_owner 1"} {
-		if code, body := owner.Get(path); code != http.StatusOK || !strings.Contains(body, want) {
-			t.Errorf("GET %s: %d, want 200 with %q\n%.2000s", path, code, want, body)
-		}
+		answers(t, owner, path, want)
 	}
 	standby := s.Start()
 	standby.Says("standing by")
-	if code, body := standby.Get("/readyz"); code != http.StatusOK || !strings.Contains(body, `"standby"`) {
-		t.Errorf("GET /readyz of the standby: %d\n%s", code, body)
-	}
+	answers(t, standby, "/readyz", `"standby"`)
 	if code, out, errOut := s.Run("validate"); code != 0 || out != "" || !strings.Contains(errOut, "ok") {
 		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)
 	}
@@ -46,10 +43,19 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 		t.Errorf("status after a kill: %+v", st)
 	}
 	standby.TookOver()
-	if st := s.Status(); st.Node != standby.Node || st.Epoch != 2 {
-		t.Errorf("status after a take-over: %+v", st)
+	if now := s.Status(); now.Node != standby.Node || now.Epoch <= st.Epoch {
+		t.Errorf("status after a take-over: %+v; before it was %+v", now, st)
 	}
 	history.Check()
+}
+
+// answers waits until a process answers a path with 200 and that text: a machine that is busy makes a lease doubtful at times.
+func answers(t *testing.T, p *kit.Process, path, want string) {
+	t.Helper()
+	kit.Eventually(t, fmt.Sprintf("GET %s of %s with %q", path, p.Node, want), func() bool {
+		code, body := p.Get(path)
+		return code == http.StatusOK && strings.Contains(body, want)
+	})
 }
 
 func TestDoctorOnALiveRelay(t *testing.T) {

@@ -5,7 +5,6 @@ package integration
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"encoding/json"
 	"io"
 	"os/exec"
@@ -26,7 +25,7 @@ func TestDevCommandSurvivesKills(t *testing.T) {
 	t.Parallel()
 	binary := kit.Binary(t, "")
 	env := onSharedServers(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Second)
+	ctx, cancel := kit.Context(t)
 	defer cancel()
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(ctx, binary, "dev", "--events", "400", "--rate", "100", "--kill-every", "2s", "--json")
@@ -53,8 +52,13 @@ func TestDevCommandSurvivesKills(t *testing.T) {
 	if !slices.Equal(names, want) {
 		t.Errorf("fields %q, want %q", names, want)
 	}
-	if r["events"] != 400 || r["delivered"] != 400 || r["lost"]+r["duplicates"]+r["out_of_order"] != 0 || r["takeovers"] < 2 || r["max_gap_ms"] < 1000 || r["p50_ms"] <= 0 || r["p99_ms"] < r["p50_ms"] {
+	if r["events"] != 400 || r["delivered"] != 400 || r["lost"]+r["duplicates"]+r["out_of_order"] != 0 || r["takeovers"] < 2 || r["p50_ms"] < 0 || r["p99_ms"] < r["p50_ms"] {
 		t.Errorf("%v\n%s", r, errOut.String())
+	}
+	// Somebody waited for a take-over, and the median does not know: where a record is there before its commit is confirmed it
+	// is 0.
+	if r["max_gap_ms"] <= r["p50_ms"] {
+		t.Errorf("the longest wait was %v ms, with two kills and a median of %v ms", r["max_gap_ms"], r["p50_ms"])
 	}
 	if n := strings.Count(errOut.String(), "killed a-"); n < 2 {
 		t.Errorf("%d kills\n%s", n, errOut.String())
@@ -67,7 +71,7 @@ func TestDevCommandStopsAll(t *testing.T) {
 	t.Parallel()
 	binary := kit.Binary(t, "")
 	stacktest.LockMachine(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := kit.Context(t)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, binary, "dev", "--rate", "50", "--keep")
 	errOut, err := cmd.StderrPipe()
@@ -80,14 +84,15 @@ func TestDevCommandStopsAll(t *testing.T) {
 	var pids []int
 	var said []string
 	relay := regexp.MustCompile(`relay a-\d+ +pid (\d+)`)
-	lines := bufio.NewScanner(errOut)
+	lines, told := bufio.NewScanner(errOut), false
 	for lines.Scan() {
 		said = append(said, lines.Text())
 		if m := relay.FindStringSubmatch(lines.Text()); m != nil {
 			pid, _ := strconv.Atoi(m[1])
 			pids = append(pids, pid)
 		}
-		if strings.HasPrefix(lines.Text(), " events ") { // figures: all is running
+		if strings.HasPrefix(lines.Text(), " events ") && !told { // figures: all is running
+			told = true // a second one ends it at once
 			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 				t.Error(err)
 			}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/devstack"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/test/kit"
 )
 
 // The example from end to end: two relays and two instances of each program, of which one each is killed with -9 on the
@@ -32,7 +33,7 @@ func TestExampleOrders(t *testing.T) {
 	if words, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, words)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 6*time.Minute)
+	ctx, cancel := kit.Context(t)
 	defer cancel()
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(ctx, program, "-orders", "100", "-json")

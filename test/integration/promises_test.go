@@ -71,16 +71,18 @@ func TestCommitWakesDelivery(t *testing.T) {
 	s.Start().TookOver()
 	s.Append(s.Outbox(), kit.Event("order", "warm", 1, 10))
 	topics.Distinct(1)
+	// The stream waits in the server for 500 ms at a time: a delivery that waited for it to end would show each time. On a machine
+	// with much else to do one that did not wait may take a while to come by.
+	const few, many, enough = 20, 200, 100 * time.Millisecond
 	best := time.Hour
-	for i := range 20 {
+	for i := 0; i < few || i < many && best > enough; i++ {
 		s.Append(s.Outbox(), kit.Event("order", "k", i, 10))
 		begin := time.Now()
 		topics.Distinct(i + 2)
 		best = min(best, time.Since(begin))
 	}
-	// The stream waits in the server for 500 ms at a time: a delivery that waited for it to end would show.
-	if best > 100*time.Millisecond {
-		t.Errorf("the fastest of 20 deliveries took %s", best)
+	if best > enough {
+		t.Errorf("the fastest of %d deliveries took %s", many, best)
 	}
 	t.Logf("fastest delivery %s", best)
 	s.Check(topics)

@@ -110,7 +110,7 @@ func (g *guarded) allow() {
 	}
 	tr := &kafka.Transport{}
 	defer tr.CloseIdleConnections()
-	cl := &kafka.Client{Addr: kafka.TCP(g.stack.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
+	cl := &kafka.Client{Addr: kafka.TCP(g.stack.Brokers()...), Transport: tr, Timeout: kit.Patience}
 	res, err := cl.CreateACLs(g.t.Context(), &kafka.CreateACLsRequest{ACLs: list})
 	if err == nil {
 		err = errors.Join(res.Errors...)

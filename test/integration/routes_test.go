@@ -276,8 +276,8 @@ func TestMissingTopic(t *testing.T) {
 		missing[i] = kit.Event("missing", "k", i, 50)
 	}
 	s.Append(s.Outbox(), missing[:10]...)
-	kit.Eventually(t, "the missing topic in status", func() bool {
-		b := s.Status().Blocked
+	s.Reported("the missing topic", func(st kit.Status) bool {
+		b := st.Blocked
 		return len(b) == 1 && b[0].Topic == s.Topic("missing") && b[0].Reason != "" && b[0].Count == 10
 	})
 	orders := s.Read()
@@ -293,7 +293,7 @@ func TestMissingTopic(t *testing.T) {
 	s.Append(s.Outbox(), missing[20:]...)
 	stacktest.CreateTopic(t, s.Topic("missing"), 3)
 	s.Check(s.Read("order", "missing"))
-	kit.Eventually(t, "nothing blocked", func() bool { st := s.Status(); return len(st.Blocked) == 0 && st.State == "live" })
+	s.Reported("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 && st.State == "live" })
 }
 
 // The very first start: with what the outbox holds, with nothing of it, or from a time on.

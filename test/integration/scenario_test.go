@@ -4,7 +4,6 @@ package integration
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"flag"
 	"io"
@@ -44,7 +43,7 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 	} else {
 		env = onSharedServers(t)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	ctx, cancel := kit.Context(t)
 	defer cancel()
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(ctx, binary, append([]string{"dev", "--json", "--scenario", name}, args...)...)

@@ -162,7 +162,7 @@ func (s *Scene) Settled(topics *Topics) Verdict {
 	for _, e := range s.Ledger.Expected() {
 		want += len(e.Topics)
 	}
-	topics.reached(want)
+	topics.reached(want) // that they never come is for the comparison to tell
 	topics.ToTheEnd()
 	return s.Ledger.Compare(topics.All())
 }
@@ -175,10 +175,4 @@ func (s *Scene) Check(topics *Topics) Verdict {
 		s.tb.Errorf("not as promised: %s", v)
 	}
 	return v
-}
-
-// reached waits for n deliveries; that they never come is for the comparison to tell.
-func (t *Topics) reached(n int) {
-	t.tb.Helper()
-	t.until(func() bool { return len(t.first) >= n })
 }

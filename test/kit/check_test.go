@@ -112,7 +112,7 @@ func TestHistoryProblemsFindsWhatIsPlanted(t *testing.T) {
 	now := time.Now()
 	version := func(owner string, epoch, seq int64, token string, at time.Duration) Version {
 		return Version{At: now.Add(at), Changed: []string{"seq"}, Document: lease.Document{
-			Owner: owner, Epoch: epoch, Seq: seq, ExpiresAt: now.Add(at + time.Second), Token: resume.TokenOf(token),
+			Owner: owner, Epoch: epoch, Seq: seq, AcquiredAt: now.Add(at), ExpiresAt: now.Add(at + time.Second), Token: resume.TokenOf(token),
 		}}
 	}
 	for name, c := range map[string]struct {

@@ -3,10 +3,12 @@
 package kit
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/demo/member"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -69,19 +71,28 @@ func (c *Crew) Leave(all ...*Process) {
 // Effects waits until there are effects for n events.
 func (c *Crew) Effects(n int) {
 	c.scene.tb.Helper()
-	Eventually(c.scene.tb, fmt.Sprintf("%d effects", n), func() bool {
-		got, err := member.CountEffects(c.scene.tb.Context(), c.scene.DB)
-		return err == nil && got >= n
-	})
+	c.counted(n, "effects", member.CountEffects)
 }
 
 // Steps waits until sagas have taken n steps.
 func (c *Crew) Steps(n int) {
 	c.scene.tb.Helper()
-	Eventually(c.scene.tb, fmt.Sprintf("%d steps", n), func() bool {
-		got, err := member.CountSteps(c.scene.tb.Context(), c.scene.DB)
-		return err == nil && got >= n
-	})
+	c.counted(n, "steps", member.CountSteps)
+}
+
+// counted waits until there are n of something, as long as there come more.
+func (c *Crew) counted(n int, what string, count func(context.Context, *mongo.Database) (int, error)) {
+	c.scene.tb.Helper()
+	for got := 0; got < n; {
+		before := got
+		Eventually(c.scene.tb, fmt.Sprintf("%d %s (%d so far)", n, what, got), func() bool {
+			now, err := count(c.scene.tb.Context(), c.scene.DB)
+			if err == nil {
+				got = now
+			}
+			return got >= n || got > before
+		})
+	}
 }
 
 // CheckNothingDead finds messages that the group gave up.

@@ -18,6 +18,16 @@ import (
 // Patience is how long a wait for something that should come within seconds may take on a loaded machine.
 const Patience = 60 * time.Second
 
+// Context is for a program that a test runs to its end: it ends with the test, and a little before the time of all tests is
+// over, so that the program is ended and the test says what it said.
+func Context(t *testing.T) (context.Context, context.CancelFunc) {
+	t.Helper()
+	if late, ok := t.Deadline(); ok {
+		return context.WithDeadline(t.Context(), late.Add(-30*time.Second))
+	}
+	return context.WithCancel(t.Context())
+}
+
 // Process is one `outrelay` child. Its methods may be called from any goroutine.
 type Process struct {
 	Node string // as the watcher document names it

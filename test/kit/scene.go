@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -214,7 +213,7 @@ func Run(tb testing.TB, env []string, args ...string) (code int, stdout, stderr 
 // Get reads a path of its HTTP server.
 func (p *Process) Get(path string) (code int, body string) {
 	p.tb.Helper()
-	c := &http.Client{Timeout: 5 * time.Second}
+	c := &http.Client{Timeout: Patience}
 	defer c.CloseIdleConnections()
 	res, err := c.Get(p.HTTP + path)
 	if err != nil {
@@ -240,18 +239,34 @@ type Status struct {
 // Status asks the command line.
 func (s *Scene) Status() Status {
 	s.tb.Helper()
-	code, out, errOut := s.Run("status", "--json")
-	if code != 0 {
-		s.tb.Fatalf("status: exit code %d\n%s", code, errOut)
-	}
 	var all struct{ Watchers []Status }
-	if err := json.Unmarshal([]byte(out), &all); err != nil {
-		s.tb.Fatalf("status --json: %v\n%s", err, out)
-	}
+	s.status(&all)
 	if len(all.Watchers) != 1 {
 		s.tb.Fatalf("status --json: %d watchers, want 1", len(all.Watchers))
 	}
 	return all.Watchers[0]
+}
+
+// unavailable is the exit code of a command that may work later.
+const unavailable = 75
+
+// status reads what `outrelay status --json` prints. Where the servers are too busy to answer in time it asks again.
+func (s *Scene) status(into any) {
+	s.tb.Helper()
+	for late := time.Now().Add(Patience); ; {
+		code, out, errOut := s.Run("status", "--json")
+		if code == unavailable && time.Now().Before(late) {
+			s.tb.Logf("status: exit code %d\n%s", code, errOut)
+			continue
+		}
+		if code != 0 {
+			s.tb.Fatalf("status: exit code %d\n%s", code, errOut)
+		}
+		if err := json.Unmarshal([]byte(out), into); err != nil {
+			s.tb.Fatalf("status --json: %v\n%s", err, out)
+		}
+		return
+	}
 }
 
 // Reported waits until `outrelay status` says what is wanted. It asks seldom: each time is a process.
@@ -314,10 +329,9 @@ func (s *Scene) clean() {
 
 func freePort(tb testing.TB) string {
 	tb.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	addr, err := devstack.FreeAddress()
 	if err != nil {
 		tb.Fatal(err)
 	}
-	defer l.Close()
-	return l.Addr().String()
+	return addr
 }

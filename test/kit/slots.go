@@ -3,7 +3,6 @@
 package kit
 
 import (
-	"encoding/json"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -18,16 +17,10 @@ func (s *Scene) RunCrashing(at string, args ...string) *Process {
 // Slots tells by slot which node runs it, "" for none that works.
 func (s *Scene) Slots() map[string]string {
 	s.tb.Helper()
-	code, out, errOut := s.Run("status", "--json")
-	if code != 0 {
-		s.tb.Fatalf("status: exit code %d\n%s", code, errOut)
-	}
 	var all struct {
 		Watchers []struct{ Slot, Owner, Node, State string }
 	}
-	if err := json.Unmarshal([]byte(out), &all); err != nil {
-		s.tb.Fatalf("status --json: %v\n%s", err, out)
-	}
+	s.status(&all)
 	nodes := map[string]string{}
 	for _, w := range all.Watchers {
 		nodes[w.Slot] = ""

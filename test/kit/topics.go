@@ -135,7 +135,21 @@ func (t *Topics) All() []*Record {
 // Distinct waits until n different deliveries have been seen; what it waits for is the test's own words.
 func (t *Topics) Distinct(n int) {
 	t.tb.Helper()
-	t.await(fmt.Sprintf("%d deliveries", n), func() (bool, string) { return len(t.first) >= n, fmt.Sprintf("%d so far", len(t.first)) })
+	if got, ok := t.reached(n); !ok {
+		t.tb.Fatalf("never came: %d deliveries (%d so far)", n, got)
+	}
+}
+
+// reached waits for n deliveries, as long as any come, and returns how many there are.
+func (t *Topics) reached(n int) (got int, ok bool) {
+	t.tb.Helper()
+	for {
+		before := got
+		more := t.until(func() bool { ok, got = len(t.first) >= n, len(t.first); return ok || got > before })
+		if ok || !more {
+			return got, ok
+		}
+	}
 }
 
 // Record waits for a record that matches.

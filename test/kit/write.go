@@ -96,7 +96,10 @@ func (w *Writing) Failed() int { return int(w.failed.Load()) }
 // Reached waits until n events are committed.
 func (w *Writing) Reached(n int) {
 	w.scene.tb.Helper()
-	Eventually(w.scene.tb, fmt.Sprintf("%d events committed", n), func() bool { return int(w.count.Load()) >= n })
+	for got := 0; got < n; {
+		before := got
+		Eventually(w.scene.tb, fmt.Sprintf("%d events committed (%d so far)", n, got), func() bool { got = int(w.count.Load()); return got >= n || got > before })
+	}
 }
 
 func (w *Writing) work(ctx context.Context, worker int) {
@@ -141,7 +144,7 @@ func (w *Writing) work(ctx context.Context, worker int) {
 }
 
 func (w *Writing) transaction(ctx context.Context, events []event.Event, abort bool) (Fate, error) {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	err := outbox.Transaction(ctx, w.scene.Client, func(ctx context.Context) error {
 		business := bson.D{{Key: "_id", Value: events[0].ID().String()}, {Key: "events", Value: len(events)}}

@@ -35,7 +35,7 @@ func FailTimes(tb testing.TB, client *mongo.Client, app string, times int, data 
 	mode := bson.D{{Key: "times", Value: times}}
 	// Counted by the server: how often it was entered so far.
 	before := p.set(mode, data)
-	wait := bson.D{{Key: "waitForFailPoint", Value: "failCommand"}, {Key: "timesEntered", Value: before + int64(times)}, {Key: "maxTimeMS", Value: 40_000}}
+	wait := bson.D{{Key: "waitForFailPoint", Value: "failCommand"}, {Key: "timesEntered", Value: before + int64(times)}, {Key: "maxTimeMS", Value: 90_000}}
 	if err := client.Database("admin").RunCommand(tb.Context(), wait).Err(); err != nil {
 		tb.Fatalf("the fail point was not reached %d times: %v", times, err)
 	}
