@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find() }))
 }
 
 // got is one event as a test keeps it.
