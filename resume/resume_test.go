@@ -18,7 +18,9 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find() }))
+}
 
 func at(t, i uint32, rest string) resume.Position {
 	return resume.Position{Token: resume.TokenOf(fmt.Sprintf("82%08X%08X%s", t, i, rest)), ClusterTime: bson.Timestamp{T: t, I: i}}

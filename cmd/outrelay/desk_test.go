@@ -46,7 +46,18 @@ func (d *deployment) member(node string) *nodes.Member {
 	if err := m.Beat(d.t.Context(), nodes.Vital{KafkaReachable: true, SinceAck: -1}); err != nil {
 		d.t.Fatal(err)
 	}
+	// No second one follows: this one counts for as long as the test's commands take.
+	d.seen(node, time.Now().Add(time.Hour))
 	return m
+}
+
+// seen sets when a node gave its last sign of life.
+func (d *deployment) seen(node string, at time.Time) {
+	d.t.Helper()
+	res, err := d.state.Collection("nodes").UpdateOne(d.t.Context(), bson.D{{Key: "_id", Value: node}}, bson.D{{Key: "$set", Value: bson.D{{Key: "seenAt", Value: at}}}})
+	if err != nil || res.MatchedCount != 1 {
+		d.t.Fatalf("%s: %+v, %v", node, res, err)
+	}
 }
 
 func (d *deployment) insert(coll *mongo.Collection, doc bson.D) {
@@ -109,9 +120,7 @@ func TestNodesCommands(t *testing.T) {
 
 	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two", "--yes"), "sign of life")
 	sees(t, d.run(nil, exitConfig, "nodes", "remove", "nobody", "--yes"), "nobody")
-	if _, err := d.state.Collection("nodes").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "two"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "seenAt", Value: time.Now().Add(-time.Hour)}}}}); err != nil {
-		t.Fatal(err)
-	}
+	d.seen("two", time.Now().Add(-time.Hour))
 	sees(t, d.run(nil, exitOK, "nodes"), "stale")
 	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two"), "say --yes")
 	d.run(&r, exitOK, "nodes", "remove", "two", "--yes")
@@ -122,6 +131,7 @@ func TestNodesCommands(t *testing.T) {
 	if err := d.one.Beat(t.Context(), nodes.Vital{}); err != nil {
 		t.Fatal(err)
 	}
+	d.seen("one", time.Now().Add(time.Hour))
 	d.run(nil, exitConfig, "nodes", "--check") // one does not reach Kafka
 	if err := d.one.Leave(t.Context()); err != nil {
 		t.Fatal(err)

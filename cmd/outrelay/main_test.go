@@ -19,6 +19,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
 func TestMain(m *testing.M) {
@@ -26,7 +27,8 @@ func TestMain(m *testing.M) {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGUSR2)
 	signal.Stop(c)
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("os/signal.signal_recv"))
+	known := goleak.IgnoreTopFunction("os/signal.signal_recv")
+	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find(known) }), known)
 }
 
 const planted = "hunter2hunter2"
@@ -223,7 +225,7 @@ func TestFirstSignalStopsSecondEnds(t *testing.T) {
 		if code != 75 || len(order) != 2 || order[0] != "last in" {
 			t.Errorf("code %d, clean-up %v", code, order)
 		}
-	case <-time.After(5 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the second signal does not end it")
 	}
 }

@@ -26,7 +26,7 @@ func TestStatusCommand(t *testing.T) {
 	sees(t, d.run(nil, exitOK, "status"), "default  0of1  one", "40/s", "scheduled 3", "2 nodes, 0 stale", "checks: ")
 	d.run(nil, exitOK, "pin", "two")
 	var told operated
-	d.run(&told, exitOK, "step-down", "--actor", "ann")
+	d.run(&told, exitOK, "step-down", "--hold", "10m", "--actor", "ann")
 	if told.Watcher != "default" || !strings.Contains(told.Done, "stays away") {
 		t.Errorf("%+v", told)
 	}

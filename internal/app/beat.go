@@ -14,6 +14,8 @@ const (
 	staleAfter = nodes.StaleAfter
 	// lookEvery is how often a node looks whether others have fallen silent.
 	lookEvery = nodes.StaleAfter / 2
+	// leaveTime bounds the last word at a stop: a node that stays listed keeps the others waiting until it is stale.
+	leaveTime = 3 * time.Second
 	// windowEvery is how often the oplog's window is asked for; a server that does not allow it is not asked again soon.
 	windowEvery = 30 * time.Second
 )
@@ -80,10 +82,10 @@ func (r *Relay) sign(ctx context.Context) {
 }
 
 func (r *Relay) leave(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTime)
 	defer cancel()
 	if err := r.member.Leave(ctx); err != nil {
-		r.log.Debug("the node stays listed until it is stale", "reason", err)
+		r.log.Info("the node stays listed until it is stale", "reason", err)
 	}
 }
 

@@ -1,7 +1,6 @@
 package app_test
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -28,9 +27,10 @@ func TestN08_WhatALateReleaseFindsOutlivesTheNextOwner(t *testing.T) {
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: &kafka.Transport{MetadataTTL: 100 * time.Millisecond}, Timeout: 10 * time.Second}
 	t.Cleanup(cl.Transport.(*kafka.Transport).CloseIdleConnections)
 	topic := kafka.TopicConfig{Topic: b.topic, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{3}}}}
-	if res, err := cl.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{topic}}); err != nil || res.Errors[b.topic] != nil && !errors.Is(res.Errors[b.topic], kafka.TopicAlreadyExists) { // asked twice, when the answer was late
-		t.Fatal(err, res)
-	}
+	waitFor(t, func() bool { // a controller may take a living broker for dead, and an answer come so late that it was asked twice
+		res, err := cl.CreateTopics(t.Context(), &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{topic}})
+		return err == nil && (res.Errors[b.topic] == nil || errors.Is(res.Errors[b.topic], kafka.TopicAlreadyExists))
+	})
 	stored := func() bson.RawValue {
 		raw, err := b.state.Collection("watchers").FindOne(t.Context(), bson.D{}).Raw()
 		if errors.Is(err, mongo.ErrNoDocuments) {
@@ -67,8 +67,9 @@ func TestN08_WhatALateReleaseFindsOutlivesTheNextOwner(t *testing.T) {
 		m, err := cl.Metadata(t.Context(), &kafka.MetadataRequest{Topics: []string{b.topic}})
 		return err == nil && len(m.Topics) == 1 && len(m.Topics[0].Partitions) == 1 && m.Topics[0].Partitions[0].Leader.Host == ""
 	})
+	before := b.log.count("took over")
 	second := b.start(brokers)
-	waitFor(t, func() bool { return b.log.count("took over") == 2 })
+	waitFor(t, func() bool { return b.log.count("took over") > before })
 	if b.log.count("partition released") > 0 {
 		t.Fatal("the partition was not in quarantine")
 	}
@@ -108,10 +109,8 @@ func (b *bundle) before(id string, brokers []string) (n int) {
 		b.t.Fatal(err)
 	}
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
-	defer cancel()
-	for ctx.Err() == nil {
-		for _, r := range cl.PollFetches(ctx).Records() {
+	for records := b.poll(cl); records != nil; records = b.poll(cl) {
+		for _, r := range records {
 			if string(r.Headers[0].Value) == id {
 				return n
 			}

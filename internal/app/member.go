@@ -123,6 +123,9 @@ func (r *Relay) admitted(stop context.Context) error {
 		case errors.Is(err, migrate.ErrNewer):
 			r.member.Note(stop, store.Halted, bson.D{{Key: "reason", Value: err.Error()}})
 			return fmt.Errorf("%w: %w", ErrOutdated, err)
+		case told != "" && errors.Is(err, errUnheard) && stop.Err() == nil:
+			// The last answer was that older nodes live. Not to have heard otherwise is no leave to go on beside them.
+			r.log.Debug("whether older nodes still live is not known", "reason", err)
 		case !errors.Is(err, nodes.ErrOlder):
 			if err != nil && stop.Err() == nil {
 				r.log.Debug("whether this version may start is not known", "reason", err)
@@ -133,7 +136,7 @@ func (r *Relay) admitted(stop context.Context) error {
 			}
 			return nil
 		}
-		if text := err.Error(); text != told {
+		if text := err.Error(); text != told && !errors.Is(err, errUnheard) {
 			told = text
 			r.state.setRole(RoleUpgrade)
 			r.log.Warn(text)
@@ -150,16 +153,34 @@ func (r *Relay) mayStart(stop context.Context) error {
 	ctx, cancel := context.WithTimeout(stop, schemaTimeout)
 	defer cancel()
 	if err := r.member.Beat(ctx, r.vital()); err != nil {
-		return err
+		return fmt.Errorf("%w: %w", errUnheard, err)
 	}
 	m := r.migrator(Outboxes(r.cfg, r.mongo.state))
 	pending, err := m.Guard(ctx)
+	if err != nil && !errors.Is(err, migrate.ErrNewer) {
+		return fmt.Errorf("%w: %w", errUnheard, err)
+	}
 	if err != nil || len(pending) == 0 || !r.cfg.MongoDB.Indexes {
 		return err
 	}
-	_, err = m.Up(stop)
+	if _, err = m.Up(stop); err == nil || errors.Is(err, nodes.ErrOlder) || errors.Is(err, migrate.ErrNewer) {
+		return err
+	}
+	// Did a migration fail, or was it not heard whether there are older nodes?
+	ask, stopAsking := context.WithTimeout(stop, schemaTimeout)
+	defer stopAsking()
+	for _, s := range pending {
+		if e := m.Ready(ask, s); e != nil && !errors.Is(e, nodes.ErrOlder) {
+			return fmt.Errorf("%w: %w", errUnheard, e)
+		} else if e != nil {
+			return e
+		}
+	}
 	return err
 }
+
+// errUnheard is that the list of nodes or the ledger of migrations did not answer.
+var errUnheard = errors.New("the state database does not answer")
 
 // tellParked writes into the events log which topics are held back since the last look, and which flow again.
 func (t *term) tellParked(blocked []Blocked) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/store"
 )
@@ -29,7 +31,53 @@ func (b *bundle) nodes() []store.Node {
 // owned waits until a node has taken over.
 func (b *bundle) owned(node string) {
 	b.t.Helper()
-	waitFor(b.t, func() bool { return slices.Contains(b.kinds(node), "took_over") })
+	waitFor(b.t, func() bool { return b.log.said(`msg="took over"`, "node="+node+" ") > 0 })
+}
+
+// said counts the lines that contain all of those words.
+func (l *lines) said(words ...string) (n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.buf.String()) {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			n++
+		}
+	}
+	return n
+}
+
+// The notes of a relay are written for as long as they hold nothing up: a server that is too slow costs one, or a node's
+// leaving the list, and the relay's log says so.
+
+func (b *bundle) lost(kind string) bool {
+	return b.log.said("an entry of the events log is lost", "kind="+kind) > 0 || kind == "node_stopped" && b.staysListed()
+}
+
+func (b *bundle) staysListed() bool { return b.log.said("the node stays listed") > 0 }
+
+// noted waits for an entry of the events log about a node.
+func (b *bundle) noted(node, kind string) {
+	b.t.Helper()
+	waitFor(b.t, func() bool { return slices.Contains(b.kinds(node), kind) || b.lost(kind) })
+}
+
+// story fails unless those are the entries about a node, in that order.
+func (b *bundle) story(node string, want ...string) {
+	b.t.Helper()
+	got := b.kinds(node)
+	left := slices.DeleteFunc(slices.Clone(got), func(k string) bool { return k == "node_stale" || k == "node_returned" }) // the machine stood still
+	for _, k := range want {
+		switch {
+		case len(left) > 0 && left[0] == k:
+			left = left[1:]
+		case !b.lost(k):
+			b.t.Errorf("the story of %s is %v, want %v", node, got, want)
+			return
+		}
+	}
+	if len(left) > 0 {
+		b.t.Errorf("the story of %s is %v, want %v", node, got, want)
+	}
 }
 
 // kinds are the entries of the events log about a node, in their order.
@@ -70,7 +118,7 @@ func (b *bundle) version(node string, steps []migrate.Step) (stop func(), ended 
 		cancel()
 		select {
 		case <-done:
-		case <-time.After(30 * time.Second):
+		case <-time.After(patience):
 			b.t.Error("the relay does not stop")
 		}
 	}
@@ -105,15 +153,11 @@ func TestOwnerAndStandbyAreListedWhileTheyRun(t *testing.T) {
 		t.Error(err)
 	}
 	b.owned("two")
-	if err := second(); err != nil || len(b.nodes()) != 0 {
+	if err := second(); err != nil || len(b.nodes()) != 0 && !b.staysListed() {
 		t.Errorf("%v; left on the list: %+v", err, b.nodes())
 	}
-	if got := b.kinds("one"); !slices.Equal(got, []string{"node_started", "took_over", "released", "node_stopped"}) {
-		t.Errorf("%v", got)
-	}
-	if got := b.kinds("two"); !slices.Equal(got, []string{"node_started", "node_listed_again", "took_over", "released", "node_stopped"}) {
-		t.Errorf("%v", got)
-	}
+	b.story("one", "node_started", "took_over", "released", "node_stopped")
+	b.story("two", "node_started", "node_listed_again", "took_over", "released", "node_stopped")
 }
 
 func TestALostLeaseIsNoted(t *testing.T) {
@@ -127,7 +171,7 @@ func TestALostLeaseIsNoted(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return slices.Contains(b.kinds("one"), "lease_lost") })
+	b.noted("one", "lease_lost")
 }
 
 // What is pinned to a node that is not there is run all the same, and the log says so: by an owner that stays, and by the next one
@@ -141,12 +185,12 @@ func TestALapsedPinIsNoted(t *testing.T) {
 	if err := op.Pin(t.Context(), "ghost"); err != nil {
 		t.Fatal(err)
 	}
-	waitFor(t, func() bool { return slices.Contains(b.kinds("one"), "pin_lapsed") })
+	b.noted("one", "pin_lapsed")
 	if err := stop(); err != nil {
 		t.Fatal(err)
 	}
 	b.start("node=two", "lease.ttl=1s", "lease.renew=200ms") // a standby respects the pin for ten times that
-	waitFor(t, func() bool { return slices.Contains(b.kinds("two"), "pin_lapsed") })
+	b.noted("two", "pin_lapsed")
 	all, err := store.NewEvents(b.state.Collection("events"), "", "").Latest(t.Context(), 100)
 	if err != nil {
 		t.Fatal(err)
@@ -160,8 +204,10 @@ func TestALapsedPinIsNoted(t *testing.T) {
 			}
 		}
 	}
-	if told["one"] != 1 || told["two"] != 1 {
-		t.Errorf("told %v times", told)
+	// One with so short a lease may lose it on a slow machine, and begins so once more.
+	begun := b.log.said("ALARM: the watcher is pinned to a node")
+	if told["one"] > 1 || told["two"] > begun || told["one"]+told["two"] < 2 && !b.lost("pin_lapsed") {
+		t.Errorf("told %v times, of %d terms that began so", told, begun)
 	}
 }
 
@@ -174,12 +220,12 @@ func TestADifferingConfigurationIsNoted(t *testing.T) {
 	b.start("node=two", "retention=1h")
 	b.log.wait(t, "has another configuration")
 	waitFor(t, func() bool {
-		return slices.Contains(b.kinds("two"), "configuration_differs") || slices.Contains(b.kinds("one"), "configuration_differs")
+		return slices.Contains(b.kinds("two"), "configuration_differs") || slices.Contains(b.kinds("one"), "configuration_differs") || b.lost("configuration_differs")
 	})
 }
 
 // A rolling upgrade over a migration that the older version cannot work with: the newer node waits as long as the older one
-// lives, then migrates and takes over; the older version does not start any more.
+// lives, also where it cannot ask for a while, then migrates and takes over; the older version does not start any more.
 func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -190,6 +236,8 @@ func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
 	b.owned("old")
 	stopNew, _ := b.version("new", upgraded)
 	b.log.wait(t, "migration 0002 (another form) waits, because these live nodes do not know it: old (knows 0001)")
+	b.noted("new", "upgrade_waits")
+	stacktest.FailTimes(t, b.client, "outrelay state new", 4, bson.D{{Key: "failCommands", Value: bson.A{"update", "findAndModify", "find"}}, {Key: "errorCode", Value: int32(11600)}})
 	b.append(3)
 	b.consume(3) // the older node goes on
 	if w := b.status(); w.Node != "old" {
@@ -200,20 +248,19 @@ func TestARollingUpgradeWaitsForTheOlderNodes(t *testing.T) {
 	if n, err := b.state.Collection("migrations").CountDocuments(t.Context(), bson.D{{Key: "_id", Value: "0002"}, {Key: "outcome", Value: "applied"}}); err != nil || n != 1 {
 		t.Errorf("the migration is not in the ledger: %d, %v", n, err)
 	}
-	if got := b.kinds("new"); !slices.Equal(got, []string{"node_started", "upgrade_waits", "upgrade_goes_on", "took_over"}) {
-		t.Errorf("%v", got)
-	}
+	b.noted("new", "took_over")
+	b.story("new", "node_started", "upgrade_waits", "upgrade_goes_on", "took_over")
 	_, ended := b.version("older-again", old)
 	select {
 	case err := <-ended:
 		if !errors.Is(err, app.ErrOutdated) || !errors.Is(err, migrate.ErrNewer) {
 			t.Errorf("the older version ends with %v", err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Error("the older version starts")
 	}
 	stopNew()
-	waitFor(t, func() bool { return len(b.nodes()) == 0 })
+	waitFor(t, func() bool { return len(b.nodes()) == 0 || b.staysListed() })
 }
 
 // A process with the role of an admin alone is listed, is ready, and never seeks the lease.
@@ -240,7 +287,5 @@ func TestAProcessWithoutTheRelaysRoleTakesNothingOver(t *testing.T) {
 	if err := desk(); err != nil {
 		t.Error(err)
 	}
-	if got := b.kinds("desk"); !slices.Equal(got, []string{"node_started", "node_stopped"}) {
-		t.Errorf("%v", got)
-	}
+	b.story("desk", "node_started", "node_stopped")
 }

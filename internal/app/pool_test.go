@@ -38,15 +38,16 @@ func TestN28_MemoryFollowsTheSlotsThatRunHere(t *testing.T) {
 	b.until("both of a", shares(map[string]int{"a": 2}))
 	waitFor(t, func() bool { return maps.Equal(budget(), map[string]string{"0of2": half, "1of2": half}) })
 	stop := b.start("slots=2", "node=b")
-	now := b.until("one each", shares(map[string]int{"a": 1, "b": 1}))
-	want := map[string]string{}
-	for s, w := range now {
-		want[s] = half // as a standby
-		if w.Node == "a" {
-			want[s] = all
+	b.until("one each, and a has all of its memory for its own", func(now map[string]admin.Watcher) bool {
+		want := map[string]string{}
+		for s, w := range now {
+			want[s] = half // as a standby
+			if w.Node == "a" {
+				want[s] = all
+			}
 		}
-	}
-	waitFor(t, func() bool { return maps.Equal(budget(), want) })
+		return shares(map[string]int{"a": 1, "b": 1})(now) && maps.Equal(budget(), want)
+	})
 	b.numbered(0, 60)
 	if err := stop(); err != nil {
 		t.Fatal(err)

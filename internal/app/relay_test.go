@@ -26,8 +26,11 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find() }))
 }
+
+// patience is how long a wait for what should come within seconds may take on a loaded machine.
+const patience = 60 * time.Second
 
 // bundle is one test's database, topic and configuration.
 type bundle struct {
@@ -58,7 +61,7 @@ func (l *lines) Write(p []byte) (int, error) {
 
 func (l *lines) wait(t *testing.T, text string) string {
 	t.Helper()
-	deadline := time.After(30 * time.Second)
+	deadline := time.After(patience)
 	for {
 		l.mu.Lock()
 		all, more := l.buf.String(), l.more
@@ -90,7 +93,8 @@ func setup(t *testing.T) *bundle {
 		"OUTRELAY_WATCH=" + b.db.Name() + ".outbox",
 		"OUTRELAY_TOPICS_TEMPLATE=" + b.topic,
 		"OUTRELAY_HTTP_LISTEN=off",
-		"OUTRELAY_LEASE_TTL=2s", "OUTRELAY_LEASE_RENEW=400ms",
+		// No test here waits for a lease to expire, and one that does because the machine stands still is another term.
+		"OUTRELAY_LEASE_TTL=20s", "OUTRELAY_LEASE_RENEW=400ms",
 	}
 	return b
 }
@@ -114,7 +118,7 @@ func (b *bundle) start(set ...string) (stop func() error) {
 		select {
 		case err := <-ended:
 			return err
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			return fmt.Errorf("the relay does not stop")
 		}
 	})
@@ -143,17 +147,25 @@ func (b *bundle) consume(n int) []*kgo.Record {
 		b.t.Fatal(err)
 	}
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
-	defer cancel()
 	var all []*kgo.Record
 	for len(all) < n {
-		f := cl.PollFetches(ctx)
-		if ctx.Err() != nil {
+		more := b.poll(cl)
+		if more == nil {
 			b.t.Fatalf("%d of %d records arrived", len(all), n)
 		}
-		all = append(all, f.Records()...)
+		all = append(all, more...)
 	}
 	return all
+}
+
+// poll are the next records, none if nothing comes for long.
+func (b *bundle) poll(cl *kgo.Client) (records []*kgo.Record) {
+	ctx, cancel := context.WithTimeout(b.t.Context(), patience)
+	defer cancel()
+	for len(records) == 0 && ctx.Err() == nil {
+		records = cl.PollFetches(ctx).Records()
+	}
+	return records
 }
 
 func (b *bundle) status() admin.Watcher {
@@ -175,28 +187,27 @@ func TestStartUpReport(t *testing.T) {
 	b.start()
 	b.consume(1)
 	said := b.log.wait(t, "took over")
-	for _, want := range []string{"watcher=default", "epoch=1", "position="} {
+	for _, want := range []string{"watcher=default", "epoch=", "position="} {
 		if !strings.Contains(said, want) {
 			t.Errorf("the start-up does not tell %q:\n%s", want, said)
 		}
 	}
-	if w := b.status(); w.Owner == "" || w.Epoch != 1 || w.ExpiresInMS <= 0 {
-		t.Errorf("status %+v, want a living owner of epoch 1", w)
+	if w := b.status(); w.Owner == "" || w.Epoch < 1 || w.ExpiresInMS <= 0 || !strings.Contains(said, fmt.Sprint("epoch=", w.Epoch)) {
+		t.Errorf("status %+v, want a living owner of the epoch that the start-up tells:\n%s", w, said)
 	}
 }
+
+// longDrain has a stop that waits for the drain time fail by its patience.
+const longDrain = "drain=10m"
 
 func TestStopJoinsEverything(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	stop := b.start()
+	stop := b.start(longDrain)
 	b.append(50)
 	b.consume(50)
-	began := time.Now()
 	if err := stop(); err != nil { // goleak finds what outlives it
 		t.Fatal(err)
-	}
-	if d := time.Since(began); d > 3*time.Second {
-		t.Errorf("an idle relay took %v to stop", d)
 	}
 	if w := b.status(); w.Owner != "" || w.State != "no-owner" {
 		t.Errorf("after a stop the status is %+v, want a released lease", w)
@@ -206,8 +217,8 @@ func TestStopJoinsEverything(t *testing.T) {
 func TestRunsStartAfresh(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	seen := 0
-	for round := range 3 {
+	seen, epoch := 0, int64(0)
+	for range 3 {
 		stop := b.start()
 		b.append(20)
 		seen += 20
@@ -215,9 +226,11 @@ func TestRunsStartAfresh(t *testing.T) {
 		if err := stop(); err != nil {
 			t.Fatal(err)
 		}
-		if w := b.status(); w.Epoch != int64(round+1) {
-			t.Fatalf("epoch %d after round %d: each run acquires anew", w.Epoch, round)
+		w := b.status()
+		if w.Epoch <= epoch {
+			t.Fatalf("epoch %d behind epoch %d: each run acquires anew", w.Epoch, epoch)
 		}
+		epoch = w.Epoch
 	}
 	ids := map[string]int{}
 	for _, r := range b.consume(seen) {
@@ -294,7 +307,7 @@ func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(60 * time.Second)
+	deadline := time.After(patience)
 	for !ok() {
 		select {
 		case <-tick.C:

@@ -1,7 +1,6 @@
 package app_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -112,10 +111,8 @@ func (b *bundle) arrivesIn(topic, envelope string) {
 		b.t.Fatal(err)
 	}
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 40*time.Second)
-	defer cancel()
-	for ctx.Err() == nil {
-		for _, r := range cl.PollFetches(ctx).Records() {
+	for records := b.poll(cl); records != nil; records = b.poll(cl) {
+		for _, r := range records {
 			if id(r) == envelope {
 				return
 			}

@@ -88,9 +88,10 @@ func (c *cursor) killWhen(ctx context.Context, then func()) func() {
 	}
 }
 
-// kill asks the primary to kill the cursor. If the cursor lives on another member its getMore ends by its await time.
+// kill asks the primary to kill the cursor. If the cursor lives on another member its getMore ends by its await time, for which
+// a stop would wait without the kill as well.
 func (c *cursor) kill(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(closeTimeout, c.s.cfg.MaxAwait))
 	defer cancel()
 	id := c.id.Load()
 	if id == 0 {

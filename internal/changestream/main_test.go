@@ -23,8 +23,11 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find() }))
 }
+
+// patience is how long a wait for what should come within seconds may take on a loaded machine.
+const patience = 60 * time.Second
 
 // got is one event as a test keeps it.
 type got struct {
@@ -207,7 +210,7 @@ func (r *reader) keep(b *Batch) {
 func (r *reader) until(what string, cond func() bool) {
 	r.t.Helper()
 	late := false
-	timer := time.AfterFunc(15*time.Second, func() { r.update(func() { late = true }) })
+	timer := time.AfterFunc(patience, func() { r.update(func() { late = true }) })
 	defer timer.Stop()
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,6 +243,32 @@ func (r *reader) wantIDs(want ...string) {
 	}
 }
 
+// restarts are those for a reason so far; "" for any reason but those that are left out.
+func (r *reader) restarts(reason string, but ...string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, count := range r.counts {
+		if name == reason || reason == "" && !slices.Contains(but, name) {
+			n += count
+		}
+	}
+	return n
+}
+
+// at is the n-th event.
+func (r *reader) at(n int) got {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.events[n]
+}
+
+// position is that of the last batch.
+func (r *reader) position() resume.Position {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.pos
+}
+
 // stop ends Run and returns what it returned.
 func (r *reader) stop() error {
 	r.cancel()
@@ -252,7 +281,7 @@ func (r *reader) end() error {
 	r.t.Helper()
 	select {
 	case <-r.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		r.t.Fatal("the stream does not end")
 	}
 	return r.err

@@ -2,6 +2,7 @@ package nodes
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -222,7 +223,7 @@ func (m *Member) Tidy(ctx context.Context) error {
 
 // note is append for what harms nobody if it is lost.
 func (m *Member) note(ctx context.Context, kind store.Kind, fields bson.D) {
-	if err := m.append(ctx, kind, fields); err != nil && ctx.Err() == nil {
+	if err := m.append(ctx, kind, fields); err != nil && !errors.Is(ctx.Err(), context.Canceled) { // of a stop nobody has to hear
 		m.c.Log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
 	}
 }

@@ -73,6 +73,7 @@ type Exporter struct {
 	headers map[string]string
 	tracer  atomic.Pointer[trace.Tracer] // while it runs
 	rate    window
+	flush   time.Duration // at the end
 }
 
 // New checks cfg; it connects to nothing and starts nothing. Without an endpoint the Exporter is nil, which is no error.
@@ -84,7 +85,7 @@ func New(cfg Config) (*Exporter, error) {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, errors.New("the endpoint is no http or https URL") // which is not quoted: it may hold a login
 	}
-	e := &Exporter{cfg: cfg, headers: map[string]string{"User-Agent": "outrelay/" + cfg.Version}, rate: window{limit: cfg.SpansPerSecond}}
+	e := &Exporter{cfg: cfg, headers: map[string]string{"User-Agent": "outrelay/" + cfg.Version}, rate: window{limit: cfg.SpansPerSecond}, flush: flushTime}
 	switch password, _ := u.User.Password(); {
 	case cfg.Token != "":
 		e.headers["Authorization"] = "Bearer " + cfg.Token
@@ -129,7 +130,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 		semconv.ServiceInstanceID(e.cfg.Node), attribute.String("outrelay.watcher", e.cfg.Watcher))
 	var shut []func(context.Context) error
 	defer func() {
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushTime)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.flush)
 		defer cancel()
 		e.tracer.Store(nil)
 		var wg sync.WaitGroup
@@ -187,7 +188,8 @@ func (e *Exporter) meters(ctx context.Context, client *http.Client, about *resou
 	told := e.teller(Metrics)
 	return sdkmetric.NewMeterProvider(sdkmetric.WithResource(about), sdkmetric.WithReader(sdkmetric.NewPeriodicReader(
 		&quietMetrics{Exporter: out, told: told},
-		sdkmetric.WithInterval(e.cfg.MetricsInterval), sdkmetric.WithTimeout(min(exportTime, e.cfg.MetricsInterval)),
+		// The time may be longer than the interval: none begins before the last has ended.
+		sdkmetric.WithInterval(e.cfg.MetricsInterval), sdkmetric.WithTimeout(exportTime),
 		sdkmetric.WithProducer(quietProducer{bridge.NewMetricProducer(bridge.WithGatherer(e.cfg.Gatherer)), e.cfg.Log}),
 	))), nil
 }

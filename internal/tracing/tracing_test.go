@@ -270,6 +270,7 @@ func export(t *testing.T, cfg Config) (*Exporter, func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	e.flush = time.Minute
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- e.Run(ctx) }()
