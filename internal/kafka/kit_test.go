@@ -27,6 +27,9 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*Cluster).runControl.func1"))
 }
 
+// patient is how long tests wait for a slow machine: for what happens soon, or never.
+const patient = time.Minute
+
 // place is where a record stands.
 type place struct {
 	tp  record.TopicPartition
@@ -126,7 +129,7 @@ func (l *ledger) until(d time.Duration, what string, ok func() bool) {
 
 func (l *ledger) resolved(n int) {
 	l.tb.Helper()
-	l.until(20*time.Second, fmt.Sprintf("%d answers", n), func() bool { return len(l.acked)+len(l.refused) == n })
+	l.until(patient, fmt.Sprintf("%d answers", n), func() bool { return len(l.acked)+len(l.refused) == n })
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.bytes != 0 {
@@ -209,7 +212,8 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func newClient(tb testing.TB, cfg Config) *Client {
 	tb.Helper()
-	if cfg.Brokers == nil {
+	shared := cfg.Brokers == nil
+	if shared {
 		cfg.Brokers = stacktest.Brokers(tb)
 	}
 	if cfg.Log == nil {
@@ -218,6 +222,9 @@ func newClient(tb testing.TB, cfg Config) *Client {
 	c, err := NewClient(cfg)
 	if err != nil {
 		tb.Fatal(err)
+	}
+	if shared {
+		c.patience, c.fence.Timeout = patient/2, patient/2
 	}
 	tb.Cleanup(c.Close)
 	return c
@@ -233,7 +240,7 @@ func open(tb testing.TB, u setUp) *rig {
 		u.txid = "outrelay.test." + stacktest.Name(tb)
 	}
 	senders, offsets := r.claims.document()
-	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(tb.Context(), patient)
 	defer cancel()
 	var err error
 	r.Sink, err = Open(ctx, r.client, TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate, Holder: u.holder}, r.claims, r.acks)
@@ -272,7 +279,7 @@ func (r *rig) end(tb testing.TB) error {
 	select {
 	case err := <-r.ended:
 		return err
-	case <-time.After(15 * time.Second):
+	case <-time.After(patient):
 		tb.Fatal("the sink goes on")
 		return nil
 	}
@@ -303,7 +310,7 @@ func rec(topic, key, value string) record.Record {
 // read returns all records of a topic, by partition in their order, as another client sees them.
 func read(tb testing.TB, brokers []string, topic string) map[int32][]*kgo.Record {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patient)
 	defer cancel()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(topic), kgo.FetchMaxWait(100*time.Millisecond), kgo.KeepControlRecords())
 	if err != nil {
@@ -393,7 +400,7 @@ func until(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(15 * time.Second)
+	deadline := time.After(patient)
 	for !ok() {
 		select {
 		case <-tick.C:
