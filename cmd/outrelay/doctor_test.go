@@ -16,6 +16,7 @@ func TestDoctor(t *testing.T) {
 	good := []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
 		"OUTRELAY_WATCH=" + state.Name() + "x.outbox", "OUTRELAY_MONGODB_STATE=" + state.Name(),
+		"OUTRELAY_RETENTION=1m", // others write to this server, too: its oplog may hold minutes only
 	}
 	away := []string{
 		"OUTRELAY_MONGODB_URI=mongodb://user:" + planted + "@127.0.0.1:1/shop", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
