@@ -360,27 +360,6 @@ func TestN07_FoundAlsoWhenTheTopicHasGrownSince(t *testing.T) {
 	inOrder(t, read(t, stacktest.Brokers(t), topic), 10, 5)
 }
 
-// grow adds partitions to a topic and waits until they have leaders.
-func grow(t *testing.T, topic string, n int) {
-	t.Helper()
-	res, err := admin(t).CreatePartitions(t.Context(), &kafka.CreatePartitionsRequest{Topics: []kafka.TopicPartitionsConfig{{Name: topic, Count: int32(n)}}})
-	if err == nil {
-		err = res.Errors[topic]
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := newClient(t, Config{})
-	until(t, "the new partitions have leaders", func() bool {
-		l, err := c.Metadata(t.Context(), []string{topic})
-		if err != nil {
-			return false
-		}
-		parts := l.Topics[topic].Partitions
-		return len(parts) == n && !slices.ContainsFunc(parts, func(p PartitionLayout) bool { return p.Leader < 0 })
-	})
-}
-
 func TestN04_DeposedOwnerWritesNothing(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 3)

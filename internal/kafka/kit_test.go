@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segmentio/kafka-go"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -393,6 +394,27 @@ func fake(tb testing.TB, opts ...kfake.Opt) (*kfake.Cluster, []string) {
 	}
 	tb.Cleanup(c.Close)
 	return c, c.ListenAddrs()
+}
+
+// grow adds partitions to a topic and waits until they have leaders.
+func grow(t *testing.T, topic string, n int) {
+	t.Helper()
+	res, err := admin(t).CreatePartitions(t.Context(), &kafka.CreatePartitionsRequest{Topics: []kafka.TopicPartitionsConfig{{Name: topic, Count: int32(n)}}})
+	if err == nil {
+		err = res.Errors[topic]
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, Config{})
+	until(t, "the new partitions have leaders", func() bool {
+		l, err := c.Metadata(t.Context(), []string{topic})
+		if err != nil {
+			return false
+		}
+		parts := l.Topics[topic].Partitions
+		return len(parts) == n && !slices.ContainsFunc(parts, func(p PartitionLayout) bool { return p.Leader < 0 })
+	})
 }
 
 // until polls a condition that has no signal.
