@@ -114,6 +114,7 @@ type step struct {
 // examination is what the steps of one report share.
 type examination struct {
 	cfg     config.Config
+	limit   time.Duration
 	scope   *changestream.Scope
 	router  *routing.Router
 	brokers *kafka.Client
@@ -128,11 +129,13 @@ type examination struct {
 
 // Run examines what cfg names. The error is one of the configuration itself, or the end of ctx; everything else is in the
 // report.
-func Run(ctx context.Context, cfg config.Config) (Report, error) {
+func Run(ctx context.Context, cfg config.Config) (Report, error) { return run(ctx, cfg, Limit) }
+
+func run(ctx context.Context, cfg config.Config, limit time.Duration) (Report, error) {
 	asked := ctx
-	ctx, cancel := context.WithTimeout(ctx, Limit)
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	x := &examination{cfg: cfg, sampled: make(chan struct{}), found: map[string]finding{}}
+	x := &examination{cfg: cfg, limit: limit, sampled: make(chan struct{}), found: map[string]finding{}}
 	var err error
 	if x.scope, err = changestream.ParseScope(cfg.Watch, cfg.MongoDB.State+".*"); err != nil {
 		return Report{}, fmt.Errorf("watch: %w", err)
@@ -163,7 +166,7 @@ func (x *examination) track(ctx context.Context, steps []step) {
 	for _, s := range steps {
 		f := x.take(ctx, s)
 		if ctx.Err() != nil && f.status != OK {
-			f = unchecked("run it again, nearer to the servers", "the time was up (%v)", Limit)
+			f = unchecked("run it again, nearer to the servers", "the time was up (%v)", x.limit)
 		}
 		x.mu.Lock()
 		x.found[s.id] = f

@@ -21,7 +21,7 @@ func admin(tb testing.TB) *kafka.Client {
 	tb.Helper()
 	tr := &kafka.Transport{MetadataTTL: time.Second}
 	tb.Cleanup(tr.CloseIdleConnections)
-	return &kafka.Client{Addr: kafka.TCP(stacktest.Brokers(tb)...), Transport: tr, Timeout: 10 * time.Second}
+	return &kafka.Client{Addr: kafka.TCP(stacktest.Brokers(tb)...), Transport: tr, Timeout: patient / 2}
 }
 
 func TestN09_EndOffsetIsSavedBeforeTheFirstRecord(t *testing.T) {
@@ -155,7 +155,7 @@ func TestMissingTopicHoldsItselfAlone(t *testing.T) {
 		r.send(t, rec(there, "k", fmt.Sprintf("k/%d", i)))
 		r.Flush()
 	}
-	r.acks.until(5*time.Second, "the other topic flows", func() bool { return len(r.acks.acked) == 30 })
+	r.acks.until(patient, "the other topic flows", func() bool { return len(r.acks.acked) == 30 })
 	until(t, "the fix is told", func() bool {
 		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
 			return b.Topic == missing && b.Partition == -1 && b.Kind == kindMissing && b.Count == 30 && strings.Contains(b.Reason, "topics.create")
@@ -263,6 +263,9 @@ func TestN08_IdlePartitionsMoveTheirStoredOffset(t *testing.T) {
 	other.Flush()
 	other.acks.resolved(5)
 
+	if err := r.kill(); err != nil { // so that nobody else asks meanwhile
+		t.Fatal(err)
+	}
 	r.idleOffsets(t.Context()) // in the replay nothing moves: hits may stand below
 	if len(r.acks.idle) != 0 {
 		t.Fatalf("idle offsets %v during the replay", r.acks.idle)
@@ -355,24 +358,6 @@ func TestN07_FoundAlsoWhenTheTopicHasGrownSince(t *testing.T) {
 	send(second, 50)
 	second.acks.resolved(50)
 	inOrder(t, read(t, stacktest.Brokers(t), topic), 10, 5)
-}
-
-// grow adds partitions to a topic and waits until they have leaders.
-func grow(t *testing.T, topic string, n int) {
-	t.Helper()
-	res, err := admin(t).CreatePartitions(t.Context(), &kafka.CreatePartitionsRequest{Topics: []kafka.TopicPartitionsConfig{{Name: topic, Count: int32(n)}}})
-	if err == nil {
-		err = res.Errors[topic]
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := newClient(t, Config{})
-	until(t, "the new partitions have leaders", func() bool {
-		l, err := c.Metadata(t.Context(), []string{topic})
-		parts := l.Topics[topic].Partitions
-		return err == nil && len(parts) == n && !slices.ContainsFunc(parts, func(p PartitionLayout) bool { return p.Leader < 0 })
-	})
 }
 
 func TestN04_DeposedOwnerWritesNothing(t *testing.T) {
@@ -484,7 +469,7 @@ func TestQuarantinedPartitionWaitsAloneAndSkipsWhatItHas(t *testing.T) {
 	second.mu.Unlock()
 	second.run(t)
 	send(second, 8)
-	second.acks.until(10*time.Second, "the healthy one flows", func() bool { return len(second.acks.acked) == 8 })
+	second.acks.until(patient, "the healthy one flows", func() bool { return len(second.acks.acked) == 8 })
 	if state := second.State(); len(state) != 1 || state[0].Partition != 1 || state[0].Count != 8 || state[0].Kind != kindQuarantined {
 		t.Fatalf("state %+v", state)
 	}

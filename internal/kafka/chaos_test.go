@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -128,7 +129,7 @@ func TestLeaderMoveIsFollowedAtOnce(t *testing.T) {
 	r := open(t, onFake(brokers...))
 	r.send(t, rec("a", "k", "k/0"))
 	r.acks.resolved(1)
-	var worst time.Duration
+	var took []time.Duration
 	for i := 1; i <= 5; i++ {
 		if err := kc.MoveTopicPartition("a", 0, 1-kc.LeaderFor("a", 0)); err != nil {
 			t.Fatal(err)
@@ -137,10 +138,11 @@ func TestLeaderMoveIsFollowedAtOnce(t *testing.T) {
 		r.send(t, rec("a", "k", fmt.Sprintf("k/%d", i)))
 		r.Flush()
 		r.acks.resolved(i + 1)
-		worst = max(worst, time.Since(begin))
+		took = append(took, time.Since(begin))
 	}
-	if worst > 500*time.Millisecond {
-		t.Errorf("a moved leader was found after %s", worst)
+	slices.Sort(took)
+	if took[2] > metadataEvery/5 { // most of them: a machine may stand still once or twice
+		t.Errorf("moved leaders were found after %s; they are looked for every %s anyway", took, metadataEvery)
 	}
 	inOrder(t, read(t, brokers, "a"), 1, 6)
 }
@@ -151,7 +153,7 @@ func TestHangingLeaderIsLeftWhenItMoves(t *testing.T) {
 	t.Parallel()
 	kc, brokers := fake(t, kfake.NumBrokers(2), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
 	u := onFake(brokers...)
-	u.cfg.RequestTimeout = 30 * time.Second
+	u.cfg.RequestTimeout = 2 * patient
 	r := open(t, u)
 	r.send(t, rec("a", "k", "k/0"))
 	r.acks.resolved(1)
@@ -168,17 +170,13 @@ func TestHangingLeaderIsLeftWhenItMoves(t *testing.T) {
 		}
 		return nil, nil, false
 	})
-	begin := time.Now()
 	r.send(t, rec("a", "k", "k/1"))
 	r.Flush()
 	<-hangs
 	if err := kc.MoveTopicPartition("a", 0, 1-kc.LeaderFor("a", 0)); err != nil {
 		t.Fatal(err)
 	}
-	r.acks.resolved(2)
-	if d := time.Since(begin); d > 10*time.Second {
-		t.Errorf("the record was acked after %s", d)
-	}
+	r.acks.resolved(2) // long before the request is given up
 	close(release)
 	inOrder(t, read(t, brokers, "a"), 1, 2)
 }
@@ -213,7 +211,7 @@ func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 		return r.topics["a"].parts[1].mayStand() && r.topics["a"].parts[2].tries > 0
 	})
 	before := r.session.Generation()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	r.drainLimit = 100 * time.Millisecond
 	if err := r.move(ctx); err != nil {

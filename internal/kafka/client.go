@@ -33,6 +33,8 @@ type Client struct {
 	transport *kafkago.Transport
 	fence     *fence.Client
 	layout    atomic.Pointer[Layout]
+	// patience is the least that a request gets, and the steps of a take-over; for tests, which call no server sick that is slow.
+	patience time.Duration
 }
 
 // NewClient makes a client. It does no I/O.
@@ -63,7 +65,7 @@ func NewClient(cfg Config) (*Client, error) {
 // For is a client of the same cluster with the same connections that reports elsewhere, and whose records share that much memory:
 // one for each slot of a watcher (N28). Only the first one is to be closed.
 func (c *Client) For(log *slog.Logger, m *metrics.Set, parkBytes int64) *Client {
-	of := &Client{cfg: c.cfg, codec: c.codec, links: c.links, transport: c.transport, fence: c.fence}
+	of := &Client{cfg: c.cfg, codec: c.codec, links: c.links, transport: c.transport, fence: c.fence, patience: c.patience}
 	of.cfg.Log, of.cfg.Metrics, of.cfg.ParkBytes = log, metrics.OrNew(m), parkBytes
 	of.layout.Store(c.layout.Load())
 	return of
@@ -78,6 +80,7 @@ func (c *Client) Close() {
 // call sends one request to a broker by address, over an idle connection if there is one. A connection that died while
 // it was idle is replaced once: the broker has closed it for its own reasons.
 func (c *Client) call(ctx context.Context, addr string, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
+	timeout = max(timeout, c.patience)
 	if l := c.links.take(addr); l != nil {
 		m, err := l.roundTrip(ctx, timeout, req)
 		if err == nil {
@@ -114,7 +117,7 @@ func isTimeout(err error) bool {
 func (c *Client) any(ctx context.Context, timeout time.Duration, req func() protocol.Message) (protocol.Message, error) {
 	var errs []error
 	for _, addr := range c.candidates() {
-		try, cancel := context.WithTimeout(ctx, timeout+connectSlack)
+		try, cancel := context.WithTimeout(ctx, max(timeout, c.patience)+connectSlack)
 		m, err := c.call(try, addr, timeout, req())
 		cancel()
 		if err == nil {

@@ -170,7 +170,7 @@ func (d *desk) Ready(topic string) {
 // until waits for a condition of the desk, which is locked while ok looks at it.
 func (d *desk) until(what string, ok func() bool) {
 	d.tb.Helper()
-	deadline := time.NewTimer(20 * time.Second)
+	deadline := time.NewTimer(patient)
 	defer deadline.Stop()
 	for {
 		d.mu.Lock()

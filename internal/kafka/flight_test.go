@@ -52,12 +52,14 @@ func gathered(t *testing.T) *requests {
 	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
 	q, gate, first := &requests{}, make(chan struct{}), make(chan struct{})
 	q.watch(kc, gate, first)
-	r := open(t, onFake(brokers...))
+	u := onFake(brokers...)
+	u.cfg.RequestTimeout = patient // a request that is given up is sent again, beside the one that hangs
+	r := open(t, u)
 	r.send(t, rec("a", "k", "k/0"))
 	r.Flush()
 	select {
 	case <-first:
-	case <-time.After(10 * time.Second):
+	case <-time.After(patient):
 		t.Fatal("no request arrives")
 	}
 	for i := 1; i < 100; i++ {

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/segmentio/kafka-go"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -26,6 +27,9 @@ func TestMain(m *testing.M) {
 	// The fake cluster leaves a goroutine behind when a control function of its slept while the cluster was closed.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*Cluster).runControl.func1"))
 }
+
+// patient is how long tests wait for a slow machine: for what happens soon, or never.
+const patient = time.Minute
 
 // place is where a record stands.
 type place struct {
@@ -126,7 +130,7 @@ func (l *ledger) until(d time.Duration, what string, ok func() bool) {
 
 func (l *ledger) resolved(n int) {
 	l.tb.Helper()
-	l.until(20*time.Second, fmt.Sprintf("%d answers", n), func() bool { return len(l.acked)+len(l.refused) == n })
+	l.until(patient, fmt.Sprintf("%d answers", n), func() bool { return len(l.acked)+len(l.refused) == n })
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.bytes != 0 {
@@ -209,7 +213,8 @@ func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func newClient(tb testing.TB, cfg Config) *Client {
 	tb.Helper()
-	if cfg.Brokers == nil {
+	shared := cfg.Brokers == nil
+	if shared {
 		cfg.Brokers = stacktest.Brokers(tb)
 	}
 	if cfg.Log == nil {
@@ -218,6 +223,9 @@ func newClient(tb testing.TB, cfg Config) *Client {
 	c, err := NewClient(cfg)
 	if err != nil {
 		tb.Fatal(err)
+	}
+	if shared {
+		c.patience, c.fence.Timeout = patient/2, patient/2
 	}
 	tb.Cleanup(c.Close)
 	return c
@@ -233,7 +241,7 @@ func open(tb testing.TB, u setUp) *rig {
 		u.txid = "outrelay.test." + stacktest.Name(tb)
 	}
 	senders, offsets := r.claims.document()
-	ctx, cancel := context.WithTimeout(tb.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(tb.Context(), patient)
 	defer cancel()
 	var err error
 	r.Sink, err = Open(ctx, r.client, TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate, Holder: u.holder}, r.claims, r.acks)
@@ -272,7 +280,7 @@ func (r *rig) end(tb testing.TB) error {
 	select {
 	case err := <-r.ended:
 		return err
-	case <-time.After(15 * time.Second):
+	case <-time.After(patient):
 		tb.Fatal("the sink goes on")
 		return nil
 	}
@@ -303,7 +311,7 @@ func rec(topic, key, value string) record.Record {
 // read returns all records of a topic, by partition in their order, as another client sees them.
 func read(tb testing.TB, brokers []string, topic string) map[int32][]*kgo.Record {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patient)
 	defer cancel()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(topic), kgo.FetchMaxWait(100*time.Millisecond), kgo.KeepControlRecords())
 	if err != nil {
@@ -388,12 +396,33 @@ func fake(tb testing.TB, opts ...kfake.Opt) (*kfake.Cluster, []string) {
 	return c, c.ListenAddrs()
 }
 
+// grow adds partitions to a topic and waits until they have leaders.
+func grow(t *testing.T, topic string, n int) {
+	t.Helper()
+	res, err := admin(t).CreatePartitions(t.Context(), &kafka.CreatePartitionsRequest{Topics: []kafka.TopicPartitionsConfig{{Name: topic, Count: int32(n)}}})
+	if err == nil {
+		err = res.Errors[topic]
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := newClient(t, Config{})
+	until(t, "the new partitions have leaders", func() bool {
+		l, err := c.Metadata(t.Context(), []string{topic})
+		if err != nil {
+			return false
+		}
+		parts := l.Topics[topic].Partitions
+		return len(parts) == n && !slices.ContainsFunc(parts, func(p PartitionLayout) bool { return p.Leader < 0 })
+	})
+}
+
 // until polls a condition that has no signal.
 func until(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(15 * time.Second)
+	deadline := time.After(patient)
 	for !ok() {
 		select {
 		case <-tick.C:

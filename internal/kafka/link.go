@@ -60,7 +60,7 @@ func (l *link) close() { _ = l.nc.Close() }
 
 // dial opens a link: TCP, TLS, the broker's versions, SASL.
 func (c *Client) dial(ctx context.Context, addr string) (*link, error) {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, max(dialTimeout, c.patience))
 	defer cancel()
 	nc, err := c.cfg.Dial(ctx, "tcp", addr)
 	if err != nil {

@@ -45,7 +45,7 @@ func TestN04_AMoveThatFailsLeavesNothingInQuarantine(t *testing.T) {
 	})
 	before := r.session.Senders()
 	r.drainLimit = 50 * time.Millisecond
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	if err := r.move(ctx); !errors.Is(err, kafka.TransactionalIDAuthorizationFailed) {
 		t.Fatalf("the move ended with %v", err)

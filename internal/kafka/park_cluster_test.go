@@ -22,7 +22,7 @@ func placed(t *testing.T, s *devstack.Stack, broker int) string {
 	t.Cleanup(tr.CloseIdleConnections)
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
 	name := stacktest.Name(t) + fmt.Sprint("-", broker)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	back := retry.Reopen.Start()
 	for {
@@ -32,20 +32,32 @@ func placed(t *testing.T, s *devstack.Stack, broker int) string {
 		if err == nil {
 			err = res.Errors[name]
 		}
-		if err == nil {
-			return name
+		if err == nil || errors.Is(err, kafka.TopicAlreadyExists) {
+			break
 		}
 		if !errors.Is(err, kafka.BrokerNotAvailable) || back.Wait(ctx) != nil { // the controller may not know it yet
 			t.Fatal(err)
 		}
 	}
+	for _, addr := range s.Brokers() { // a broker that does not know it yet would have it parked
+		c := newClient(t, Config{Brokers: []string{addr}})
+		until(t, addr+" knows the topic", func() bool {
+			l, err := c.Metadata(ctx, []string{name})
+			if err != nil {
+				return false
+			}
+			parts := l.Topics[name].Partitions
+			return len(parts) == 1 && parts[0].Leader == int32(broker)
+		})
+	}
+	return name
 }
 
 // TestN11_ALeaderlessPartitionIsParked on three real brokers: one of them stops answering under load, in the middle of a
 // request, and comes back. Its partition is parked meanwhile, the others flow, and nothing is lost, doubled or out of order.
 func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	t.Parallel()
-	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: map[string]string{"broker.session.timeout.ms": "3000"}}})
+	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: map[string]string{"broker.session.timeout.ms": "6000"}}})
 	sick, well := placed(t, s, 3), placed(t, s, 1)
 	d := sit(t, setUp{cfg: Config{Brokers: s.Brokers(), ParkAfter: 500 * time.Millisecond}})
 	n := 0
@@ -79,7 +91,7 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	parked := func() bool { _, ok := d.parked(sick, 0); return ok }
-	deadline := time.Now().Add(40 * time.Second)
+	deadline := time.Now().Add(2 * patient)
 	for !parked() {
 		if time.Now().After(deadline) {
 			t.Fatalf("not parked: %+v", d.r.State())

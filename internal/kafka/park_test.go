@@ -23,7 +23,7 @@ import (
 func TestN11_MissingTopicIsParkedAndFollowsInOrder(t *testing.T) {
 	t.Parallel()
 	there, missing := stacktest.Topic(t, 1), stacktest.Name(t)
-	d := sit(t, setUp{})
+	d := sit(t, setUp{cfg: Config{ParkAfter: time.Hour}})
 	both := func(from, to int) {
 		for i := from; i < to; i++ {
 			if _, err := d.send(rec(there, "k", fmt.Sprintf("k/%d", i))); err != nil {
@@ -34,6 +34,10 @@ func TestN11_MissingTopicIsParkedAndFollowsInOrder(t *testing.T) {
 		d.r.Flush()
 	}
 	both(0, 30)
+	until(t, "the topic is found missing", func() bool {
+		return slices.ContainsFunc(d.r.State(), func(b Blocked) bool { return b.Topic == missing && b.Kind == kindMissing })
+	})
+	d.r.parkAll(time.Now().Add(2 * time.Hour)) // not before all of it is queued
 	d.until("the missing topic is parked", func() bool { return len(d.held) == 30 })
 	if err := d.r.Drain(t.Context()); err != nil { // what was given back is resolved
 		t.Fatal(err)
@@ -328,7 +332,7 @@ func TestN11_ANextGenerationFindsTheGhost(t *testing.T) {
 			k.forbid()
 			d.sequence("a", 5, 15)
 			d.until("the partition is parked", func() bool { return len(d.held) == 10 })
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), patient)
 			defer cancel()
 			d.r.drainLimit = 50 * time.Millisecond
 			if err := d.r.move(ctx); err != nil {

@@ -105,6 +105,7 @@ func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks recor
 	out, err := c.fence.Take(ctx, fence.In{
 		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
 		Gate: to.Gate, Bounds: to.Bounds, Alive: to.Alive, Event: s.events(to.Event),
+		Stuck: c.patience, Idle: c.patience, Own: c.patience,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("taking over in Kafka: %w", err)

@@ -2,7 +2,6 @@ package kafka
 
 import (
 	"testing"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -82,7 +81,7 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 			r.mu.Unlock()
 			r.sequence(t, "a", 1, 33)
 			r.resume()
-			r.acks.until(10*time.Second, "all are acked", func() bool { return len(r.acks.acked) == 33 })
+			r.acks.until(patient, "all are acked", func() bool { return len(r.acks.acked) == 33 })
 			r.acks.resolved(33)
 			flagged(t, brokers, "a", 33)
 			r.nothingLeft(t)

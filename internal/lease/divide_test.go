@@ -58,14 +58,14 @@ func TestN28_MergeStartsAtTheLeast(t *testing.T) {
 func TestN28_ReplaceIsFenced(t *testing.T) {
 	t.Parallel()
 	coll, _ := place(t)
-	first := acquire(t, newLease(t, config(coll, "a")))
+	first := acquire(t, newLease(t, lasting(coll, "a")))
 	if err := first.Release(t.Context(), Checkpoint{}); err != nil {
 		t.Fatal(err)
 	}
 	if err := Pause(t.Context(), coll, slot); err != nil {
 		t.Fatal(err)
 	}
-	cfg := config(coll, "operator")
+	cfg := lasting(coll, "operator")
 	cfg.Paused = true
 	h := acquire(t, newLease(t, cfg))
 	replace := func(old Document) error {

@@ -73,7 +73,7 @@ func TestN01_RenewalsLeaveControlAlone(t *testing.T) {
 func TestN01_OwnSeqAlreadyThereIsSuccess(t *testing.T) {
 	t.Parallel()
 	coll, app := place(t)
-	h := acquire(t, newLease(t, config(coll, "a")))
+	h := acquire(t, newLease(t, lasting(coll, "a")))
 	before := stored(t, coll).Seq
 	// The write is applied, its answer is an error: the repetition matches nothing and must find its own seq.
 	off := failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
@@ -187,18 +187,14 @@ func TestN01_TheAcquisitionsDocumentIsTheTruth(t *testing.T) {
 func TestN01_AnAcquisitionWhoseAnswerWasLostIsFound(t *testing.T) {
 	t.Parallel()
 	coll, app := place(t)
-	l := newLease(t, config(coll, "a"))
+	l := newLease(t, lasting(coll, "a"))
 	failCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
 		{Key: "failCommands", Value: bson.A{"findAndModify"}},
 		{Key: "writeConcernError", Value: bson.D{{Key: "code", Value: 64}, {Key: "errmsg", Value: "waiting for replication timed out"}}},
 	})
-	start := time.Now()
 	h := acquire(t, l)
 	if e := h.Document().Epoch; e != 1 {
 		t.Errorf("epoch %d: the process waited for its own lease to expire", e)
-	}
-	if d := time.Since(start); d >= l.cfg.TTL {
-		t.Errorf("it took %v", d)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -77,7 +77,7 @@ func (s *Session) touch(ctx context.Context, tp record.TopicPartition) (bool, er
 	if err != nil {
 		return false, context.Cause(ctx)
 	}
-	err = s.complete(ctx, tp, newTail(end), ownTotal)
+	err = s.complete(ctx, tp, newTail(end), s.own())
 	if errors.Is(err, errRefused) {
 		return false, nil
 	}

@@ -28,15 +28,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// patient is how long tests wait for a slow server before they call it sick: what they are about happens at once, or never.
+const patient = 30 * time.Second
+
 // client is one process's way to Kafka.
 func client(tb testing.TB, brokers ...string) *Client {
 	tb.Helper()
+	timeout := time.Duration(0) // the default, where brokers are killed
 	if len(brokers) == 0 {
-		brokers = stacktest.Brokers(tb)
+		brokers, timeout = stacktest.Brokers(tb), patient
 	}
 	tr := &kafka.Transport{MetadataTTL: 500 * time.Millisecond, ClientID: "fence-test"}
 	tb.Cleanup(tr.CloseIdleConnections)
-	return &Client{Kafka: &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}, Transport: tr}
+	return &Client{Kafka: &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr}, Transport: tr, Timeout: timeout}
 }
 
 // ctxOf bounds a test.
@@ -70,7 +74,7 @@ func topic(tb testing.TB, c *Client, partitions int) string {
 
 func ready(tb testing.TB, c *Client, name string, partitions int) {
 	tb.Helper()
-	ctx := ctxOf(tb, 30*time.Second)
+	ctx := ctxOf(tb, 2*time.Minute)
 	until(tb, ctx, "topic "+name, func() bool {
 		h, err := c.Health(ctx, []string{name})
 		return err == nil && h.Counts[name] == partitions && len(h.Healthy(all(name, partitions))) == partitions
@@ -169,7 +173,7 @@ func once(ctx context.Context, c *Client, tp record.TopicPartition, b []byte) (c
 // put sends a batch until the broker has decided about it.
 func put(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int, offset int64) {
 	tb.Helper()
-	ctx := ctxOf(tb, 30*time.Second)
+	ctx := ctxOf(tb, 2*time.Minute)
 	until(tb, ctx, "produce to "+tpString(tp), func() bool {
 		code, offset = once(ctx, c, tp, b)
 		if code == -99 || kafka.Error(code).Temporary() {
@@ -214,8 +218,15 @@ func newOwner(tb testing.TB, topic string, partitions int) *owner {
 
 func (o *owner) in() In {
 	return In{
-		TransactionalID: o.id, Generation: o.generation, Offsets: o.offsets, Senders: o.senders,
-		Event: func(e Event) { o.mu.Lock(); o.events = append(o.events, e); o.mu.Unlock() },
+		TransactionalID: o.id, Generation: o.generation, Offsets: o.offsets, Senders: o.senders, Idle: patient, Stuck: patient, Own: patient,
+		Event: func(e Event) {
+			if e.Kind == Waiting { // that the server is slow is nothing to judge
+				return
+			}
+			o.mu.Lock()
+			o.events = append(o.events, e)
+			o.mu.Unlock()
+		},
 	}
 }
 
@@ -231,7 +242,7 @@ func (o *owner) save(s *Session) { o.generation, o.senders = s.Generation(), s.S
 // take takes over with everything released, and saves.
 func (o *owner) take(tb testing.TB, c *Client) *Out {
 	tb.Helper()
-	out, err := c.Take(ctxOf(tb, time.Minute), o.in())
+	out, err := c.Take(ctxOf(tb, 2*time.Minute), o.in())
 	if err != nil {
 		tb.Fatal(err)
 	}

@@ -104,6 +104,13 @@ func (s *Session) idle() time.Duration {
 	return readIdle
 }
 
+func (s *Session) own() time.Duration {
+	if s.in.Own > 0 {
+		return s.in.Own
+	}
+	return ownTotal
+}
+
 func (s *Session) maxEpoch() int16 {
 	if s.in.epochs > 0 {
 		return s.in.epochs

@@ -42,6 +42,8 @@ type In struct {
 	Stuck time.Duration
 	// Idle is how long a partition without any progress is waited for. Defaults to 2 s; its read-back goes on in Retry.
 	Idle time.Duration
+	// Own is how long a transaction of our own may take before ErrSelfMove. Defaults to 5 s (N4).
+	Own time.Duration
 
 	epochs int16 // MaxEpoch, unless a test cannot wait for it
 }
