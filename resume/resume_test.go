@@ -19,7 +19,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find() }))
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 func at(t, i uint32, rest string) resume.Position {

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) {
 	signal.Notify(c, syscall.SIGUSR2)
 	signal.Stop(c)
 	known := goleak.IgnoreTopFunction("os/signal.signal_recv")
-	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find(known) }), known)
+	goleak.VerifyTestMain(stacktest.Settled(m, func(...goleak.Option) error { return goleak.Find(known) }), known)
 }
 
 const planted = "hunter2hunter2"

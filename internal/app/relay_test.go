@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find() }))
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 // patience is how long a wait for what should come within seconds may take on a loaded machine.

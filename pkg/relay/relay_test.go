@@ -23,7 +23,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(stacktest.Joined(m, func() error { return goleak.Find() }))
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 // patience is how long a wait for what should come within seconds may take on a loaded machine.
