@@ -60,7 +60,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	defer te.out.kill(nil)
 	slow := &hasty{Fencer: h.held, coll: h.coll, most: 5}
 	f := NewFinisher(Finishing{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), overdue)
 	defer cancel()
 	for from := range 2 {
 		var batch []*answered
