@@ -43,13 +43,12 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 	var now time.Time
 	for p := newPace(); len(rest) > 0; {
 		part := rest[:take(rest, p.n)]
-		rest = rest[len(part):]
 		if err := chunks(ctx, f, part); err != nil {
 			return total, err
 		}
 		var got Result
 		var began time.Time // of the last attempt: the wait for the turn is not the server's
-		err := f.Fenced(ctx, nil, func(tx context.Context) (err error) {
+		err := store.FencedSoon(ctx, f, nil, len(part), func(tx context.Context) (err error) {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errOutside
@@ -66,10 +65,15 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 			got, err = write(tx, s.Client(), part)
 			return err
 		})
+		if errors.Is(err, store.ErrSlow) {
+			p.n = max(len(part)/4, 1)
+			continue
+		}
 		if err != nil {
 			return total, fmt.Errorf("moving %d of %d dead letters: %w", len(part), len(letters), err)
 		}
 		p.took(time.Since(began), len(part))
+		rest = rest[len(part):]
 		total.add(got)
 	}
 	return total, nil

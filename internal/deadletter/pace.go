@@ -27,7 +27,7 @@ func newPace() *pace { return &pace{n: firstPart} }
 func (p *pace) took(d time.Duration, letters int) {
 	switch {
 	case d > slow:
-		p.n = max(min(p.n, letters)/2, smallest)
+		p.n = min(p.n, max(min(p.n, letters)/2, smallest)) // it may be smaller where even those did not end in time
 	case d < quick && letters >= p.n:
 		p.n = min(p.n*2, MaxLetters)
 	}

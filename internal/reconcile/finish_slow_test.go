@@ -17,7 +17,8 @@ type hasty struct {
 	store.Fencer
 	coll *mongo.Collection
 	most int64
-	late int // attempts in vain
+	what bson.D // which documents are meant
+	late int    // attempts in vain
 }
 
 func (h *hasty) Fenced(ctx context.Context, dirty []string, fn func(context.Context) error) error {
@@ -25,15 +26,14 @@ func (h *hasty) Fenced(ctx context.Context, dirty []string, fn func(context.Cont
 		late := false
 		err := h.Fencer.Fenced(ctx, dirty, func(tx context.Context) error {
 			coll := mongo.SessionFromContext(tx).Client().Database(h.coll.Database().Name()).Collection(h.coll.Name())
-			sent := bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}
-			before, err := coll.CountDocuments(tx, sent)
+			before, err := coll.CountDocuments(tx, h.what)
 			if err == nil {
 				err = fn(tx)
 			}
 			if err != nil {
 				return err
 			}
-			n, err := coll.CountDocuments(tx, sent)
+			n, err := coll.CountDocuments(tx, h.what)
 			if late = err == nil && n-before > h.most; late {
 				return context.Canceled
 			}
@@ -58,7 +58,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	h.put(docs...)
 	te := h.begin()
 	defer te.out.kill(nil)
-	slow := &hasty{Fencer: h.held, coll: h.coll, most: 5}
+	slow := &hasty{Fencer: h.held, coll: h.coll, most: 5, what: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}}
 	f := NewFinisher(Finishing{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now})
 	ctx, cancel := context.WithTimeout(t.Context(), overdue)
 	defer cancel()
@@ -84,4 +84,16 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	if left := h.left(); left != 0 {
 		t.Errorf("%d exceptions are left", left)
 	}
+}
+
+// N3, N19: so are claims, else nothing that is due would ever be sent.
+func TestN03_DueOnesAreClaimedInPartsWhereTheServerIsSlow(t *testing.T) {
+	t.Parallel()
+	p := plan(t)
+	ids := p.schedule(200, -time.Minute)
+	x := p.take(func(_ *Finishing, c *ScheduledConfig) {
+		c.Fencer = &hasty{Fencer: c.Fencer, coll: p.coll, most: 30, what: bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}}
+	})
+	x.settles(200)
+	x.once(time.UnixMilli(0), ids...)
 }

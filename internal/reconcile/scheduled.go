@@ -82,6 +82,8 @@ type Scheduled struct {
 	asked  chan struct{} // 1 slot: the index is to be asked now
 	room   chan struct{} // 1 slot: something has landed
 	round  time.Duration // that the latest look at all collections took; for the one who asks the index
+	most   int           // claims of one transaction: fewer while the server is slow; for the one who claims
+	ended  int           // transactions of at most so many that have ended in time since
 
 	// For the one who publishes.
 	view     event.View
@@ -137,6 +139,7 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 		ScheduledConfig: cfg,
 		claim:           store.DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
 		timers:          newTimers(cfg.Cache),
+		most:            store.MaxClaim,
 		ready:           make(chan []claimed, 1),
 		asked:           make(chan struct{}, 1),
 		room:            make(chan struct{}, 1),

@@ -61,7 +61,7 @@ func (s *Scheduled) await(ctx context.Context) ([]timer, error) {
 		var wait time.Duration
 		if room := maxAloft - s.timers.aloft(); room > 0 {
 			now := s.Now()
-			due, next, more := s.timers.take(nil, now.UnixMilli(), min(room, store.MaxClaim), claimCollections)
+			due, next, more := s.timers.take(nil, now.UnixMilli(), min(room, s.most), claimCollections)
 			s.hungry(due)
 			if len(due) > 0 {
 				return due, nil
@@ -109,13 +109,25 @@ func group(due []timer) []claimed {
 }
 
 // claimEach claims the groups together, or, if that does not succeed, each alone, so that a collection that cannot be
-// written holds up nobody else. Those that are not claimed are put back. It returns an error only if going on is
-// pointless.
+// written holds up nobody else. Those that are not claimed are put back, and all of them where the server is too slow for so
+// many. It returns an error only if going on is pointless.
 func (s *Scheduled) claimEach(ctx context.Context, groups []claimed, back *retry.Backoff) ([]claimed, error) {
 	err := s.claimAll(ctx, groups)
 	if err == nil {
 		back.Reset()
+		if s.ended++; s.ended == growAfter {
+			s.most, s.ended = min(2*s.most, store.MaxClaim), 0
+		}
 		return groups, nil
+	}
+	if errors.Is(err, store.ErrSlow) {
+		n := 0
+		for _, g := range groups {
+			n += len(g.timers)
+			s.putBack(g)
+		}
+		s.most, s.ended = max(n/4, 1), 0
+		return nil, nil
 	}
 	var had []claimed
 	for _, g := range groups {
@@ -136,12 +148,16 @@ func (s *Scheduled) claimEach(ctx context.Context, groups []claimed, back *retry
 		if back.Attempts() == 0 {
 			s.Log.Warn("cannot claim scheduled envelopes; trying again", "collection", g.cal.ns, "error", err)
 		}
-		for _, e := range g.timers {
-			s.land(e.key)
-			s.timers.push(e)
-		}
+		s.putBack(g)
 	}
 	return had, back.Wait(ctx)
+}
+
+func (s *Scheduled) putBack(g claimed) {
+	for _, e := range g.timers {
+		s.land(e.key)
+		s.timers.push(e)
+	}
 }
 
 func (s *Scheduled) claimAll(ctx context.Context, groups []claimed) error {

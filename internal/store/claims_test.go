@@ -1,6 +1,7 @@
 package store
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -45,7 +46,11 @@ func TestN19_ClaimsThatOverlapShareNothing(t *testing.T) {
 			wg.Go(func() {
 				claim := DueClaim{Token: fmt.Sprint("owner", o), Epoch: 7}
 				group := []Due{{Coll: coll, IDs: mine}}
-				if err := ClaimDue(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group); err != nil {
+				err := ErrSlow
+				for errors.Is(err, ErrSlow) { // the others were in the way too often
+					err = ClaimDue(t.Context(), &plainFencer{client: coll.Database().Client()}, claim, time.Now(), group)
+				}
+				if err != nil {
 					t.Error(err)
 					return
 				}

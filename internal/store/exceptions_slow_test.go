@@ -72,6 +72,33 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 	}
 }
 
+// The same of what is recorded of deliveries, and of claims, whose owner is told to take fewer.
+func TestN03_WhatWasSentIsRecordedInPartsWhereTheServerIsSlow(t *testing.T) {
+	t.Parallel()
+	coll, _ := exceptionOutbox(t)
+	sent := fill(t, coll, 300)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+	defer cancel()
+	h := &hasty{coll: coll, most: 40, what: bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}}
+	if err := RecordSent(ctx, h, RecordMark, sent); err != nil {
+		t.Fatalf("after %d runs: %v", h.runs, err)
+	}
+	if h.had != 300 || marked(t, coll) != 300 {
+		t.Errorf("%d of 300 are recorded", h.had)
+	}
+	due := Due{Coll: coll}
+	for _, s := range sent {
+		due.IDs = append(due.IDs, s.ID)
+	}
+	if _, err := coll.UpdateMany(ctx, bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "dueAt", Value: time.UnixMilli(1)}}}}); err != nil {
+		t.Fatal(err)
+	}
+	claims := &hasty{coll: coll, most: 40, what: bson.D{{Key: "claim.token", Value: "t"}}}
+	if err := ClaimDue(ctx, claims, DueClaim{Token: "t", Epoch: 1}, time.Now(), []Due{due}); !errors.Is(err, ErrSlow) {
+		t.Errorf("300 claims at once: %v", err)
+	}
+}
+
 // The same of what a take-over writes: it would never be over.
 func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 	t.Parallel()

@@ -66,10 +66,9 @@ func RecordSent(ctx context.Context, f Fencer, mode string, list []Sent) error {
 	if mode == RecordWatermark {
 		list = unstampedOnly(list)
 	}
-	for len(list) > 0 {
-		part := list[:fits(list)]
-		list = list[len(part):]
-		err := f.Fenced(ctx, nil, func(tx context.Context) error {
+	for most := maxFencedDocs; len(list) > 0; {
+		part := list[:min(fits(list), most)]
+		err := FencedSoon(ctx, f, nil, len(part), func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errors.New("deliveries are recorded in a transaction only")
@@ -81,9 +80,14 @@ func RecordSent(ctx context.Context, f Fencer, mode string, list []Sent) error {
 			}
 			return nil
 		})
+		if errors.Is(err, ErrSlow) {
+			most = max(len(part)/4, 1)
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("recording %d deliveries: %w", len(part), err)
 		}
+		list = list[len(part):]
 	}
 	return nil
 }

@@ -86,7 +86,7 @@ var ahead = bson.D{{Key: "_id", Value: 1}, {Key: "dueAt", Value: 1}}
 // ClaimDue marks those of the envelopes that are due by the server's clock and free, in one transaction that commits only
 // while the caller owns the watcher (N3), and counts in each group how many now bear the claim; the namespaces are entered
 // in `dirty` with it. All groups together have at most [MaxClaim] ids. After that, only the owner or one with a later epoch
-// changes them. now is the server's time as the caller knows it, for people to read.
+// changes them. now is the server's time as the caller knows it, for people to read. [ErrSlow] says that there should be fewer.
 func ClaimDue(ctx context.Context, f Fencer, c DueClaim, now time.Time, groups []Due) error {
 	dirty := make([]string, len(groups))
 	n := 0
@@ -102,7 +102,7 @@ func ClaimDue(ctx context.Context, f Fencer, c DueClaim, now time.Time, groups [
 		{Key: "epoch", Value: c.Epoch},
 		{Key: "at", Value: bson.NewDateTimeFromTime(now)},
 	}}}}}
-	return f.Fenced(ctx, dirty, func(ctx context.Context) error {
+	return FencedSoon(ctx, f, dirty, n, func(ctx context.Context) error {
 		fenced := mongo.SessionFromContext(ctx).Client()
 		for i, g := range groups {
 			coll := fenced.Database(g.Coll.Database().Name()).Collection(g.Coll.Name())
