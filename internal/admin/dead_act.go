@@ -23,10 +23,12 @@ const (
 // auditWait bounds the writing of an entry after the action itself was called off.
 const auditWait = 5 * time.Second
 
-// audit notes what was done, also when ctx has ended meanwhile. The action's own error comes first.
-func (o Operator) audit(ctx context.Context, kind store.Kind, fields bson.D, done error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditWait)
+// audit notes what was done, also when ctx has ended meanwhile. The action's own error comes first. While the caller waits, so does
+// this: a server that is slow is no reason for a gap in the log.
+func (o Operator) audit(called context.Context, kind store.Kind, fields bson.D, done error) error {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(called))
 	defer cancel()
+	defer context.AfterFunc(called, func() { time.AfterFunc(auditWait, cancel) })()
 	fields = append(fields, bson.E{Key: "complete", Value: done == nil})
 	return errors.Join(done, o.note(ctx, kind, fields))
 }

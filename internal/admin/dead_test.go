@@ -10,6 +10,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/deadletter"
@@ -215,6 +216,27 @@ func TestAnActionThatIsCalledOffIsLoggedAsFarAsItCame(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 	if log := f.log(); len(log) != 1 || log[0].Fields.Lookup("requeued").AsInt64() != 1 || log[0].Fields.Lookup("complete").Boolean() {
+		t.Errorf("%+v", log)
+	}
+}
+
+func TestASlowServerLeavesNoGapInTheLog(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	f.die(f.a, record.RecordRefused, letterOf("1", planted))
+	app := stacktest.Name(t)
+	op := f.op
+	op.State = stacktest.Client(t, options.Client().SetAppName(app)).Database(f.state.Name())
+	stacktest.FailCommand(t, app, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"update"}},
+		{Key: "namespace", Value: f.state.Name() + ".events"},
+		{Key: "blockConnection", Value: true},
+		{Key: "blockTimeMS", Value: 5500},
+	})
+	if got, err := op.DeadRequeue(t.Context(), admin.DeadFilter{All: true}, admin.DeadOptions{}, nil); err != nil || got.Requeued != 1 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if log := f.log(); len(log) != 1 {
 		t.Errorf("%+v", log)
 	}
 }

@@ -29,18 +29,23 @@ type chunk struct {
 func chunks(ctx context.Context, f store.Fencer, part []prepared) error {
 	for i := range part {
 		p := &part[i]
-		for from := 0; from < p.dead.Chunks; from += MaxBytes / ChunkSize {
-			to := min(from+MaxBytes/ChunkSize, p.dead.Chunks)
-			err := f.Fenced(ctx, nil, func(tx context.Context) error {
+		for from, most := 0, MaxBytes/ChunkSize; from < p.dead.Chunks; {
+			to := min(from+most, p.dead.Chunks)
+			err := store.FencedSoon(ctx, f, nil, to-from, func(tx context.Context) error {
 				s := mongo.SessionFromContext(tx)
 				if s == nil {
 					return errOutside
 				}
 				return p.writeChunks(tx, s.Client(), from, to)
 			})
+			if errors.Is(err, store.ErrSlow) {
+				most = 1
+				continue
+			}
 			if err != nil {
 				return fmt.Errorf("moving a dead letter of %d bytes of %s: %w", len(p.raw), p.id.NS, err)
 			}
+			from = to
 		}
 	}
 	return nil

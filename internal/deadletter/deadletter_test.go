@@ -46,12 +46,13 @@ func (c *counted) Fenced(ctx context.Context, dirty []string, fn func(context.Co
 func setUp(t *testing.T) *bench {
 	t.Helper()
 	db := stacktest.Database(t, stacktest.Client(t))
-	return &bench{t: t, db: db, owner: &counted{Held: own(t, db, "a", 30*time.Second)}}
+	return &bench{t: t, db: db, owner: &counted{Held: own(t, db, "a")}}
 }
 
-func own(t *testing.T, db *mongo.Database, node string, ttl time.Duration) *lease.Held {
+// own acquires a lease that lasts longer than any test: nobody has to renew it.
+func own(t *testing.T, db *mongo.Database, node string) *lease.Held {
 	t.Helper()
-	l, err := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: "orders/0of1", Node: node, TTL: ttl, ReplicaSetID: "here"})
+	l, err := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: "orders/0of1", Node: node, TTL: time.Hour, Renew: 200 * time.Millisecond, ReplicaSetID: "here"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +242,7 @@ func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 	if _, err := b.db.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.UnixMilli(0)}}}}); err != nil {
 		t.Fatal(err)
 	}
-	own(t, b.db, "b", 30*time.Second) // the first one does not know yet, and finds its lease valid
+	own(t, b.db, "b") // the first one does not know yet, and finds its lease valid
 	if !b.owner.Valid() {
 		t.Fatal("the deposed owner knows already")
 	}
@@ -257,14 +258,14 @@ func TestN03_ADeposedOwnerMovesNothing(t *testing.T) {
 func TestN03_LettersAreMovedInPartsWhereTheServerIsSlow(t *testing.T) {
 	t.Parallel()
 	b := setUp(t)
-	var letters []Letter
-	for i := range 40 {
+	letters := []Letter{b.add("large", bson.E{Key: "payload", Value: make([]byte, 15<<20+1)})} // in chunks
+	for i := range 39 {
 		letters = append(letters, b.add(i))
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	slow := &stacktest.Hasty{Fence: b.owner, Coll: b.db.Collection(Collection("outbox")), Most: 3}
-	if r, err := Move(ctx, slow, letters); err != nil || r != (Result{Moved: 40, Deleted: 40}) {
+	slow := &stacktest.Hasty{Fence: b.owner, Coll: b.db.Collection(Collection("outbox")), Most: 1}
+	if r, err := Move(ctx, slow, letters); err != nil || r != (Result{Moved: 40, Deleted: 40, Chunked: 1}) {
 		t.Errorf("%+v, %v; %d attempts in vain", r, err, slow.Late.Load())
 	}
 	if n := b.count("outbox"); n != 0 {

@@ -297,14 +297,26 @@ func TestN03_ARequeueLetsTheOwnerRenew(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- b.owner.Run(ctx) }()
+	defer func() { cancel(); <-ended }()
 	if got := b.requeue(Query{All: true}, Options{}); got.Requeued != 2000 {
 		t.Errorf("%+v", got)
 	}
-	if !b.owner.Valid() || b.owner.Context().Err() != nil {
-		t.Error("the owner lost its lease")
+	// Where it was over before a renewal was due, the owner must be able to do it afterwards.
+	var w struct{ Fence, Seq int64 }
+	deadline := time.After(time.Minute)
+	for w.Seq < 3 {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-deadline:
+			t.Fatalf("the owner does not renew: %+v", w)
+		}
+		if err := b.db.Collection("watchers").FindOne(t.Context(), bson.D{}).Decode(&w); err != nil {
+			t.Fatal(err)
+		}
 	}
-	cancel()
-	<-ended
+	if !b.owner.Valid() || b.owner.Context().Err() != nil || w.Fence < 2 {
+		t.Errorf("the owner lost its lease: %+v", w)
+	}
 }
 
 func TestTwoDeliveriesOfOneIDAreNotRequeuedAtOnce(t *testing.T) {

@@ -291,6 +291,7 @@ func TestLiveFigures(t *testing.T) {
 func TestLiveClientsAreBounded(t *testing.T) {
 	t.Parallel()
 	s := open(t)
+	s.client.Timeout = 0 // it would end the first before the last has come
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	for i := range maxLive + 1 {

@@ -34,8 +34,8 @@ type Health interface {
 }
 
 const (
-	headerTimeout = 2 * time.Second
-	readTimeout   = 5 * time.Second
+	headerTimeout = 5 * time.Second // a client on a busy machine may be slow to send them
+	readTimeout   = 10 * time.Second
 	writeTimeout  = 15 * time.Second
 	idleTimeout   = time.Minute
 	maxHeader     = 16 << 10

@@ -47,7 +47,8 @@ func open(t *testing.T, change ...func(*AdminOptions)) *site {
 	c := stacktest.Client(t)
 	s := &site{t: t, state: stacktest.Database(t, c), outbox: stacktest.Database(t, c).Collection("outbox"), log: &bytes.Buffer{}}
 	s.ns = store.Namespace(s.outbox)
-	l, err := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + "0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Second})
+	// It never seems to be gone because the machine is busy.
+	l, err := lease.New(lease.Config{Collection: s.state.Collection("watchers"), ID: "orders/" + "0of1", Node: "n1", ReplicaSetID: "x", TTL: time.Hour, Renew: 200 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ var errLockLost = errors.New("the migration lock was taken by another process")
 const (
 	lockID     = "lock" // beside the ledger's entries
 	defaultTTL = 30 * time.Second
+	giveBack   = 5 * time.Second // what a slow server may take for it: else everybody waits for its end
 )
 
 // lockDoc is the lock. Its times are the server's.
@@ -83,7 +84,7 @@ func (l *lock) hold(ctx context.Context, f func(ctx context.Context) error) erro
 	cancel(nil)
 	<-ended
 	// Given back by its name alone, so a lock that is another's by now is left as it is.
-	call, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
+	call, done := context.WithTimeout(context.WithoutCancel(ctx), giveBack)
 	defer done()
 	_, _ = l.coll.DeleteOne(call, bson.D{{Key: "_id", Value: lockID}, {Key: "owner", Value: l.owner}}) // else it lapses
 	return err

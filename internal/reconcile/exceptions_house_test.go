@@ -35,7 +35,8 @@ func newHouse(t *testing.T) *house {
 	t.Helper()
 	b := setup(t)
 	h := &house{bundle: b, coll: b.outbox("outbox"), broker: newBroker(t), recording: "watermark", attempts: 3}
-	l, err := lease.New(lease.Config{Collection: b.db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: 30 * time.Second, ReplicaSetID: "here"})
+	// Nobody renews it: it lasts longer than any test.
+	l, err := lease.New(lease.Config{Collection: b.db.Collection("watchers"), ID: "orders/0of1", Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +152,7 @@ func (h *house) put(docs ...bson.D) {
 // until waits for a condition on the documents.
 func (h *house) until(what string, cond func() bool) {
 	h.t.Helper()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(overdue)
 	for !cond() {
 		select {
 		case <-deadline:

@@ -26,7 +26,7 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	defer te.out.kill(nil)
 	slow := &stacktest.Hasty{Fence: h.held, Coll: h.coll, Done: present("sentAt"), Most: 5}
 	f := NewFinisher(Finishing{Client: h.client, Fencer: slow, Outlet: te.out, Recording: "watermark", Now: time.Now})
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	for from := range 2 {
 		var batch []*answered

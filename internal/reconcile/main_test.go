@@ -22,6 +22,10 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// overdue is when a test gives up on what has to come. Being slow is no fault: it only bounds what hangs, and is longer than a test may
+// wait for the fail point of the server.
+const overdue = 4 * time.Minute
+
 // bundle is a test's own databases, and a client with an application name of its own to sweep with.
 type bundle struct {
 	t      *testing.T
@@ -78,7 +82,7 @@ func (b *bundle) sweep(to bson.Timestamp, p *publisher, colls ...string) *Sweep 
 // run sweeps to the end.
 func (b *bundle) run(s *Sweep) Result {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), overdue)
 	defer cancel()
 	res, err := s.Run(ctx)
 	if err != nil {
@@ -132,7 +136,7 @@ func (p *publisher) wants(t *testing.T, ids ...string) {
 // behind reads the inserts of a collection from a time on until one with that id, as the stream behind a sweep does.
 func (b *bundle) behind(coll *mongo.Collection, at bson.Timestamp, until string, take func(id bson.RawValue, doc bson.Raw)) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(b.t.Context(), overdue)
 	defer cancel()
 	cs, err := coll.Watch(ctx, mongo.Pipeline{{{Key: "$match", Value: bson.D{{Key: "operationType", Value: "insert"}}}}},
 		options.ChangeStream().SetStartAtOperationTime(&at))

@@ -37,13 +37,17 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	}
 	all := slices.Clone(fates) // the services reorder theirs
 	var services sync.WaitGroup
-	var late atomic.Int64
+	var late, orders atomic.Int64
+	busy := make(chan struct{}) // closed when the services are in the midst of it
 	for g := range 4 {
 		services.Go(func() {
 			r := rand.New(rand.NewPCG(seed, uint64(g)))
 			for mine := fates[g*n/4 : (g+1)*n/4 : (g+1)*n/4]; len(mine) > 0; {
 				k := r.IntN(len(mine))
 				f, over := mine[k], false
+				if orders.Add(1) == 100 {
+					close(busy)
+				}
 				var err error
 				if r.IntN(6) == 0 {
 					if err = p.box.Cancel(t.Context(), f.id); err == nil {
@@ -71,6 +75,10 @@ func TestN19_CancelledOrSentNeverBoth(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { services.Wait(); close(done) }()
+	select { // so that some are cancelled, however quick the owner is
+	case <-busy:
+	case <-done:
+	}
 	var terms []*taking
 	for racing := true; racing; { // each term ends in the middle of whatever it does
 		x := p.take(after(terms...))

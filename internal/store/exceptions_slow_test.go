@@ -24,7 +24,7 @@ func TestN03_ATransactionThatNeverEndsInTimeIsMadeSmaller(t *testing.T) {
 			Raw: image(t, bson.D{{Key: "_id", Value: fmt.Sprint(i)}, {Key: "aggregateid", Value: "k"}}),
 		})
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	h := &stacktest.Hasty{Fence: &plainFencer{client: coll.Database().Client()}, Coll: coll, Most: 40}
 	if err := WriteExceptions(ctx, h, list); err != nil {
@@ -88,7 +88,7 @@ func TestN03_ATakeOverWritesWhatEndsInTime(t *testing.T) {
 			if _, err := coll.InsertMany(t.Context(), docs); err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 			defer cancel()
 			h := &stacktest.Hasty{Fence: &plainFencer{client: coll.Database().Client()}, Coll: coll, Done: write.done, Most: 40}
 			if err := write.run(ctx, h, coll, ids); err != nil {
