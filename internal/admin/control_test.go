@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 func held(t *testing.T, state *mongo.Database) *lease.Held {

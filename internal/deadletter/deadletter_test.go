@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 // bench is a database with an outbox, and the owner of a watcher.

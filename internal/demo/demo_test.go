@@ -23,7 +23,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 // On the whole the pace keeps the rate; times never go back, and there are bursts.
 func TestPaceKeepsTheRate(t *testing.T) {

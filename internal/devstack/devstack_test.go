@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		parent(way)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 // parent starts a mongod, prints its address and data directory, and ends without Stop.

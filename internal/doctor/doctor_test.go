@@ -34,7 +34,7 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 const planted = "hunter2hunter2"

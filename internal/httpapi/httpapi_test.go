@@ -16,11 +16,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+
 	"github.com/outrelay/outrelay/internal/health"
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 type fake struct {
 	mu      sync.Mutex

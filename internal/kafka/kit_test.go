@@ -25,7 +25,8 @@ import (
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
 	// The fake cluster leaves a goroutine behind when a control function of its slept while the cluster was closed.
-	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*Cluster).runControl.func1"))
+	fake := goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*Cluster).runControl.func1")
+	goleak.VerifyTestMain(stacktest.Settled(m, func(...goleak.Option) error { return goleak.Find(fake) }), fake)
 }
 
 // patient is how long tests wait for a slow machine: for what happens soon, or never.

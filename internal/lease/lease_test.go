@@ -16,7 +16,7 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 const slot = "orders/0of1"
 

@@ -19,7 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 // deployment is a state database and one with outboxes.
 type deployment struct {

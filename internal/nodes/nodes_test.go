@@ -21,7 +21,7 @@ import (
 
 var upsert = options.UpdateOne().SetUpsert(true)
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 func state(t *testing.T) *mongo.Database {
 	t.Helper()

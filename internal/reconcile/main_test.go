@@ -19,7 +19,7 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 // overdue is when a test gives up on what has to come. Being slow is no fault: it only bounds what hangs, and is longer than a test may

@@ -22,7 +22,7 @@ import (
 
 func TestMain(m *testing.M) {
 	_ = flag.Set("rapid.checks", "40") // each is some fifty statements; the command line may ask for more
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 
 // life is how long the model lets a transaction live, in seconds of its own clock.

@@ -19,7 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 func database(t *testing.T) *mongo.Database {
 	t.Helper()

@@ -27,7 +27,7 @@ var built struct {
 func Main(m *testing.M) {
 	stacktest.Wide(5)
 	stacktest.Alone()
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find), goleak.Cleanup(func(code int) {
 		if built.dir != "" {
 			_ = os.RemoveAll(built.dir)
 		}

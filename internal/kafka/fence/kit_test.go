@@ -26,7 +26,7 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
 
 // patient is how long tests wait for a slow server before they call it sick: what they are about happens at once, or never.
 const patient = 30 * time.Second
