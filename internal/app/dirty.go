@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/store"
@@ -114,7 +115,8 @@ func (d *dirty) run(ctx context.Context) error {
 	}
 }
 
-// clean takes one off if it holds neither an exception nor a scheduled envelope. The statement that looks and the one that
+// clean takes one off if it holds neither an exception nor a scheduled envelope, and no dead letter of what the stream would bring to a
+// successor once more. The statement that looks and the one that
 // takes it off are one transaction with the fence, which every other writer of exceptions takes, too; and what the stream
 // brings meanwhile waits in mark.
 func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
@@ -128,8 +130,16 @@ func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
 		if err != nil || still {
 			return err
 		}
-		_, err = client.Database(d.t.cfg.MongoDB.State).Collection("watchers").UpdateOne(tx,
-			bson.D{{Key: "_id", Value: d.t.held.Document().ID}}, bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}})
+		watchers, own := client.Database(d.t.cfg.MongoDB.State).Collection("watchers"), bson.D{{Key: "_id", Value: d.t.held.Document().ID}}
+		var doc lease.Document
+		if err := watchers.FindOne(tx, own).Decode(&doc); err != nil {
+			return err
+		}
+		letters := client.Database(o.DB).Collection(deadletter.Collection(o.Coll))
+		if still, err = deadletter.AnyBehind(tx, letters, position(doc.Position())); err != nil || still {
+			return err
+		}
+		_, err = watchers.UpdateOne(tx, own, bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}})
 		gone = err == nil
 		return err
 	})
@@ -143,19 +153,51 @@ func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
 	return nil
 }
 
-// owned are the envelopes behind the checkpoint that an earlier owner made exceptions of, with the topics for which they wait.
+// owned are the envelopes behind the checkpoint that an earlier owner made exceptions of, with the topics for which they wait, and
+// those that it moved to the dead letters, with the topics that have refused them.
 // The stream brings them once more. Those topics are the reconciler's; the others may not have got it, for their records may
 // have been queued when that owner died, so the stream sends them as any other, and the read-back knows what was sent
 // (N15). It is filled before the stream is opened.
 type owned struct {
-	ids map[[16]byte][]string
-	buf []byte
+	ids  map[[16]byte][]string
+	dead map[[16]byte][]string // by their place in the stream, too: what is dead has left its collection, and its id may have come again
+	buf  []byte
+}
+
+func newOwned() *owned { return &owned{ids: map[[16]byte][]string{}, dead: map[[16]byte][]string{}} }
+
+func (o *owned) none() bool { return len(o.ids)+len(o.dead) == 0 }
+
+func (o *owned) clear() {
+	clear(o.ids)
+	clear(o.dead)
 }
 
 func (o *owned) key(ns string, id bson.RawValue) [16]byte {
 	o.buf = append(append(append(o.buf[:0], ns...), 0, byte(id.Type)), id.Value...)
 	sum := sha256.Sum256(o.buf)
 	return [16]byte(sum[:])
+}
+
+// place is the key of an event.
+func (o *owned) place(ns string, id bson.RawValue, pos string) [16]byte {
+	o.key(ns, id)
+	sum := sha256.Sum256(append(append(o.buf, 0), pos...))
+	return [16]byte(sum[:])
+}
+
+func (o *owned) bury(ns string, l deadletter.Behind) {
+	k := o.place(ns, l.ID, l.Pos)
+	o.dead[k] = append(o.dead[k], l.Topic)
+}
+
+// alive takes the records away that are dead.
+func (o *owned) alive(ns string, id bson.RawValue, pos string, records []record.Record) (rest []record.Record, dead bool) {
+	if len(o.dead) == 0 {
+		return records, false
+	}
+	topics, dead := o.dead[o.place(ns, id, pos)]
+	return without(records, topics), dead
 }
 
 func (o *owned) add(ns string, id bson.RawValue, topics []string) { o.ids[o.key(ns, id)] = topics }
@@ -166,5 +208,10 @@ func (o *owned) leave(ns string, id bson.RawValue, records []record.Record) (res
 	if !known {
 		return records, false
 	}
-	return slices.DeleteFunc(records, func(r record.Record) bool { return slices.Contains(topics, r.Topic) || slices.Contains(topics, "") }), true
+	return without(records, topics), true
+}
+
+// without are the records for other topics; "" stands for all.
+func without(records []record.Record, topics []string) []record.Record {
+	return slices.DeleteFunc(records, func(r record.Record) bool { return slices.Contains(topics, r.Topic) || slices.Contains(topics, "") })
 }

@@ -134,7 +134,12 @@ func (p *pump) hand(ctx context.Context, commitMS int64) error {
 	*it = dispatch.Item{CommitMS: commitMS, Raw: p.ev.Document, DB: p.ev.DB, Coll: p.ev.Coll, Pos: p.ev.Data, Records: it.Records[:0]}
 	err := p.fill(it)
 	if p.owned != nil {
-		rest, known := p.owned.leave(p.namespace(), bson.Raw(p.ev.Document).Lookup("_id"), it.Records)
+		id := bson.Raw(p.ev.Document).Lookup("_id")
+		dead := false
+		if it.Records, dead = p.owned.alive(p.namespace(), id, string(p.ev.Data), it.Records); dead && err == nil && len(it.Records) == 0 {
+			return nil // an earlier owner moved it to the dead letters
+		}
+		rest, known := p.owned.leave(p.namespace(), id, it.Records)
 		switch {
 		case known && (err != nil || len(rest) == 0):
 			return nil // an earlier owner made an exception of it (N15); whether it has expired since is judged when its turn comes

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/reconcile"
@@ -122,15 +123,15 @@ func (t *term) mayPurge() bool {
 	return cleans(t.cfg) && t.held.Valid() && t.sweeping.Load() == nil && t.stream.State().Ready()
 }
 
-// loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions
-// already (N15).
+// loadExceptions finds, before the stream is opened, which keys wait, and which events behind the position are exceptions or dead
+// letters already (N15).
 func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
-	own := &owned{ids: map[[16]byte][]string{}}
+	own := newOwned()
 	out := newOutlet(t)
 	var n reconcile.Loaded
 	err := t.untilDone(ctx, "mongodb", func(context.Context) (err error) {
 		t.disp.ForgetGates()
-		clear(own.ids)
+		own.clear()
 		n, err = t.rec.exceptions.Load(ctx, position(t.from),
 			func(ns, topic, key string) { t.disp.Gate(out.ns(ns), topic, key) },
 			func(ns string, idType byte, id []byte, topics []string) {
@@ -145,10 +146,28 @@ func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
 	if n.Exceptions > 0 {
 		t.log.Info("envelopes wait from before", "exceptions", n.Exceptions, "gates", n.Gates, "behind_the_position", n.Known)
 	}
-	if len(own.ids) == 0 {
+	for _, o := range t.dirty.collections() {
+		if err := t.loadLetters(ctx, o, own); err != nil {
+			return nil, err
+		}
+	}
+	if own.none() {
 		return nil, nil
 	}
 	return own, nil
+}
+
+// loadLetters finds which events of a collection behind the position are dead letters already: whatever was amiss with them may be
+// no more, but their keys went on without them.
+func (t *term) loadLetters(ctx context.Context, o store.Outbox, own *owned) error {
+	letters := t.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
+	return t.untilDone(ctx, "mongodb", func(context.Context) error {
+		t.progress.ticks.Add(1)
+		return deadletter.EachBehind(ctx, letters, position(t.from), func(l deadletter.Behind) error {
+			own.bury(o.NS(), l)
+			return nil
+		})
+	})
 }
 
 // reconcile starts what goes on beside the stream. Publishing ends with ctx or with stopReconciling; what writes down what

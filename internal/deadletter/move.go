@@ -26,7 +26,8 @@ var errOutside = errors.New("dead letters are moved in a transaction only")
 
 // Move writes the letters and deletes their envelopes, in the order given, in as many fenced transactions as the bounds
 // ask for. Each is majority committed before the next begins. On an error those counted are moved, and the same call
-// may be made again with all of them. A letter that cannot be written at all is an error before anything is.
+// may be made again with all of them. Their collections are entered in `dirty` with it, because the stream may bring their events once
+// more (N15). A letter that cannot be written at all is an error before anything is.
 func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error) {
 	var total Result
 	if len(letters) == 0 {
@@ -48,7 +49,7 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 		}
 		var got Result
 		var began time.Time // of the last attempt: the wait for the turn is not the server's
-		err := store.FencedSoon(ctx, f, nil, len(part), func(tx context.Context) (err error) {
+		err := store.FencedSoon(ctx, f, dirty(part), len(part), func(tx context.Context) (err error) {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errOutside

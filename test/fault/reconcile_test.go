@@ -312,7 +312,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		return letters > int64(n/50) && s.Held() == 0 && int(letters)+len(topics.All()) >= 2*n
 	})
 	s.SetTopic("payment", ageSetting, "86400000")
-	// A position from before is read from again: what is dead would be sent, now that the topic takes it.
+	// A replay begins with what the position has passed.
 	history.Await("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
 	p.Kill()
 	before := topics.Deliveries()

@@ -1,0 +1,62 @@
+package integration
+
+import (
+	"maps"
+	"slices"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/resume"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// N15: an owner dies between the move of envelopes to the dead letters and the position that passes them. The stream brings them
+// to its successor once more, whose configuration would have them sent: they stay dead, until somebody requeues them.
+func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order", "payment"}})
+	s.Set("topics.allow", []string{s.Topic("order"), s.Topic("late")})
+	topics := s.Read("order", "payment", "late")
+	owner := s.Start()
+	owner.TookOver()
+	s.Append(s.Outbox(), kit.Event("late", "l", 0, 20)) // its topic is missing: the watermark waits for it for some seconds
+	const n = 20
+	var dead []string
+	for i := range n {
+		e := kit.Event("payment", "p", i, 20)
+		s.Append(s.Outbox(), e, kit.Event("order", "o", i, 20))
+		dead = append(dead, e.ID().String())
+		s.Ledger.Dead(s.DB.Name()+".outbox", dead[i])
+	}
+	letters := s.DB.Collection(deadletter.Collection("outbox"))
+	kit.Eventually(t, "all payments are dead", func() bool {
+		count, err := letters.CountDocuments(t.Context(), bson.D{})
+		return err == nil && count == n
+	})
+	owner.Kill()
+	position := resume.Token(s.Watcher().Lookup("token").Value).Data()
+	behind, err := letters.CountDocuments(t.Context(), bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: position}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the stream brings %d of %d again", behind, n)
+
+	s.Set("topics.allow", []string{})
+	s.CreateTopic("late", 1, 1)
+	s.Start().TookOver()
+	t.Log(s.Check(topics))
+	s.NoneHeld()
+
+	if code, out, errOut := s.Run("dead", "requeue", "--all", "--yes"); code != 0 {
+		t.Fatalf("dead requeue: exit code %d\n%s%s", code, out, errOut)
+	}
+	topics.Distinct(2*n + 1)
+	topics.ToTheEnd()
+	for id, of := range topics.Deliveries() {
+		if slices.Contains(dead, id) != maps.Equal(of, map[string]int{"1": 1}) {
+			t.Errorf("%s came %v", id, of)
+		}
+	}
+}
