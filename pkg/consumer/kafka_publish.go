@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/segmentio/kafka-go"
 
@@ -11,11 +12,18 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// publishAttempts is how often a partition is tried: leaders move.
-const publishAttempts = 5
+const (
+	// publishAttempts is how often a topic is looked for that is not there.
+	publishAttempts = 5
+	// publishPatience is how long a partition is tried at least: a leader that died is replaced after the brokers' session, 9 s
+	// by default.
+	publishPatience = 15 * time.Second
+)
 
 // Publish writes messages with acks of all in-sync replicas. Those of one partition are one batch in their order; it is
-// sent again when its fate is unknown, so what was written may be there twice, with the same id.
+// sent again when its fate is unknown, so what was written may be there twice, with the same id. While brokers are away or have no
+// leader it goes on for some 15 s, or until ctx ends, and then returns the last error; a topic that is not there is an error within
+// seconds.
 func (k *Kafka) Publish(ctx context.Context, topic string, ms []*Message) error {
 	if len(ms) == 0 {
 		return nil
@@ -47,7 +55,7 @@ func choose(m *Message, n int) int {
 }
 
 func (k *Kafka) partitions(ctx context.Context, cl *kafka.Client, topic string) (int, error) {
-	b := retry.Reopen.Start()
+	b, began := retry.Reopen.Start(), time.Now()
 	for {
 		md, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 		if err == nil {
@@ -61,10 +69,11 @@ func (k *Kafka) partitions(ctx context.Context, cl *kafka.Client, topic string) 
 				}
 			}
 		}
-		if b.Attempts() >= publishAttempts {
-			if errors.Is(err, kafka.UnknownTopicOrPartition) {
-				return 0, fmt.Errorf("%w: create it", err)
-			}
+		missing := errors.Is(err, kafka.UnknownTopicOrPartition)
+		switch {
+		case missing && b.Attempts() >= publishAttempts:
+			return 0, fmt.Errorf("%w: create it", err)
+		case !missing && time.Since(began) > publishPatience:
 			return 0, err
 		}
 		k.refresh(ctx)
@@ -77,7 +86,7 @@ func (k *Kafka) partitions(ctx context.Context, cl *kafka.Client, topic string) 
 func (k *Kafka) refresh(ctx context.Context) { refreshLayout(ctx, k.produce, k.addr) }
 
 func (k *Kafka) write(ctx context.Context, cl *kafka.Client, topic string, p int, list []*Message) error {
-	b := retry.Reopen.Start()
+	b, began := retry.Reopen.Start(), time.Now()
 	for {
 		res, err := cl.Produce(ctx, &kafka.ProduceRequest{
 			Topic: topic, Partition: p, RequiredAcks: kafka.RequireAll, Records: kafka.NewRecordReader(records(list)...),
@@ -93,7 +102,7 @@ func (k *Kafka) write(ctx context.Context, cl *kafka.Client, topic string, p int
 		if err == nil {
 			return nil
 		}
-		if code := kafka.Error(0); errors.As(err, &code) && !code.Temporary() || b.Attempts() >= publishAttempts || ctx.Err() != nil {
+		if code := kafka.Error(0); errors.As(err, &code) && !code.Temporary() || time.Since(began) > publishPatience || ctx.Err() != nil {
 			return err
 		}
 		k.refresh(ctx)

@@ -4,7 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -170,4 +174,59 @@ func TestBrokersThatAreAwayAreReportedAndWaitedFor(t *testing.T) {
 	k.await("a report", told)
 	k.await("another", told)
 	stop()
+}
+
+// Publish outlasts brokers that nobody reaches for seconds, as those of a partition without a leader.
+func TestPublishWaitsForTheBrokers(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	way, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var open atomic.Bool
+	var tried atomic.Int32
+	var wg sync.WaitGroup
+	wg.Go(func() { // it leads to a broker, once it is open
+		for {
+			c, err := way.Accept()
+			if err != nil {
+				return
+			}
+			if tried.Add(1); !open.Load() {
+				_ = c.Close()
+				continue
+			}
+			broker, err := net.Dial("tcp", k.cfg.Brokers[0])
+			if err != nil {
+				t.Error(err)
+				_ = c.Close()
+				continue
+			}
+			for _, d := range [][2]net.Conn{{c, broker}, {broker, c}} {
+				wg.Go(func() { _, _ = io.Copy(d[0], d[1]); _ = d[0].Close() })
+			}
+		}
+	})
+	cfg := k.cfg
+	cfg.Brokers = []string{way.Addr().String()}
+	away, err := consumer.NewKafka(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { away.Close(); _ = way.Close(); wg.Wait() })
+	ended := make(chan error, 1)
+	go func() { ended <- away.Publish(k.context(), k.topic, []*consumer.Message{msg("a", "t", "waits")}) }()
+	select {
+	case err := <-ended:
+		t.Fatalf("it does not wait: %v", err)
+	case <-time.After(4 * time.Second):
+	}
+	if tried.Load() < 2 {
+		t.Errorf("it tried %d times", tried.Load())
+	}
+	open.Store(true)
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
