@@ -226,3 +226,28 @@ func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 	r.acks.resolved(36)
 	inOrder(t, read(t, brokers, "a"), 3, 12)
 }
+
+// A cluster whose answers are late is one that works: the last broker that there is to ask has the time that it takes.
+func TestMetadataOfASlowClusterIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
+	c, err := NewClient(Config{Brokers: brokers})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	kc.ControlKey(int16(kmsg.Metadata), func(kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		kc.SleepControl(func() {
+			select {
+			case <-time.After(metaTimeout + connectSlack + time.Second):
+			case <-t.Context().Done():
+			}
+		})
+		return nil, nil, false
+	})
+	l, err := c.Metadata(t.Context(), []string{"a"})
+	if err != nil || len(l.Topics["a"].Partitions) != 1 {
+		t.Errorf("%+v, %v", l, err)
+	}
+}

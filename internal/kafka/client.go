@@ -19,7 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 )
 
-// metaTimeout bounds one request for metadata: a broker that hangs must not hide what the others know.
+// metaTimeout bounds one request for metadata where others can be asked: a broker that hangs must not hide what they know.
 const metaTimeout = 1500 * time.Millisecond
 
 // connectSlack is what one of several brokers gets to accept a connection.
@@ -113,10 +113,15 @@ func isTimeout(err error) bool {
 	return ok && t.Timeout()
 }
 
-// any asks one broker after another, those of the last layout and the configured ones, until one answers.
+// any asks one broker after another, those of the last layout and the configured ones, until one answers. The last one may take
+// [adminTimeout]: nobody is left who would know, and a cluster that is slow is one that works.
 func (c *Client) any(ctx context.Context, timeout time.Duration, req func() protocol.Message) (protocol.Message, error) {
 	var errs []error
-	for _, addr := range c.candidates() {
+	candidates := c.candidates()
+	for i, addr := range candidates {
+		if i == len(candidates)-1 {
+			timeout = max(timeout, adminTimeout)
+		}
 		try, cancel := context.WithTimeout(ctx, max(timeout, c.patience)+connectSlack)
 		m, err := c.call(try, addr, timeout, req())
 		cancel()

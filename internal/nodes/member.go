@@ -110,9 +110,16 @@ func (m *Member) Beat(ctx context.Context, v Vital) error {
 		return nil
 	}
 	s, nodes := m.sign, m.nodes
+	s.Listed = m.listed
 	s.KafkaReachable, s.SinceAck, s.Slots, s.Holds, s.Up = v.KafkaReachable, v.SinceAck, v.Slots, v.Holds, time.Since(m.began)
 	if !m.listed {
 		nodes = m.sure
+		// A stop waits for it, so that it is not carried out behind the departure.
+		if end, ok := ctx.Deadline(); ok {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithDeadline(context.WithoutCancel(ctx), end)
+			defer cancel()
+		}
 	}
 	was, err := nodes.Heartbeat(ctx, s)
 	if err != nil {

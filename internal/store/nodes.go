@@ -13,6 +13,7 @@ import (
 
 // Sign is what a node tells of itself.
 type Sign struct {
+	Listed                 bool // to its knowledge
 	Node, Address, Version string
 	Watchers               []string // that it owns or stands by for
 	KafkaReachable         bool
@@ -81,7 +82,8 @@ type Was struct {
 }
 
 // Heartbeat writes a sign of life and tells what was there before; one small write. A node that is not listed is listed
-// again, as what it was.
+// again, as what it was. One that is on the list to its knowledge is listed by a second write, if it is not: one that the server carries
+// out late, when its caller has given up and the node has departed, lists nobody.
 func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 	var ack any = lit(nil)
 	if s.SinceAck >= 0 {
@@ -108,9 +110,10 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 		StaleSince *time.Time `bson:"staleSince"`
 		AgeMS      int64      `bson:"ageMs"`
 	}
+	upsert := !s.Listed
 	for try := 0; ; try++ {
 		err := n.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: s.Node}}, mongo.Pipeline{{{Key: "$set", Value: set}}},
-			options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before).SetProjection(bson.D{
+			options.FindOneAndUpdate().SetUpsert(upsert).SetReturnDocument(options.Before).SetProjection(bson.D{
 				{Key: "instance", Value: 1},
 				{Key: "staleSince", Value: 1},
 				{Key: "ageMs", Value: bson.D{{Key: "$subtract", Value: bson.A{"$$NOW", "$seenAt"}}}},
@@ -118,9 +121,11 @@ func (n *Nodes) Heartbeat(ctx context.Context, s Sign) (Was, error) {
 		switch {
 		case err == nil:
 			return Was{Listed: true, Instance: before.Instance, Stale: before.StaleSince != nil, Age: time.Duration(before.AgeMS) * time.Millisecond}, nil
+		case errors.Is(err, mongo.ErrNoDocuments) && !upsert:
+			upsert = true
 		case errors.Is(err, mongo.ErrNoDocuments):
 			return Was{}, nil
-		case mongo.IsDuplicateKeyError(err) && try == 0: // listed by another of the same name at the same moment
+		case mongo.IsDuplicateKeyError(err) && try < 2: // listed by another of the same name at the same moment
 		default:
 			return Was{}, privilege(err, "heartbeat of node "+s.Node, "find, insert and update", Namespace(n.coll), "")
 		}

@@ -1,0 +1,72 @@
+package nodes
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+)
+
+// A sign of life that the server carries out when its process has left lists nobody: the others would wait for it to grow stale.
+func TestALateSignOfLifeListsNobody(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	db := stacktest.Database(t, stacktest.Client(t, options.Client().SetAppName(app)))
+	m := member(db, "a", nil)
+	beat(t, m, Vital{})
+	off := stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"findAndModify"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 3000},
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	gaveUp := make(chan error, 1)
+	go func() { gaveUp <- m.Beat(ctx, Vital{}) }()
+	await(t, "the sign of life is under way", func() bool { return running(t, db, app) > 0 })
+	cancel()
+	if err := <-gaveUp; err == nil {
+		t.Fatal("it did not give up")
+	}
+	if err := m.Leave(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "the sign of life is carried out", func() bool { return running(t, db, app) == 0 })
+	off()
+	if l := list(t, db); len(l) != 0 {
+		t.Errorf("it is listed again: %+v", l)
+	}
+}
+
+// running counts the findAndModify on the list that the server carries out for app.
+func running(t *testing.T, db *mongo.Database, app string) int {
+	t.Helper()
+	cur, err := db.Client().Database("admin").Aggregate(t.Context(), mongo.Pipeline{
+		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: true}}}},
+		{{Key: "$match", Value: bson.D{{Key: "appName", Value: app}, {Key: "command.findAndModify", Value: "nodes"}}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ops []bson.Raw
+	if err := cur.All(t.Context(), &ops); err != nil {
+		t.Fatal(err)
+	}
+	return len(ops)
+}
+
+func await(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	late := time.After(time.Minute)
+	for !ok() {
+		select {
+		case <-tick.C:
+		case <-late:
+			t.Fatal("never: ", what)
+		}
+	}
+}
