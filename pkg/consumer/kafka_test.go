@@ -185,7 +185,6 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 		t.Fatal(err)
 	}
 	var open atomic.Bool
-	var tried atomic.Int32
 	var wg sync.WaitGroup
 	wg.Go(func() { // it leads to a broker, once it is open
 		for {
@@ -193,7 +192,7 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 			if err != nil {
 				return
 			}
-			if tried.Add(1); !open.Load() {
+			if !open.Load() {
 				_ = c.Close()
 				continue
 			}
@@ -221,9 +220,6 @@ func TestPublishWaitsForTheBrokers(t *testing.T) {
 	case err := <-ended:
 		t.Fatalf("it does not wait: %v", err)
 	case <-time.After(4 * time.Second):
-	}
-	if tried.Load() < 2 {
-		t.Errorf("it tried %d times", tried.Load())
 	}
 	open.Store(true)
 	if err := <-ended; err != nil {
