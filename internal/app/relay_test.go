@@ -25,7 +25,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	stacktest.Wide(4)
+	stacktest.Wide(6)
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
 }
 

@@ -16,7 +16,10 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find)) }
+func TestMain(m *testing.M) {
+	stacktest.Wide(6)
+	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find))
+}
 
 const slot = "orders/0of1"
 

@@ -22,10 +22,10 @@ var built struct {
 	paths map[string]string
 }
 
-// Main runs the tests of a package, five at a time because most of their time is waiting for leases to expire and beside no
+// Main runs the tests of a package, six at a time because most of their time is waiting for leases to expire and beside no
 // other package that calls it, and removes the programs that they built. No goroutine may be left.
 func Main(m *testing.M) {
-	stacktest.Wide(5)
+	stacktest.Wide(6)
 	stacktest.Alone()
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find), goleak.Cleanup(func(code int) {
 		if built.dir != "" {
