@@ -90,7 +90,7 @@ func (c *cluster) create(ctx context.Context, topic string) error {
 	var err error
 	for {
 		if _, err = c.leaders(ctx, topic); err == nil {
-			if _, err = c.records(ctx, topic); err == nil {
+			if _, err = c.ends(ctx, topic); err == nil {
 				return nil
 			}
 		}
@@ -128,8 +128,19 @@ func (c *cluster) leaders(ctx context.Context, topic string) (map[string][]int32
 	return out, nil
 }
 
-// records is the sum of the partitions' ends: how many records a fresh topic has.
+// records is the sum of the partitions' ends: how many records a fresh topic has. A broker that shares a busy machine loses its
+// leadership for a moment at times: it is asked again.
 func (c *cluster) records(ctx context.Context, topic string) (int, error) {
+	for began := time.Now(); ; {
+		n, err := c.ends(ctx, topic)
+		var code kafka.Error
+		if err == nil || !errors.As(err, &code) || !code.Temporary() || time.Since(began) > stall || pause(ctx, slow) != nil {
+			return n, err
+		}
+	}
+}
+
+func (c *cluster) ends(ctx context.Context, topic string) (int, error) {
 	req := &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: make([]kafka.OffsetRequest, partitions)}}
 	for p := range partitions {
 		req.Topics[topic][p] = kafka.LastOffsetOf(p)
