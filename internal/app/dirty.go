@@ -116,8 +116,7 @@ func (d *dirty) run(ctx context.Context) error {
 }
 
 // clean takes one off if it holds neither an exception nor a scheduled envelope, and no dead letter of what the stream would bring to a
-// successor once more. The statement that looks and the one that
-// takes it off are one transaction with the fence, which every other writer of exceptions takes, too; and what the stream
+// successor once more. The statements that look and the one that takes it off are one transaction with the fence, which every other writer of exceptions takes, too; and what the stream
 // brings meanwhile waits in mark.
 func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
 	d.mu.Lock()
@@ -173,30 +172,27 @@ func (o *owned) clear() {
 	clear(o.dead)
 }
 
-func (o *owned) key(ns string, id bson.RawValue) [16]byte {
+// key is that of an envelope, or of its event at a position.
+func (o *owned) key(ns string, id bson.RawValue, pos ...byte) [16]byte {
 	o.buf = append(append(append(o.buf[:0], ns...), 0, byte(id.Type)), id.Value...)
+	if len(pos) > 0 {
+		o.buf = append(append(o.buf, 0), pos...)
+	}
 	sum := sha256.Sum256(o.buf)
 	return [16]byte(sum[:])
 }
 
-// place is the key of an event.
-func (o *owned) place(ns string, id bson.RawValue, pos string) [16]byte {
-	o.key(ns, id)
-	sum := sha256.Sum256(append(append(o.buf, 0), pos...))
-	return [16]byte(sum[:])
-}
-
 func (o *owned) bury(ns string, l deadletter.Behind) {
-	k := o.place(ns, l.ID, l.Pos)
+	k := o.key(ns, l.ID, []byte(l.Pos)...)
 	o.dead[k] = append(o.dead[k], l.Topic)
 }
 
 // alive takes the records away that are dead.
-func (o *owned) alive(ns string, id bson.RawValue, pos string, records []record.Record) (rest []record.Record, dead bool) {
+func (o *owned) alive(ns string, id bson.RawValue, pos []byte, records []record.Record) (rest []record.Record, dead bool) {
 	if len(o.dead) == 0 {
 		return records, false
 	}
-	topics, dead := o.dead[o.place(ns, id, pos)]
+	topics, dead := o.dead[o.key(ns, id, pos...)]
 	return without(records, topics), dead
 }
 

@@ -29,7 +29,7 @@ func TestN15_WhatIsDeadIsKnownByItsPlace(t *testing.T) {
 	}{
 		{"d.c", "all", "8201", 0, true}, {"d.c", "one", "8202", 1, true}, {"d.c", "one", "8203", 2, false}, {"d.x", "one", "8202", 2, false}, {"d.c", "two", "8202", 2, false},
 	} {
-		rest, dead := o.alive(c.ns, id(c.id), c.pos, []record.Record{{Topic: "a"}, {Topic: "b"}})
+		rest, dead := o.alive(c.ns, id(c.id), []byte(c.pos), []record.Record{{Topic: "a"}, {Topic: "b"}})
 		if len(rest) != c.left || dead != c.dead || c.left == 1 && rest[0].Topic != "b" {
 			t.Errorf("%+v: %v, %v", c, rest, dead)
 		}

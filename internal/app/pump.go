@@ -136,7 +136,7 @@ func (p *pump) hand(ctx context.Context, commitMS int64) error {
 	if p.owned != nil {
 		id := bson.Raw(p.ev.Document).Lookup("_id")
 		dead := false
-		if it.Records, dead = p.owned.alive(p.namespace(), id, string(p.ev.Data), it.Records); dead && err == nil && len(it.Records) == 0 {
+		if it.Records, dead = p.owned.alive(p.namespace(), id, p.ev.Data, it.Records); dead && err == nil && len(it.Records) == 0 {
 			return nil // an earlier owner moved it to the dead letters
 		}
 		rest, known := p.owned.leave(p.namespace(), id, it.Records)

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/devstack"
 )
 
 // sweep orders a sweep of the backlog, as after lost history, and measures from its first records to the last.
@@ -67,7 +69,7 @@ func (b *bench) knownWatcher(ctx context.Context, s setting) error {
 
 // command runs a command of the program on a watcher and returns what it prints.
 func (b *bench) command(ctx context.Context, s setting, args ...string) ([]byte, error) {
-	listen, err := freePort(ctx)
+	listen, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
 	}

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -17,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack"
 )
 
 // setting is what differs between the relays of a benchmark; all else is the default configuration.
@@ -44,13 +45,13 @@ type relay struct {
 
 // startRelay starts a process and does not wait for it.
 func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
-	listen, err := freePort(ctx)
+	listen, err := devstack.FreeAddress()
 	if err != nil {
 		return nil, err
 	}
 	page := ""
 	if s.page {
-		if page, err = freePort(ctx); err != nil {
+		if page, err = devstack.FreeAddress(); err != nil {
 			return nil, err
 		}
 	}
@@ -108,15 +109,6 @@ func (b *bench) configure(s setting, listen, page string) (string, error) {
 	}
 	file := filepath.Join(b.dir, strings.ReplaceAll(listen, ":", "_")+".yaml")
 	return file, os.WriteFile(file, text, 0o600)
-}
-
-func freePort(ctx context.Context) (string, error) {
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", fmt.Errorf("finding a free port: %w", err)
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 func (r *relay) pid() int { return r.cmd.Process.Pid }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -129,21 +128,11 @@ func TestLeaderMoveIsFollowedAtOnce(t *testing.T) {
 	r := open(t, onFake(brokers...))
 	r.send(t, rec("a", "k", "k/0"))
 	r.acks.resolved(1)
-	var took []time.Duration
-	for i := 1; i <= 5; i++ {
+	mostly(t, r, metadataEvery/5, func(int) {
 		if err := kc.MoveTopicPartition("a", 0, 1-kc.LeaderFor("a", 0)); err != nil {
 			t.Fatal(err)
 		}
-		begin := time.Now()
-		r.send(t, rec("a", "k", fmt.Sprintf("k/%d", i)))
-		r.Flush()
-		r.acks.resolved(i + 1)
-		took = append(took, time.Since(begin))
-	}
-	slices.Sort(took)
-	if took[2] > metadataEvery/5 { // most of them: a machine may stand still once or twice
-		t.Errorf("moved leaders were found after %s; they are looked for every %s anyway", took, metadataEvery)
-	}
+	})
 	inOrder(t, read(t, brokers, "a"), 1, 6)
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,9 +36,6 @@ const (
 
 // exceptional are the values of `state`.
 var exceptional = bson.A{"retry", "blocked", "parked"}
-
-// errOutside says that a Fencer ran its function without a transaction.
-var errOutside = errors.New("exceptions are written in a transaction only")
 
 // ExceptionError is why an envelope was not delivered, as it is stored.
 type ExceptionError struct {
@@ -70,39 +69,30 @@ type Exception struct {
 // N16: a write is an upsert of the whole envelope, so one that was inserted and deleted in one transaction is an exception
 // too. A document that has a state keeps it, and waits for these targets as well.
 func WriteExceptions(ctx context.Context, f Fencer, list []Exception) error {
-	for most := NewPartSize(MaxExceptions); len(list) > 0; {
-		n, size := 0, 0
-		dirty := map[string]struct{}{}
-		for n < len(list) && n < most.Most() {
-			if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
-				break
-			}
-			dirty[list[n].NS] = struct{}{}
-			n++
-		}
-		names := make([]string, 0, len(dirty))
-		for ns := range dirty {
-			names = append(names, ns)
-		}
-		part := list[:n]
-		err := FencedSoon(ctx, f, names, n, func(tx context.Context) error {
-			s := mongo.SessionFromContext(tx)
-			if s == nil {
-				return errOutside
-			}
-			return upsertExceptions(tx, s.Client(), part)
-		})
-		if errors.Is(err, ErrSlow) {
-			most.Slow(n)
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("writing %d of %d exceptions: %w", n, len(list), err)
-		}
-		most.Ended()
-		list = list[n:]
+	err := inParts(ctx, f, list, parts[Exception]{top: MaxExceptions, fits: fitting, dirty: namespaces, write: upsertExceptions})
+	if err != nil {
+		return fmt.Errorf("writing %d exceptions: %w", len(list), err)
 	}
 	return nil
+}
+
+// fitting is how many, at least one and at most limit, go into one transaction.
+func fitting(list []Exception, limit int) int {
+	size := 0
+	for n := range limit {
+		if size += len(list[n].Raw) + 512; n > 0 && size > MaxExceptionBytes {
+			return n
+		}
+	}
+	return limit
+}
+
+func namespaces(list []Exception) []string {
+	all := make(map[string]struct{}, 1)
+	for i := range list {
+		all[list[i].NS] = struct{}{}
+	}
+	return slices.Collect(maps.Keys(all))
 }
 
 func upsertExceptions(tx context.Context, client *mongo.Client, part []Exception) error {

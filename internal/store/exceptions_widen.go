@@ -35,7 +35,7 @@ func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Part, pos st
 // WidenExceptions adds topics to what exceptions wait for, in as many fenced transactions as their number asks for. It is
 // idempotent, and leaves alone what is none any more, or another delivery.
 func WidenExceptions(ctx context.Context, f Fencer, list []Wider) error {
-	err := inParts(ctx, f, list, MaxExceptions, func(tx context.Context, c *mongo.Client, part []Wider) error {
+	err := inParts(ctx, f, list, parts[Wider]{top: MaxExceptions, write: func(tx context.Context, c *mongo.Client, part []Wider) error {
 		models := map[string][]mongo.WriteModel{}
 		for i := range part {
 			models[part[i].NS] = append(models[part[i].NS], part[i].update())
@@ -50,7 +50,7 @@ func WidenExceptions(ctx context.Context, f Fencer, list []Wider) error {
 			}
 		}
 		return nil
-	})
+	}})
 	if err != nil {
 		return fmt.Errorf("widening %d exceptions: %w", len(list), err)
 	}

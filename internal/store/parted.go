@@ -51,27 +51,46 @@ func (s *PartSize) Ended() {
 	}
 }
 
-// inParts writes a list in fenced transactions of up to most of it, each majority committed before the next begins. One that is
-// attempted in vain is made smaller. write may run several times, and has to be idempotent.
-func inParts[T any](ctx context.Context, f Fencer, list []T, most int, write func(tx context.Context, c *mongo.Client, part []T) error) error {
-	for size := NewPartSize(most); len(list) > 0; {
-		part := list[:min(len(list), size.Most())]
-		err := FencedSoon(ctx, f, nil, len(part), func(tx context.Context) error {
+// errOutside says that a Fencer ran its function without a transaction.
+var errOutside = errors.New("this is written in a transaction only")
+
+// parts is how a list is written in fenced transactions.
+type parts[T any] struct {
+	top   int                                                       // the most that one transaction holds
+	fits  func(list []T, limit int) int                             // how much of a list goes into one, at least one and at most limit; nil: limit
+	dirty func(part []T) []string                                   // what is entered in `dirty` with it; nil: nothing
+	write func(tx context.Context, c *mongo.Client, part []T) error // may run several times, and has to be idempotent
+}
+
+// inParts writes a list in fenced transactions, each majority committed before the next begins. One that is attempted in vain is made
+// smaller.
+func inParts[T any](ctx context.Context, f Fencer, list []T, p parts[T]) error {
+	for size := NewPartSize(p.top); len(list) > 0; {
+		n := min(len(list), size.Most())
+		if p.fits != nil {
+			n = p.fits(list, n)
+		}
+		part := list[:n]
+		var dirty []string
+		if p.dirty != nil {
+			dirty = p.dirty(part)
+		}
+		err := FencedSoon(ctx, f, dirty, n, func(tx context.Context) error {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
 				return errOutside
 			}
-			return write(tx, s.Client(), part)
+			return p.write(tx, s.Client(), part)
 		})
 		if errors.Is(err, ErrSlow) {
-			size.Slow(len(part))
+			size.Slow(n)
 			continue
 		}
 		if err != nil {
 			return err
 		}
 		size.Ended()
-		list = list[len(part):]
+		list = list[n:]
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -66,29 +65,16 @@ func RecordSent(ctx context.Context, f Fencer, mode string, list []Sent) error {
 	if mode == RecordWatermark {
 		list = unstampedOnly(list)
 	}
-	for size := NewPartSize(maxFencedDocs); len(list) > 0; {
-		part := list[:fits(list, size.Most())]
-		err := FencedSoon(ctx, f, nil, len(part), func(tx context.Context) error {
-			s := mongo.SessionFromContext(tx)
-			if s == nil {
-				return errors.New("deliveries are recorded in a transaction only")
+	err := inParts(ctx, f, list, parts[Sent]{top: maxFencedDocs, fits: fits, write: func(tx context.Context, c *mongo.Client, part []Sent) error {
+		for _, g := range byNamespace(part) {
+			if err := g.record(tx, c, mode); err != nil {
+				return err
 			}
-			for _, g := range byNamespace(part) {
-				if err := g.record(tx, s.Client(), mode); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if errors.Is(err, ErrSlow) {
-			size.Slow(len(part))
-			continue
 		}
-		if err != nil {
-			return fmt.Errorf("recording %d deliveries: %w", len(part), err)
-		}
-		size.Ended()
-		list = list[len(part):]
+		return nil
+	}})
+	if err != nil {
+		return fmt.Errorf("recording %d deliveries: %w", len(list), err)
 	}
 	return nil
 }

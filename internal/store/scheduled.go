@@ -176,7 +176,7 @@ func StrayClaims(ctx context.Context, coll *mongo.Collection, epoch int64, until
 // many fenced transactions as their number asks for. Before it has claimed anything itself, no claim of such an epoch can be
 // alive: the fence of whoever made it would fail. It is idempotent.
 func DisownClaims(ctx context.Context, f Fencer, coll *mongo.Collection, epoch int64, ids []bson.RawValue) error {
-	err := inParts(ctx, f, ids, MaxClaim, func(tx context.Context, c *mongo.Client, part []bson.RawValue) error {
+	err := inParts(ctx, f, ids, parts[bson.RawValue]{top: MaxClaim, write: func(tx context.Context, c *mongo.Client, part []bson.RawValue) error {
 		_, err := c.Database(coll.Database().Name()).Collection(coll.Name()).UpdateMany(tx, bson.D{
 			{Key: "_id", Value: bson.D{{Key: "$in", Value: part}}},
 			{Key: "state", Value: nil},
@@ -186,7 +186,7 @@ func DisownClaims(ctx context.Context, f Fencer, coll *mongo.Collection, epoch i
 			return privilege(err, "disowning claims of "+Namespace(coll), "update", Namespace(coll), "")
 		}
 		return nil
-	})
+	}})
 	if err != nil {
 		return fmt.Errorf("disowning %d claims: %w", len(ids), err)
 	}
