@@ -198,10 +198,10 @@ type Create struct {
 
 // Record is the shape of the Kafka records.
 type Record struct {
-	// Preset is debezium (as Debezium's MongoEventRouter emits), cloudevents (ce_ headers and content-type) or plain (every
-	// field of the envelope as a header). Key, payload and the envelope's own headers are the same in all. Defaults to
-	// debezium.
-	Preset string `yaml:"preset" enum:"debezium,cloudevents,plain"`
+	// Preset is typed (Debezium's record and a header with the type, by which consumers choose a handler), debezium (exactly
+	// as Debezium's MongoEventRouter emits), cloudevents (ce_ headers and content-type) or plain (every field of the envelope
+	// as a header). Key, payload and the envelope's own headers are the same in all. Defaults to typed.
+	Preset string `yaml:"preset" enum:"typed,debezium,cloudevents,plain"`
 	// Structured puts the CloudEvent with its payload into the value as one JSON document; for the cloudevents preset only.
 	// Defaults to false: binary mode, where the payload stays byte for byte what was appended.
 	Structured bool `yaml:"structured"`
@@ -381,7 +381,7 @@ func Default() Config {
 		MongoDB:     MongoDB{State: "outrelay", ReadPreference: "primary", Indexes: true},
 		Kafka:       Kafka{Compression: "none", Delivery: "idempotent", RequestTimeout: 10 * time.Second, Lanes: 1, ReadBack: ReadBack{Bytes: 2 * GiB, Time: time.Minute}},
 		Topics:      Topics{Template: "outbox.event.{aggregatetype}"},
-		Record:      Record{Preset: "debezium"},
+		Record:      Record{Preset: "typed"},
 		Recording:   "watermark",
 		Retention:   24 * time.Hour,
 		Purge:       Purge{Rate: 5000, Batch: 500, Interval: 10 * time.Second},

@@ -91,6 +91,8 @@ func Run(ctx context.Context, o Options) (Result, error) {
 		return Result{}, err
 	}
 	defer d.stack.Stop()
+	// A service of the user's own may write to topics that do not exist yet.
+	d.set = map[string]any{"topics": map[string]any{"template": d.names.topic("{aggregatetype}"), "create": map[string]any{}}}
 	if err := d.connect(ctx); err != nil {
 		return Result{}, err
 	}
@@ -103,7 +105,7 @@ func Run(ctx context.Context, o Options) (Result, error) {
 
 func newDemo(o Options) *demo {
 	d := &demo{o: o, names: ownNames(), v: newView(o.Out, o.Terminal), latency: check.NewLatency(), twoKills: make(chan struct{})}
-	d.check = check.New(check.Options{Forget: remember, Latency: d.latency})
+	d.check = check.New(check.Options{Forget: remember, Latency: d.latency, Others: o.Keep})
 	return d
 }
 

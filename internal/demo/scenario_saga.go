@@ -24,7 +24,6 @@ var sagaScenario = Scenario{
 	Promise: "two nodes take every step of every saga once and tell of it once, whichever of them meets a saga, over a kill -9 of one",
 	events:  10_000,
 	types:   []string{member.Asked},
-	set:     map[string]any{"record": map[string]any{"preset": "plain"}}, // sagas go by the type of a message
 	run:     runSaga,
 }
 

@@ -83,6 +83,8 @@ func (f *Filler) Fill(v *event.View, m *Meta, target Target, rec *record.Record)
 	}
 	f.identity(v, m)
 	switch {
+	case f.preset.name == Typed:
+		f.add(hType, v.Type)
 	case f.preset.name == Plain:
 		f.plain(v)
 	case f.preset.name == CloudEvents && f.preset.structured && rec.Value != nil:

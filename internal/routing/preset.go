@@ -10,6 +10,7 @@ import (
 
 // The presets.
 const (
+	Typed       = "typed"       // Debezium's record and a header with the envelope's type; the default
 	Debezium    = "debezium"    // what Debezium's MongoEventRouter emits with its defaults: header id and nothing else
 	CloudEvents = "cloudevents" // binary mode with ce_ headers, or structured
 	Plain       = "plain"       // every field of the envelope as a header
@@ -17,7 +18,7 @@ const (
 
 // PresetConfig is the shape of records.
 type PresetConfig struct {
-	Name       string            // Debezium (also if empty), CloudEvents or Plain
+	Name       string            // one of the presets; empty is Typed
 	Structured bool              // CloudEvents only: the whole event as one JSON document
 	Source     string            // CloudEvents source of envelopes without one; empty is /<database>/<collection>
 	Headers    map[string]string // further headers: name to template; one that comes out empty is left out
@@ -46,10 +47,10 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 	bad := &InvalidError{}
 	switch c.Name {
 	case "":
-		p.name = Debezium
-	case Debezium, CloudEvents, Plain:
+		p.name = Typed
+	case Typed, Debezium, CloudEvents, Plain:
 	default:
-		bad.add("preset", c.Name, "expected one of debezium, cloudevents, plain")
+		bad.add("preset", c.Name, "expected one of typed, debezium, cloudevents, plain")
 	}
 	if c.Structured && p.name != CloudEvents {
 		bad.add("structured", "true", "only the cloudevents preset has a structured mode")

@@ -80,11 +80,13 @@ func TestGolden(t *testing.T) {
 		event  event.Event
 		want   string
 	}{
-		"debezium":            {PresetConfig{}, full(), head + mine + value},
+		"default":             {PresetConfig{}, full(), head + "type: \"OrderPlaced\"\n" + mine + value},
+		"typed":               {PresetConfig{Name: Typed}, full(), head + "type: \"OrderPlaced\"\n" + mine + value},
+		"debezium":            {PresetConfig{Name: Debezium}, full(), head + mine + value},
 		"debezium, small":     {PresetConfig{Name: Debezium}, small(), head + "value \"\\x01\\x02\"\n"},
-		"debezium, extra":     {PresetConfig{Headers: map[string]string{"type": "{type}", "b": "x", "none": "{source}", "at": "{time}"}}, small(), head + "b: \"x\"\ntype: \"OrderPlaced\"\nvalue \"\\x01\\x02\"\n"},
-		"debezium, tombstone": {PresetConfig{}, event.New("order", "o-1", "Gone", nil, event.WithID(id)), head + "value null\n"},
-		"debezium, empty":     {PresetConfig{}, event.New("order", "o-1", "Gone", "", event.WithID(id)), head + "value \"\"\n"},
+		"debezium, extra":     {PresetConfig{Name: Debezium, Headers: map[string]string{"type": "{type}", "b": "x", "none": "{source}", "at": "{time}"}}, small(), head + "b: \"x\"\ntype: \"OrderPlaced\"\nvalue \"\\x01\\x02\"\n"},
+		"debezium, tombstone": {PresetConfig{Name: Debezium}, event.New("order", "o-1", "Gone", nil, event.WithID(id)), head + "value null\n"},
+		"debezium, empty":     {PresetConfig{Name: Debezium}, event.New("order", "o-1", "Gone", "", event.WithID(id)), head + "value \"\"\n"},
 		"plain": {PresetConfig{Name: Plain}, full(), head + `type: "OrderPlaced"
 aggregatetype: "order"
 aggregateid: "o-1"

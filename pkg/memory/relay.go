@@ -68,8 +68,8 @@ func WithRoute(aggregateType, typ string, to ...string) RelayOption {
 	}
 }
 
-// WithPreset sets the shape of the records: "plain", "cloudevents" or "debezium", as record.preset in the relay's
-// configuration. Defaults to "plain", where every field of the event is a header.
+// WithPreset sets the shape of the records, as record.preset does in the relay's configuration, with the same default:
+// "typed", "debezium", "cloudevents" or "plain".
 func WithPreset(name string) RelayOption { return func(r *Relay) { r.record.Name = name } }
 
 // WithAttempts sets how often a record that the broker refuses is tried. Defaults to DefaultAttempts.
@@ -82,7 +82,7 @@ func NewRelay(box *Outbox, broker *Broker, opts ...RelayOption) (*Relay, error) 
 	}
 	r := &Relay{
 		box: box, broker: broker, attempts: DefaultAttempts,
-		record: routing.PresetConfig{Name: routing.Plain}, sent: map[event.ID][]string{},
+		sent: map[event.ID][]string{},
 	}
 	for _, o := range opts {
 		o(r)

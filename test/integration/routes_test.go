@@ -186,6 +186,7 @@ func TestPresets(t *testing.T) {
 		set  map[string]any
 		want map[string]string
 	}{
+		"default":     {nil, map[string]string{"type": "Placed", "aggregatetype": ""}},
 		"debezium":    {nil, map[string]string{}},
 		"plain":       {nil, map[string]string{"type": "Placed", "aggregatetype": "order", "aggregateid": "42", "subject": "sub"}},
 		"cloudevents": {map[string]any{"record.source": "https://shop.example/orders"}, map[string]string{"ce_specversion": "1.0", "ce_type": "Placed", "ce_source": "https://shop.example/orders", "ce_subject": "sub", "content-type": "application/json"}},
@@ -194,7 +195,7 @@ func TestPresets(t *testing.T) {
 		t.Run(preset, func(t *testing.T) {
 			t.Parallel()
 			s := kit.New(t, kit.Options{Set: c.set})
-			if preset != "structured" {
+			if preset != "structured" && preset != "default" {
 				s.Set("record.preset", preset)
 			}
 			topics := s.Read()

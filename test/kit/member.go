@@ -39,7 +39,7 @@ func (c *Crew) Join() *Process {
 	c.n++
 	spec := c.Spec
 	spec.Name = fmt.Sprintf("m%d", c.n)
-	return launch(c.scene.tb, spec.Name, Binary(c.scene.tb, ""), nil, member.Command, spec.Arg())
+	return Launch(c.scene.tb, spec.Name, Binary(c.scene.tb, ""), nil, member.Command, spec.Arg())
 }
 
 // Serving waits until these processes share the partitions.

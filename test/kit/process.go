@@ -42,8 +42,8 @@ type Process struct {
 	done chan struct{}
 }
 
-// launch starts the program. It ends with the test at the latest.
-func launch(tb testing.TB, node, binary string, env []string, args ...string) *Process {
+// Launch starts a program under the name node. It ends with the test at the latest.
+func Launch(tb testing.TB, node, binary string, env []string, args ...string) *Process {
 	tb.Helper()
 	p := &Process{Node: node, tb: tb, cmd: exec.Command(binary, args...), done: make(chan struct{})}
 	p.log.news = make(chan struct{})

@@ -182,7 +182,7 @@ func (s *Scene) start(tags string, env []string) *Process {
 	// Unique on servers that several tests share: a fail point finds the connections of one process by it.
 	node, listen := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:]), freePort(s.tb)
 	file := s.ConfigFile(node, listen)
-	p := launch(s.tb, node, Binary(s.tb, tags), append(slices.Clone(s.env), env...), "run", "--config", file)
+	p := Launch(s.tb, node, Binary(s.tb, tags), append(slices.Clone(s.env), env...), "run", "--config", file)
 	p.HTTP, p.ConfigFile = "http://"+listen, file
 	s.running = append(s.running, p)
 	return p

@@ -11,7 +11,7 @@ import (
 // RunCrashing executes one command that kills itself at a crash point; it does not wait.
 func (s *Scene) RunCrashing(at string, args ...string) *Process {
 	s.tb.Helper()
-	return launch(s.tb, "operator", Binary(s.tb, "crashpoints"), []string{"OUTRELAY_CRASH_AT=" + at}, append(args, "--config", s.ConfigFile("operator", "off"))...)
+	return Launch(s.tb, "operator", Binary(s.tb, "crashpoints"), []string{"OUTRELAY_CRASH_AT=" + at}, append(args, "--config", s.ConfigFile("operator", "off"))...)
 }
 
 // Slots tells by slot which node runs it, "" for none that works.

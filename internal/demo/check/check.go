@@ -15,6 +15,8 @@ type Options struct {
 	Forget time.Duration
 	// Examples is how many violations are kept in words. Defaults to 20.
 	Examples int
+	// Others leaves records of events alone that were never begun: for topics to which other writers may write.
+	Others bool
 	// Latency is told of each committed event that arrived everywhere. Optional.
 	Latency *Latency
 	// Now is the clock of Forget. Defaults to time.Now.
@@ -50,6 +52,7 @@ const (
 	Duplicate             // seen in this topic before
 	Repeated              // seen in this topic before, and flagged as what may be so
 	Phantom               // never begun, aborted, or not for this topic
+	Foreign               // never begun, with Options.Others
 )
 
 type state uint8
@@ -244,6 +247,9 @@ func (c *Checker) Delivered(d Delivery) What {
 		c.r.Flagged++
 	}
 	e := c.events[d.ID]
+	if e == nil && c.o.Others {
+		return Foreign
+	}
 	if e == nil {
 		c.r.Phantoms++
 		c.example("%s is of an event that nobody appended: %s", at(d), d.ID)
