@@ -108,14 +108,22 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 	if r.code != 0 {
 		s.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.code.Title()).Inc()
 	}
-	switch verdict := classify(r.code); verdict {
+	verdict := classify(r.code)
+	if verdict != acked {
+		b.unsure = b.unsure || mayStand(r.code)
+	}
+	switch verdict {
 	case acked:
 		return append(told, s.appended(p, b, r, now))
 	case again:
-		b.unsure = b.unsure || ambiguous(r.code)
 		wake(s.renew)
 		s.again(p, obstacle{kindRefused, fmt.Sprintf("partition %d of topic %q: Kafka answers %v", p.tp.Partition, p.tp.Topic, r.code)}, now, 0)
 	case split, records:
+		if b.unsure {
+			// Kafka looks at the size and the records before it looks for duplicates: an earlier attempt may have been appended.
+			s.end(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
+			return told
+		}
 		if b.ghost {
 			s.dropGhost(p)
 			return told
@@ -305,6 +313,10 @@ func (s *Sink) refuse(p *part, b *pending, r *result, told []tell) []tell {
 // held, since something between us and the broker changes what we send.
 func (s *Sink) garbled(p *part, b *pending, now time.Time) {
 	b.bad++
+	if b.unsure && b.bad >= corruptTries { // no other bytes may take its sequence
+		s.end(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt of which an earlier attempt may have been appended", ErrBroken, p.tp.Topic, p.tp.Partition))
+		return
+	}
 	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
 	if b.ghost {
 		if b.bad >= corruptTries && !b.unsure {
