@@ -331,7 +331,7 @@ func TestLostAnswerMayHaveArrived(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		top := r.topics["a"]
-		return len(top.parts) == 1 && top.parts[0].mayStand()
+		return len(top.parts) == 1 && top.parts[0].q[0].unsure
 	})
 	lose.Store(false)
 	r.acks.resolved(1)

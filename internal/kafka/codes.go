@@ -16,6 +16,8 @@ var (
 	// ErrBroken: the broker has lost the producer's state, or a batch is too old for the broker to recognise it as one it
 	// has. Nothing more is sent; open a new sink, whose read-back finds out what arrived.
 	ErrBroken = errors.New("the idempotent session is broken")
+	// ErrReopen: a new sink has to read back what arrived, or has to use another transactional id. It may be opened at once.
+	ErrReopen = errors.New("the sink has to be opened anew")
 	// ErrClosed: the sink's Run has ended.
 	ErrClosed = errors.New("the sink is closed")
 )

@@ -27,7 +27,7 @@ const (
 type tell struct {
 	p       *part
 	base    int64
-	tickets []record.Ticket // acked; nil if they were given back before
+	tickets []record.Ticket // acked
 	restore bool            // base begins anew: the topic is another one than before
 	why     *record.Refusal
 	ticket  record.Ticket
@@ -72,7 +72,7 @@ func (s *Sink) settle(l *lane, err error) {
 		if len(p.q) == 0 && p.t.grows && p.t.idle() {
 			wake(s.adopt)
 		}
-		if s.holder != nil && !p.why.none() && !p.parked && s.hopeless(p, now) {
+		if s.holder != nil && !p.why.none() && s.hopeless(p, now) {
 			wake(s.park) // it may be in flight whenever the clock looks
 		}
 	}
@@ -95,9 +95,7 @@ func (s *Sink) tellAll(list []tell) (bytes, count int) {
 		if x.restore {
 			s.acks.Restore(x.p.tp, x.base)
 		}
-		if x.tickets != nil {
-			s.acks.Acked(x.p.tp, x.base, x.tickets, x.bytes)
-		}
+		s.acks.Acked(x.p.tp, x.base, x.tickets, x.bytes)
 	}
 	return bytes, count
 }
@@ -122,10 +120,6 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 		if b.unsure {
 			// Kafka looks at the size and the records before it looks for duplicates: an earlier attempt may have been appended.
 			s.end(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
-			return told
-		}
-		if b.ghost {
-			s.dropGhost(p)
 			return told
 		}
 		if verdict == records {
@@ -173,16 +167,13 @@ func (s *Sink) appended(p *part, b *pending, r *result, now time.Time) tell {
 		x.restore = true // offsets begin anew: the topic was deleted and created again
 		s.log.Warn("the offsets of a partition went back: its topic was created anew", "topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.end, "to", r.base)
 		p.end = 0
-		s.anew(p)
-	}
-	if b.ghost {
-		s.appeared(p, b, x.base)
 	}
 	p.end = max(p.end, x.base+int64(n))
 	p.seq = batch.Next(p.seq, n)
 	p.used = now
 	p.pop()
 	p.moves()
+	p.asks = false
 	s.discard(b)
 	s.lift(p)
 	return x
@@ -318,14 +309,6 @@ func (s *Sink) garbled(p *part, b *pending, now time.Time) {
 		return
 	}
 	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
-	if b.ghost {
-		if b.bad >= corruptTries && !b.unsure {
-			s.dropGhost(p)
-			return
-		}
-		s.again(p, why, now, heldEvery)
-		return
-	}
 	if b.bad%corruptTries != 0 {
 		s.again(p, why, now, 0)
 		return
