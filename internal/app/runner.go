@@ -193,6 +193,9 @@ func (r *runner) ended(stop context.Context, err error) (again bool, halt *HaltE
 	case errors.Is(err, store.ErrDivided):
 		r.discard()
 		return true, nil // said when it is asked for the next time
+	case errors.Is(err, kafka.ErrReopen):
+		r.log.Warn("taking over anew in Kafka", "reason", err)
+		return true, nil // the sink bounds how often
 	case errors.Is(err, kafka.ErrBroken):
 		r.log.Warn("Kafka forgot the producer's sequence; taking over anew with a read-back", "reason", err)
 		return false, nil // after a wait: an answer that persists must not burn producer epochs

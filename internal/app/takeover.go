@@ -127,7 +127,7 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 		Pool:       t.pool,
 		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Log: t.log, Now: t.clock.now,
 		Ready: func(topic string) { t.rec.exceptions.Wake(topic) },
-		Found: func(let func()) { t.rec.exceptions.Found(let) },
+		Found: func(ready func() bool, let func()) { t.rec.exceptions.Found(ready, let) },
 		Metrics: dispatch.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))

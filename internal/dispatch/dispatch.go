@@ -107,8 +107,8 @@ type Config struct {
 	Recorder   Recorder
 	Ready      func(topic string) // hears that a topic that was parked can be written again; must not block
 	// Found hears that records of ours stand in a partition that was read late, whose stored offset waits until let is called;
-	// must not block. nil: nothing waits.
-	Found   func(let func())
+	// must not block. What was decided before is written down when ready reports true. nil: nothing waits.
+	Found   func(ready func() bool, let func())
 	Retry   func(ctx context.Context, op func() error) error // repeats op until it succeeds, ctx ends or it is final
 	Metrics Metrics
 	Log     *slog.Logger

@@ -11,11 +11,8 @@ import (
 
 var _ record.Holder = (*Dispatcher)(nil)
 
-// sinks is the hold of the sink; those above are one for each call of Found.
-const sinks watermark.Hold = 0
-
-// replays owns the holds of a replay.
-const replays watermark.Hold = 1<<64 - 1
+// replays owns the holds of a replay; those above are one for each call of Found.
+const replays watermark.Hold = 0
 
 // replay is the stretch of a term in which the stream brings what an earlier owner may have sent.
 type replay struct {
@@ -61,21 +58,16 @@ func (d *Dispatcher) stay() {
 // Closed implements record.Holder.
 func (d *Dispatcher) Closed(rec *record.Record, side bool) error { return d.gates.closed(rec, side) }
 
-// Hold implements record.Holder.
-func (d *Dispatcher) Hold(tp record.TopicPartition, offset int64) { d.tracker.Hold(tp, sinks, offset) }
-
-// Unhold implements record.Holder.
-func (d *Dispatcher) Unhold(tp record.TopicPartition) { d.tracker.Unhold(tp, sinks) }
-
 // Found implements record.Holder. Each has a hold of its own: the sink may tell of a partition again while what was found
 // before is still being written down.
 func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
 	if d.cfg.Found == nil {
 		return
 	}
-	by := sinks + watermark.Hold(d.found.Add(1))
+	by := replays + watermark.Hold(d.found.Add(1))
 	d.tracker.Hold(tp, by, offset)
-	d.cfg.Found(func() { d.tracker.Unhold(tp, by) })
+	begun := d.tracker.Begun() // some of these may be turned away already, and not written down yet
+	d.cfg.Found(func() bool { return d.tracker.Resolved(begun) }, func() { d.tracker.Unhold(tp, by) })
 }
 
 // Ready implements record.Holder.

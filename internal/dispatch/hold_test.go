@@ -217,11 +217,11 @@ func TestTheWatermarkWaitsForTheRecordOfADelivery(t *testing.T) {
 	}
 }
 
-// TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown: apart from what the sink holds, and for each time by itself.
+// TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown, for each time by itself.
 func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 	t.Parallel()
 	var lets []func()
-	d, _, _ := start(t, Config{Found: func(let func()) { lets = append(lets, let) }})
+	d, _, _ := start(t, Config{Found: func(_ func() bool, let func()) { lets = append(lets, let) }})
 	tp := record.TopicPartition{Topic: "a"}
 	d.Restore(tp, 50)
 	d.Position(pos(1))
@@ -231,12 +231,10 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 			t.Errorf("the stored offset is %d, want %d", offsets["a"][0], offset)
 		}
 	}
-	d.Hold(tp, 40)
 	d.Found(tp, 10)
 	d.Found(tp, 7)
 	d.Idle(tp, 90)
 	want(7)
-	d.Unhold(tp)
 	lets[0]()
 	want(7)
 	var told []record.Published

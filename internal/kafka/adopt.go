@@ -187,6 +187,7 @@ func (s *Sink) admit(name string, tl TopicLayout, cfg TopicConfig, ends map[reco
 	s.mu.Lock()
 	t := s.topics[name]
 	first := len(t.parts)
+	t.had(first)
 	t.grow(len(tl.Partitions))
 	for _, p := range t.parts[first:] {
 		p.end, p.used = ends[p.tp], now
@@ -243,6 +244,10 @@ func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket, size int, 
 		s.telling.Add(1)
 		return append(told, outcome{tp: record.TopicPartition{Topic: t.name}, ticket: k, why: why, size: size})
 	}
+	if s.holder != nil && s.unreadBefore(p, rec) {
+		s.hand([]record.Withdrawn{withdrawn(t, rec, k, size, nil, record.ErrParked)})
+		return told
+	}
 	if !p.quarantine {
 		if tp, at, ok := s.known(p, rec, k.IsSide()); ok {
 			s.telling.Add(1)
@@ -267,7 +272,6 @@ func (s *Sink) finish(told []outcome) {
 			continue
 		}
 		s.hit(o.tp, o.at, o.ticket, o.size)
-		s.toldHit(o.tp)
 	}
 	s.telling.Add(-int32(len(told)))
 	s.mu.Lock()

@@ -413,28 +413,39 @@ func TestKeepAliveLeavesSequencesAlone(t *testing.T) {
 	inOrder(t, read(t, stacktest.Brokers(t), topic), 4, 5)
 }
 
+// TestN10_NothingOfAKeyIsSkippedAfterOneWasSent in a compacted topic. In any other nothing of a key disappears alone, and
+// what stands there is not sent again.
 func TestN10_NothingOfAKeyIsSkippedAfterOneWasSent(t *testing.T) {
 	t.Parallel()
-	topic := stacktest.Topic(t, 1)
-	txid, c := "outrelay.test."+topic, &claims{}
-	first := takeOver(t, txid, c)
-	// Compaction has removed the first record of a: of what was sent, only its second and b's are left.
-	first.send(t, rec(topic, "a", "a2"))
-	first.send(t, rec(topic, "b", "b1"))
-	first.Flush()
-	first.acks.resolved(2)
-	if err := first.kill(); err != nil {
-		t.Fatal(err)
-	}
-	second := takeOver(t, txid, c)
-	second.send(t, rec(topic, "a", "a1"))
-	second.send(t, rec(topic, "a", "a2")) // stands in the topic, but a1 comes behind it now
-	second.send(t, rec(topic, "b", "b1"))
-	second.Flush()
-	second.acks.resolved(3)
-	got := values(read(t, stacktest.Brokers(t), topic))[0]
-	if want := []string{"a2", "b1", "a1", "a2"}; !slices.Equal(got, want) {
-		t.Fatalf("the log is %v, want %v", got, want)
+	for policy, want := range map[string][]string{
+		"compact":        {"a2", "b1", "a1", "a2"},
+		"compact,delete": {"a2", "b1", "a1", "a2"},
+		"delete":         {"a2", "b1", "a1"},
+	} {
+		t.Run(policy, func(t *testing.T) {
+			t.Parallel()
+			topic := stacktest.Name(t)
+			stacktest.CreateTopic(t, topic, 1, kafka.ConfigEntry{ConfigName: "cleanup.policy", ConfigValue: policy})
+			txid, c := "outrelay.test."+topic, &claims{}
+			first := takeOver(t, txid, c)
+			// Compaction has removed the first record of a: of what was sent, only its second and b's are left.
+			first.send(t, rec(topic, "a", "a2"))
+			first.send(t, rec(topic, "b", "b1"))
+			first.Flush()
+			first.acks.resolved(2)
+			if err := first.kill(); err != nil {
+				t.Fatal(err)
+			}
+			second := takeOver(t, txid, c)
+			second.send(t, rec(topic, "a", "a1"))
+			second.send(t, rec(topic, "a", "a2")) // stands in the topic, but a1 comes behind it now
+			second.send(t, rec(topic, "b", "b1"))
+			second.Flush()
+			second.acks.resolved(3)
+			if got := values(read(t, stacktest.Brokers(t), topic))[0]; !slices.Equal(got, want) {
+				t.Fatalf("the log is %v, want %v", got, want)
+			}
+		})
 	}
 }
 

@@ -24,18 +24,90 @@ func onFake(brokers ...string) setUp {
 	return setUp{cfg: Config{Brokers: brokers, RequestTimeout: time.Second}}
 }
 
+// TestEveryCodeHasAVerdict says of every code with which Kafka answers a produce request, and of some with which it does not,
+// what becomes of the batch, and whether it may be in the log all the same.
 func TestEveryCodeHasAVerdict(t *testing.T) {
 	t.Parallel()
-	for code, want := range map[kafka.Error]verdict{
-		0: acked, 46: acked,
-		5: again, 6: again, 7: again, 8: again, 13: again, 19: again, 20: again, 56: again, -1: again,
-		10: split, 18: split, 87: records, 32: records, 2: corrupt,
-		3: refused, 17: refused, 29: refused, 44: refused, 76: refused, 999: refused,
-		47: fenced, 90: fenced, 45: broken, 49: broken, 59: broken,
+	const appended, not = true, false
+	for code, want := range map[kafka.Error]struct {
+		verdict verdict
+		stands  bool
+		why     string
+	}{
+		-1:  {again, appended, "an exception that nobody expected, before the append or behind it"},
+		5:   {again, appended, "no answer of Kafka to a produce request"},
+		6:   {again, appended, "the leader has moved; DelayedProduce ends with it when the batch waits for followers"},
+		7:   {again, appended, "the followers did not get the batch in time"},
+		8:   {again, appended, "no answer of Kafka to a produce request"},
+		9:   {again, appended, "no answer of Kafka to a produce request"},
+		13:  {again, appended, "the connection was lost, somewhere on the way"},
+		20:  {again, appended, "appended, and the in-sync replicas became too few"},
+		56:  {again, appended, "the disk failed while the batch was written, or behind it"},
+		74:  {again, appended, "no answer of Kafka to a produce request"},
+		89:  {again, appended, "no answer of Kafka to a produce request"},
+		19:  {again, not, "Partition.appendRecordsToLeader counts the in-sync replicas first"},
+		10:  {split, not, "UnifiedLog looks at the size before it appends"},
+		18:  {split, not, "UnifiedLog looks at the size before it appends"},
+		87:  {records, not, "LogValidator refuses the whole batch"},
+		32:  {records, not, "LogValidator refuses the whole batch"},
+		2:   {corrupt, not, "the checksum is looked at before the append"},
+		3:   {refused, not, "the broker does not know the topic, or it was deleted with its log"},
+		17:  {refused, not, "KafkaApis does not pass the partition on"},
+		21:  {refused, not, "ReplicaManager looks at acks first"},
+		29:  {refused, not, "KafkaApis does not pass the partition on"},
+		31:  {refused, not, "KafkaApis does not pass the request on"},
+		35:  {refused, not, "the request was not read"},
+		42:  {refused, not, "the request is not valid"},
+		43:  {refused, not, "the request is not valid"},
+		53:  {refused, not, "KafkaApis does not pass the request on"},
+		76:  {refused, not, "the request is not valid"},
+		44:  {refused, appended, "no answer of Kafka to a produce request"},
+		999: {refused, appended, "a code of tomorrow"},
+		47:  {fenced, appended, "ends the term"}, 90: {fenced, appended, "ends the term"},
+		45: {broken, appended, "ends the term"}, 49: {broken, appended, "ends the term"}, 59: {broken, appended, "ends the term"},
 	} {
-		if got := classify(code); got != want {
-			t.Errorf("%d: verdict %d, want %d", code, got, want)
+		if got := classify(code); got != want.verdict {
+			t.Errorf("%d: verdict %d, want %d (%s)", code, got, want.verdict, want.why)
 		}
+		if got := mayStand(code); got != want.stands {
+			t.Errorf("%d: may stand %t, want %t: %s", code, got, want.stands, want.why)
+		}
+	}
+	for _, code := range []kafka.Error{0, 46} {
+		if classify(code) != acked {
+			t.Errorf("%d is no success", code)
+		}
+	}
+}
+
+// TestABatchThatMayStandIsNotDividedOrRefused: the answer to a later attempt says nothing about an earlier one, and no other
+// record may take the sequence. What a take-over reads decides.
+func TestABatchThatMayStandIsNotDividedOrRefused(t *testing.T) {
+	t.Parallel()
+	for _, e := range []*kerr.Error{kerr.MessageTooLarge, kerr.InvalidRecord, kerr.InvalidTimestamp, kerr.CorruptMessage} {
+		t.Run(e.Message, func(t *testing.T) {
+			t.Parallel()
+			kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+			txid, c := "outrelay.test.a", &claims{}
+			d := sit(t, setUp{cfg: Config{Brokers: brokers, RequestTimeout: time.Second}, txid: txid, claims: c})
+			d.sequence("a", 0, 1)
+			d.answered(1)
+			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: kerr.NotEnoughReplicasAfterAppend, Count: 1})
+			var tries atomic.Int32
+			count := 1
+			if e == kerr.CorruptMessage {
+				count = corruptTries
+			}
+			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: e, Count: count, When: func(kmsg.Request) bool { return tries.Add(1) > 1 }})
+			d.sequence("a", 1, 2)
+			if err := d.r.end(t); !errors.Is(err, ErrBroken) {
+				t.Fatalf("the sink ended with %v", err)
+			}
+			second := open(t, setUp{cfg: Config{Brokers: brokers}, txid: txid, claims: c})
+			second.sequence(t, "a", 0, 3)
+			second.acks.resolved(3)
+			inOrder(t, read(t, brokers, "a"), 1, 3)
+		})
 	}
 }
 
@@ -259,7 +331,7 @@ func TestLostAnswerMayHaveArrived(t *testing.T) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		top := r.topics["a"]
-		return len(top.parts) == 1 && top.parts[0].mayStand()
+		return len(top.parts) == 1 && top.parts[0].q[0].unsure
 	})
 	lose.Store(false)
 	r.acks.resolved(1)

@@ -15,6 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -173,7 +174,10 @@ func TestHangingLeaderIsLeftWhenItMoves(t *testing.T) {
 func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 	t.Parallel()
 	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(3, "a"))
-	r := open(t, onFake(brokers...))
+	txid := "outrelay.test." + stacktest.Name(t)
+	first := onFake(brokers...)
+	first.txid = txid
+	r := open(t, first)
 	each := func(from, to int) {
 		for i := from; i < to; i++ {
 			for p := range int32(3) {
@@ -197,21 +201,32 @@ func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 	until(t, "both are stuck", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		return r.topics["a"].parts[1].mayStand() && r.topics["a"].parts[2].tries > 0
+		q := r.topics["a"].parts[1].q
+		return len(q) > 0 && q[0].unsure && r.topics["a"].parts[2].tries > 0
 	})
 	before := r.session.Generation()
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
-	r.drainLimit = 100 * time.Millisecond
-	if err := r.move(ctx); err != nil {
+	if err := r.leave(ctx); err != nil {
 		t.Fatal(err)
 	}
-	lost.Store(false)
 	senders, _ := r.claims.document()
-	if last := senders[len(senders)-1]; r.session.Generation() != before+1 || last.Generation != before+1 || r.producer.ID != last.ID {
-		t.Fatalf("generation %d after %d; saved %+v, sending as %+v", r.session.Generation(), before, last, r.producer)
+	if last := senders[len(senders)-1]; r.session.Generation() != before+1 || last.Generation != before+1 || last.ID == r.producer.ID {
+		t.Fatalf("generation %d after %d; saved %+v, sent as %+v", r.session.Generation(), before, last, r.producer)
 	}
-	each(10, 12)
+	if left := senders[len(senders)-2]; len(left.Open) != 1 || left.Open[0].Partition != 1 || left.ID != r.producer.ID {
+		t.Fatalf("the id that was left is saved as %+v, want open in the partition in doubt", left)
+	}
+	_ = r.kill()
+	lost.Store(false)
+	u := onFake(brokers...)
+	u.txid, u.claims = txid, r.claims
+	next := open(t, u)
+	if got := next.session.Generation(); got != before+1 {
+		t.Fatalf("the next sink has generation %d, want %d", got, before+1)
+	}
+	r = next
+	each(0, 12)
 	r.acks.resolved(36)
 	inOrder(t, read(t, brokers, "a"), 3, 12)
 }

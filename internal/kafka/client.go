@@ -35,6 +35,9 @@ type Client struct {
 	layout    atomic.Pointer[Layout]
 	// patience is the least that a request gets, and the steps of a take-over; for tests, which call no server sick that is slow.
 	patience time.Duration
+
+	reopenEvery time.Duration // but for tests the constant of this name
+	reopened    atomic.Int64  // Unix nanoseconds of when a sink last ended of its own accord
 }
 
 // NewClient makes a client. It does no I/O.
@@ -47,7 +50,7 @@ func NewClient(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, codec: codec, links: &links{}}
+	c := &Client{cfg: cfg, codec: codec, links: &links{}, reopenEvery: reopenEvery}
 	c.transport = &kafkago.Transport{
 		Dial: c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
 	}
@@ -65,7 +68,7 @@ func NewClient(cfg Config) (*Client, error) {
 // For is a client of the same cluster with the same connections that reports elsewhere, and whose records share that much memory:
 // one for each slot of a watcher (N28). Only the first one is to be closed.
 func (c *Client) For(log *slog.Logger, m *metrics.Set, parkBytes int64) *Client {
-	of := &Client{cfg: c.cfg, codec: c.codec, links: c.links, transport: c.transport, fence: c.fence, patience: c.patience}
+	of := &Client{cfg: c.cfg, codec: c.codec, links: c.links, transport: c.transport, fence: c.fence, patience: c.patience, reopenEvery: c.reopenEvery}
 	of.cfg.Log, of.cfg.Metrics, of.cfg.ParkBytes = log, metrics.OrNew(m), parkBytes
 	of.layout.Store(c.layout.Load())
 	return of

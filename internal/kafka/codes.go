@@ -16,6 +16,8 @@ var (
 	// ErrBroken: the broker has lost the producer's state, or a batch is too old for the broker to recognise it as one it
 	// has. Nothing more is sent; open a new sink, whose read-back finds out what arrived.
 	ErrBroken = errors.New("the idempotent session is broken")
+	// ErrReopen: a new sink has to read back what arrived, or has to use another transactional id. It may be opened at once.
+	ErrReopen = errors.New("the sink has to be opened anew")
 	// ErrClosed: the sink's Run has ended.
 	ErrClosed = errors.New("the sink is closed")
 )
@@ -59,13 +61,26 @@ func classify(code kafkago.Error) verdict {
 	return refused
 }
 
-// ambiguous reports whether the batch may have been appended although the answer is no success.
-func ambiguous(code kafkago.Error) bool {
+// mayStand reports whether a batch may be in the log although this is the answer for it. Only codes with which a broker
+// certainly ends the request before it appends are excluded; whatever is not listed, also what Kafka may answer one day,
+// leaves the fate of the batch unknown.
+//
+// Kafka answers a batch that it has appended with an error, too: acks=all waits in DelayedProduce for the followers, and
+// when that wait ends without them the code is NOT_LEADER_OR_FOLLOWER (the leader has moved), KAFKA_STORAGE_ERROR (its disk
+// is gone), NOT_ENOUGH_REPLICAS_AFTER_APPEND, or REQUEST_TIMED_OUT. An exception behind the append becomes
+// UNKNOWN_SERVER_ERROR. UNKNOWN_TOPIC_OR_PARTITION ends that wait only when the topic was deleted, and its log with it.
+func mayStand(code kafkago.Error) bool {
 	switch code {
-	case kafkago.RequestTimedOut, kafkago.NotEnoughReplicasAfterAppend, kafkago.NetworkException, kafkago.Unknown, kafkago.KafkaStorageError:
-		return true
+	case kafkago.TopicAuthorizationFailed, kafkago.ClusterAuthorizationFailed, kafkago.TransactionalIDAuthorizationFailed, // KafkaApis asks first
+		kafkago.InvalidTopic, kafkago.UnsupportedVersion, kafkago.InvalidRequest, kafkago.InvalidRequiredAcks,
+		kafkago.UnsupportedCompressionType, kafkago.UnsupportedForMessageFormat, // so is the request itself validated
+		kafkago.UnknownTopicOrPartition,                         // nor has the log of a topic that is deleted anything for the next one of the name
+		kafkago.NotEnoughReplicas,                               // Partition counts the replicas before it appends
+		kafkago.MessageSizeTooLarge, kafkago.RecordListTooLarge, // UnifiedLog looks at the size,
+		kafkago.InvalidMessage, kafkago.InvalidRecord, kafkago.InvalidTimestamp: // the checksum and the records before it appends
+		return false
 	}
-	return false
+	return true
 }
 
 // Kinds of what holds records, fit for a metric label.

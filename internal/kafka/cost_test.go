@@ -160,7 +160,7 @@ func TestMemoryStaysNearTheBudget(t *testing.T) {
 	r.send(t, rec("a", "k", "adopt"))
 	r.acks.resolved(1)
 	r.mu.Lock()
-	r.pause = nothing
+	r.halted = true
 	r.mu.Unlock()
 	var before, after runtime.MemStats
 	runtime.GC()

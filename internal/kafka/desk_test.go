@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -17,10 +18,8 @@ type openDoors struct {
 	found []int64
 }
 
-func (d *openDoors) Closed(*record.Record, bool) error    { d.asked++; return nil }
-func (*openDoors) Withdrawn(list []record.Withdrawn)      { panic(list) }
-func (*openDoors) Hold(tp record.TopicPartition, _ int64) { panic(tp) }
-func (*openDoors) Unhold(tp record.TopicPartition)        { panic(tp) }
+func (d *openDoors) Closed(*record.Record, bool) error { d.asked++; return nil }
+func (*openDoors) Withdrawn(list []record.Withdrawn)   { panic(list) }
 func (d *openDoors) Found(_ record.TopicPartition, offset int64) {
 	d.found = append(d.found, offset)
 }
@@ -36,6 +35,7 @@ type exception struct {
 // its keys with it, until release sends all of it again in the order of the stream.
 type desk struct {
 	tb testing.TB
+	u  setUp
 	r  *rig
 
 	mu      sync.Mutex
@@ -44,8 +44,6 @@ type desk struct {
 	gates   map[string]int  // by key
 	again   map[string]bool // keys of which a delivery by the side was given back since release began
 	calls   [][]record.Withdrawn
-	holds   map[record.TopicPartition]int64
-	let     int // calls of Unhold
 	found   map[record.TopicPartition]int64
 	ready   []string
 	changed chan struct{}
@@ -53,7 +51,7 @@ type desk struct {
 
 func newDesk(tb testing.TB) *desk {
 	return &desk{
-		tb: tb, sent: map[record.Ticket]record.Record{}, gates: map[string]int{}, again: map[string]bool{}, holds: map[record.TopicPartition]int64{}, found: map[record.TopicPartition]int64{},
+		tb: tb, sent: map[record.Ticket]record.Record{}, gates: map[string]int{}, again: map[string]bool{}, found: map[record.TopicPartition]int64{},
 		changed: make(chan struct{}),
 	}
 }
@@ -66,8 +64,64 @@ func sit(tb testing.TB, u setUp) *desk {
 	if u.cfg.ParkAfter == 0 {
 		u.cfg.ParkAfter = 100 * time.Millisecond
 	}
+	if u.txid == "" {
+		u.txid = "outrelay.test." + stacktest.Name(tb)
+	}
 	d.r = open(tb, u)
+	u.acks, u.claims, u.noRun = d.r.acks, d.r.claims, true
+	d.u = u
 	return d
+}
+
+// follow opens the next sink behind one that has ended, as the next term does: what was given back and stands in the topics
+// is acked there, and what has had no answer comes once more by the stream.
+func (d *desk) follow() {
+	d.tb.Helper()
+	next := d.r.next
+	d.r = open(d.tb, d.u)
+	d.r.next = next
+	var again []record.Ticket
+	d.mu.Lock()
+	d.r.acks.mu.Lock()
+	for t, rec := range d.sent {
+		if _, ok := d.r.acks.acked[t]; ok {
+			continue
+		}
+		d.r.acks.bytes -= d.r.Size(&rec)
+		if t.IsSide() {
+			d.hold(t)
+			delete(d.sent, t)
+		} else {
+			again = append(again, t)
+		}
+	}
+	d.r.acks.mu.Unlock()
+	d.mu.Unlock()
+	for _, x := range d.take() {
+		size := d.r.Size(&x.rec)
+		d.r.acks.mu.Lock()
+		d.r.acks.bytes += size
+		d.r.acks.mu.Unlock()
+		found := d.r.Take(&x.rec, x.ticket|record.Side)
+		d.mu.Lock()
+		if found {
+			d.gates[gateOf(&x.rec)]--
+		} else {
+			d.held = append(d.held, x)
+		}
+		d.mu.Unlock()
+		if !found {
+			d.r.acks.mu.Lock()
+			d.r.acks.bytes -= size
+			d.r.acks.mu.Unlock()
+		}
+	}
+	slices.Sort(again)
+	for _, t := range again {
+		_ = d.deliver(d.sent[t], t)
+	}
+	d.r.run(d.tb)
+	d.r.Flush()
 }
 
 func gateOf(rec *record.Record) string {
@@ -132,27 +186,6 @@ func (d *desk) Withdrawn(list []record.Withdrawn) {
 	d.r.acks.mu.Unlock()
 }
 
-func (d *desk) Hold(tp record.TopicPartition, offset int64) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if at, twice := d.holds[tp]; twice {
-		d.tb.Errorf("%v is held at %d already", tp, at)
-	}
-	d.holds[tp] = offset
-	d.change()
-}
-
-func (d *desk) Unhold(tp record.TopicPartition) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, ok := d.holds[tp]; !ok {
-		d.tb.Errorf("%v is not held", tp)
-	}
-	delete(d.holds, tp)
-	d.let++
-	d.change()
-}
-
 func (d *desk) Found(tp record.TopicPartition, offset int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -213,18 +246,31 @@ func (d *desk) send(rec record.Record) (t record.Ticket, err error) {
 	d.tb.Helper()
 	t = d.r.next
 	d.r.next++
-	err = d.offer(rec, t)
+	return t, d.deliver(rec, t)
+}
+
+func (d *desk) deliver(rec record.Record, t record.Ticket) error {
+	d.tb.Helper()
+	err := d.offer(rec, t)
 	switch {
 	case err == nil:
+	case errors.Is(err, ErrReopen), errors.Is(err, ErrBroken): // it comes again
+		d.mu.Lock()
+		d.sent[t] = rec
+		d.mu.Unlock()
+		d.r.acks.mu.Lock()
+		d.r.acks.bytes += d.r.Size(&rec)
+		d.r.acks.mu.Unlock()
 	case errors.Is(err, record.ErrParked), errors.Is(err, record.ErrBlocked):
 		d.mu.Lock()
 		d.sent[t] = rec
 		d.hold(t)
+		delete(d.sent, t)
 		d.mu.Unlock()
 	default:
 		d.tb.Fatal(err)
 	}
-	return t, err
+	return err
 }
 
 // take hands out what is held, in the order of the stream.

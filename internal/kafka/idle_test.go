@@ -17,7 +17,7 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 	for name, meanwhile := range map[string]func(r *rig) (after func()){
 		"queued": func(r *rig) func() {
 			r.mu.Lock()
-			r.pause = nothing
+			r.halted = true
 			r.mu.Unlock()
 			r.send(t, rec("a", "k", "k/1"))
 			return func() {}

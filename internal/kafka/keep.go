@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/outrelay/outrelay/internal/kafka/batch"
 	"github.com/outrelay/outrelay/internal/kafka/fence"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
@@ -16,12 +15,10 @@ import (
 const (
 	retryEvery = time.Second // of the quarantine (N4)
 	spares     = 8           // partitions of which one keeps the transactional id alive
-	// answersLimit is how long a move of our own waits for answers; partitions without one go to quarantine.
-	answersLimit = 10 * time.Second
-	drainPoll    = 5 * time.Millisecond
+	restPoll   = 5 * time.Millisecond
 )
 
-// keeper releases the quarantine, keeps the transactional id and idle partitions alive, and moves to the next generation.
+// keeper releases the quarantine, keeps the transactional id and idle partitions alive, and leaves an id that hangs.
 func (s *Sink) keeper(ctx context.Context) error {
 	tick := time.NewTicker(retryEvery)
 	defer tick.Stop()
@@ -37,9 +34,12 @@ func (s *Sink) keeper(ctx context.Context) error {
 		case <-alive.C:
 			err = s.keepAlive(ctx)
 		}
-		if errors.Is(err, fence.ErrSelfMove) {
+		if errors.Is(err, fence.ErrSelfMove) && s.c.mayReopen(time.Now()) {
 			s.log.Warn("leaving the transactional id for its next generation", "reason", err)
-			err = s.move(ctx)
+			why := err
+			if err = s.leave(ctx); err == nil {
+				return fmt.Errorf("%w with its next transactional id: %w", ErrReopen, why)
+			}
 		}
 		switch {
 		case ctx.Err() != nil:
@@ -88,7 +88,7 @@ func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*
 	offsets := map[string][]int64{}
 	s.mu.Lock()
 	for tp, tail := range tails {
-		if p := s.part(tp); p != nil && (!p.undrained || tail.OutOfRange) {
+		if p := s.part(tp); p != nil {
 			set(offsets, tp, tail.From)
 		}
 	}
@@ -100,15 +100,14 @@ func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*
 		return fmt.Errorf("saving released partitions: %w", err)
 	}
 	for tp, tail := range tails {
-		if list, ok := offsets[tp.Topic]; ok && int(tp.Partition) < len(list) && list[tp.Partition] >= 0 {
-			s.acks.Restore(tp, tail.From)
-		}
 		s.mu.Lock()
 		p := s.part(tp)
+		s.mu.Unlock()
 		if p == nil {
-			s.mu.Unlock()
 			continue
 		}
+		s.acks.Restore(tp, tail.From)
+		s.mu.Lock()
 		told := s.let(p, tail)
 		s.mu.Unlock()
 		s.finish(told)
@@ -121,19 +120,15 @@ func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*
 // let opens a partition: of what has waited, the records that were found in it are acked, the others are sent. The lock
 // is held.
 func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
-	ghost, found := len(p.q) > 0 && p.q[0].ghost, p.mine
-	own := s.learn(p, tail)
-	p.quarantine, p.undrained = false, false
+	p.t.hits += tail.Hits.Len() - p.hits.Len()
+	p.hits, p.flag = tail.Hits, tail.OutOfRange || tail.Truncated
+	p.quarantine = false
 	p.moves()
 	p.end, p.used, p.seq = max(p.end, tail.Next), time.Now(), 0
 	held := p.q
 	p.q, p.open = nil, nil
 	var told []outcome
 	for _, b := range held {
-		if b.ghost {
-			s.discard(b)
-			continue
-		}
 		err := each(b, func(i int, rec *record.Record) {
 			rec.Topic, rec.Partition = p.tp.Topic, p.tp.Partition
 			told = s.forward(p.t, rec, b.tickets[i], b.reserved(i, rec), told)
@@ -144,28 +139,18 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 		s.tickets.put(b.tickets)
 		s.discard(b)
 	}
-	s.owe(p, tail, found, own, ghost)
+	if s.holder != nil {
+		p.keep() // what was given back, or sent by an earlier owner outside of the stream's order, is among the hits
+		if low := p.hits.Lowest(); low >= 0 {
+			s.holder.Found(p.tp, low) // N8: nobody looks it up before its turn, which may be late
+		}
+	}
 	if !s.replay { // what follows cannot have been sent before
 		p.t.forget()
 	}
 	s.list(p)
 	s.lift(p)
 	return told
-}
-
-// learn takes over what was found in a partition. After a move of our own that is, from the end of what was acked on, what
-// this term has sent without an answer, and all of it is in the queue; what the take-over had found, below, still counts.
-// A log that does not reach that far any more, or was read from its start, has lost or contains that. It reports whether it was what
-// this term has sent. The lock is held.
-func (s *Sink) learn(p *part, tail *fence.Tail) (own bool) {
-	flag := tail.OutOfRange || tail.Truncated
-	if p.undrained && tail.From >= p.end {
-		p.mine, p.flag = tail.Hits, p.flag || flag
-		return true
-	}
-	p.t.hits += tail.Hits.Len() - p.hits.Len()
-	p.hits, p.flag = tail.Hits, flag
-	return false
 }
 
 // keepAlive touches what Kafka would forget (H1, H2).
@@ -198,18 +183,25 @@ func (s *Sink) quiet() (idle, spare []record.TopicPartition) {
 	return idle, spare[:min(len(spare), spares)]
 }
 
-// move leaves a transactional id that hangs (N4): what is in flight is awaited, then the next generation's identity is
-// saved and used. A partition whose batch may or may not have been appended goes to quarantine, where it is read. If the next
-// generation cannot be had, everything goes on as before.
-func (s *Sink) move(ctx context.Context) error {
-	defer s.resume()
-	undrained, ends, err := s.settled(ctx)
-	if err != nil {
-		return err
+// leave makes the next generation's transactional id that of the sink which follows (N4), for this one hangs. What is in
+// flight is awaited and nothing more is sent; a partition with a batch that may still arrive stays open for the old id, so that the
+// next sink reads it behind the old id's marker. If the next generation cannot be had, everything goes on as before.
+func (s *Sink) leave(ctx context.Context) (err error) {
+	s.halt(true)
+	defer func() {
+		if err != nil {
+			s.halt(false)
+		}
+	}()
+	var unsure []record.TopicPartition
+	var ends map[string][]int64
+	for busy := true; busy; {
+		if err := retry.Sleep(ctx, restPoll); err != nil {
+			return err
+		}
+		busy, unsure, ends = s.inDoubt()
 	}
-	producer, err := s.session.NextGeneration(ctx, undrained, ends)
-	if err != nil {
-		s.stay(undrained)
+	if _, err := s.session.NextGeneration(ctx, unsure, ends); err != nil {
 		return fmt.Errorf("taking the next generation: %w", err)
 	}
 	err = retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
@@ -218,116 +210,36 @@ func (s *Sink) move(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("saving the new sender: %w", err)
 	}
-	s.rename(batch.Producer(producer), undrained)
 	return nil
 }
 
-// stay takes back what a move that failed has put into quarantine: the fence does not hold it, and nobody would release it.
-func (s *Sink) stay(undrained map[record.TopicPartition]int64) {
+// halt keeps lanes from sending, or lets them go on.
+func (s *Sink) halt(yes bool) {
+	s.mu.Lock()
+	s.halted = yes
+	s.mu.Unlock()
+	s.Flush()
+}
+
+// inDoubt lists the partitions in which an unacknowledged batch may stand, and the ends of what was acked. busy: something is
+// in flight.
+func (s *Sink) inDoubt() (busy bool, unsure []record.TopicPartition, ends map[string][]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for tp := range undrained {
-		p := s.part(tp)
-		p.quarantine, p.undrained = false, false
-	}
-}
-
-// settled stops new batches, and waits until each frozen one has a definite answer, at most drainLimit long. Then nothing is in
-// flight. It returns the partitions whose head may have been appended, with the offset from which it can stand, and the
-// ends of what was acked.
-func (s *Sink) settled(ctx context.Context) (undrained map[record.TopicPartition]int64, ends map[string][]int64, err error) {
-	s.mu.Lock()
-	s.pause = frozenOnly
-	s.mu.Unlock()
-	for deadline := time.Now().Add(s.drainLimit); ; {
-		s.mu.Lock()
-		busy, unsure := s.frozen()
-		if time.Now().After(deadline) {
-			s.pause, unsure = nothing, 0
-		}
-		if busy == 0 && unsure == 0 {
-			s.pause = nothing
-			undrained, ends = s.unsure()
-			s.mu.Unlock()
-			return undrained, ends, nil
-		}
-		s.mu.Unlock()
-		if err := retry.Sleep(ctx, drainPoll); err != nil {
-			return nil, nil, err
-		}
-	}
-}
-
-// frozen counts partitions in flight, and those whose head may have been appended. The lock is held.
-func (s *Sink) frozen() (busy, unsure int) {
-	for _, t := range s.topics {
-		for _, p := range t.parts {
-			if p.busy {
-				busy++
-			}
-			if p.mayStand() {
-				unsure++
-			}
-		}
-	}
-	return busy, unsure
-}
-
-// mayStand reports whether the head may have been appended without our knowing.
-func (p *part) mayStand() bool {
-	return !p.quarantine && len(p.q) > 0 && p.q[0].frozen && p.q[0].unsure
-}
-
-// unsure puts what may stand into quarantine. The lock is held.
-func (s *Sink) unsure() (undrained map[record.TopicPartition]int64, ends map[string][]int64) {
-	undrained, ends = map[record.TopicPartition]int64{}, map[string][]int64{}
+	ends = map[string][]int64{}
 	for _, t := range s.topics {
 		list := make([]int64, len(t.parts))
 		for i, p := range t.parts {
+			busy = busy || p.busy
 			if p.quarantine {
 				continue
 			}
 			list[i] = p.end
-			if p.mayStand() {
-				undrained[p.tp] = p.end
-				p.quarantine, p.undrained = true, true
-				s.unlist(p)
+			if p.unread || len(p.q) > 0 && p.q[0].unsure {
+				unsure = append(unsure, p.tp)
 			}
 		}
 		ends[t.name] = list
 	}
-	return undrained, ends
-}
-
-// rename uses a new identity: sequences begin again, and batches that were certainly not appended are sealed anew.
-func (s *Sink) rename(producer batch.Producer, undrained map[record.TopicPartition]int64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.producer = producer
-	for _, t := range s.topics {
-		for _, p := range t.parts {
-			p.seq, p.used = 0, time.Now()
-			if _, ok := undrained[p.tp]; ok || len(p.q) == 0 || !p.q[0].frozen || p.quarantine {
-				continue
-			}
-			if p.q[0].ghost { // certainly not appended; it is sent again from where it is held
-				s.dropGhost(p)
-				continue
-			}
-			s.divide(p, p.q[0], 1, p.q[0].plain, nil, func(int, *record.Record) (int, *record.Refusal) { return 0, nil })
-		}
-	}
-}
-
-// resume lets everything be sent again.
-func (s *Sink) resume() {
-	s.mu.Lock()
-	s.pause = running
-	for _, t := range s.topics {
-		for _, p := range t.parts {
-			s.list(p)
-		}
-	}
-	s.mu.Unlock()
-	s.Flush()
+	return busy, unsure, ends
 }

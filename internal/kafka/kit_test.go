@@ -208,6 +208,8 @@ type setUp struct {
 	gate   func() bool
 	noRun  bool
 	holder record.Holder
+	acks   *ledger       // of the sink before
+	every  time.Duration // reopenEvery, if it is not zero
 }
 
 func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
@@ -237,6 +239,12 @@ func open(tb testing.TB, u setUp) *rig {
 	r := &rig{acks: newLedger(tb), claims: u.claims, client: newClient(tb, u.cfg), ended: make(chan error, 1)}
 	if r.claims == nil {
 		r.claims = &claims{}
+	}
+	if u.acks != nil {
+		r.acks = u.acks
+	}
+	if u.every != 0 {
+		r.client.reopenEvery = u.every
 	}
 	if u.txid == "" {
 		u.txid = "outrelay.test." + stacktest.Name(tb)

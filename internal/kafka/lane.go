@@ -97,6 +97,9 @@ func (s *Sink) take(l *lane) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l.out = l.out[:0]
+	if s.halted {
+		return false
+	}
 	total, n := 0, 0
 	now := time.Now()
 	for _, p := range l.ready {
@@ -110,9 +113,6 @@ func (s *Sink) take(l *lane) bool {
 		}
 		n++
 		p.listed = false
-		if !s.may(b) {
-			continue
-		}
 		s.freeze(p, b, now)
 		if s.ended != nil {
 			return false

@@ -29,21 +29,19 @@ type part struct {
 	later  bool  // a timer will list it
 
 	quarantine bool         // N4: nothing may be sent
-	undrained  bool         // in quarantine by a move of our own: what is stored for it stays
+	unread     bool         // N11: it was parked with a batch that may be in it; nothing may be sent until a take-over has read it
 	flag       bool         // a stretch was not read back: what is sent in the replay may be a second copy
 	used       time.Time    // last batch or marker of our producer id, for the keep-alive
 	hits       *fence.Known // N7: what a read-back has found, while it counts
-	mine       *fence.Known // what this term has sent itself, found after a move of its own; while what waited is looked up
 	why        obstacle     // what holds it, for State
 	since      time.Time
 	bad        time.Time // since when why is one that parks
 	tries      int
 
 	parking
-	kept    bool                        // hits and flag outlast the replay, for deliveries outside of the stream's order
-	owed    map[fence.Identity]struct{} // turned away before the partition was read: they may stand in it (N8)
-	held    bool                        // the stored offset is held for mine or owed
-	hitting int                         // hits that were taken and not told yet
+	asks  bool      // parked because of what brokers answered: only an answer says when it is well, and single records ask for it
+	tried time.Time // when it was parked, or a record was let through last to ask
+	kept  bool      // hits and flag outlast the replay, for deliveries outside of the stream's order
 }
 
 // parking is what a topic and a partition remember while they are parked (N11).
@@ -67,7 +65,6 @@ type pending struct {
 	unsure bool   // it may have been appended
 	seq    int32
 	first  time.Time // when it was first sent
-	ghost  bool      // its tickets were given back; it is sent until its fate is known
 	plain  bool      // without compression: the broker could not read it compressed
 	bad    int       // how often the broker found it corrupt
 }
@@ -139,16 +136,24 @@ type topic struct {
 	next    time.Time // not looked at for adoption before
 	max     int       // max.message.bytes; 0: unknown
 	limit   int       // where batches are cut
-	stale   bool      // max has to be read again
+	stale   bool      // max and compacted have to be read again
 
-	before int                 // partitions at the last checkpoint, if fewer than now: where the read-back finds a key
-	hits   int                 // left of the read-back in all partitions
-	sent   map[string]struct{} // N10: keys of which something of the stream was sent in this replay
-	beside map[string]struct{} // likewise, outside of the stream's order
-	all    bool                // N10: too many for sent; every key counts as one of them
+	compacted bool // N10: it keeps the newest record of a key, or that is not known
+
+	counts []int                // how many partitions it had before, where known: where earlier records of a key may stand
+	hits   int                  // left of the read-back in all partitions
+	sent   map[sentKey]struct{} // N10: keys of which something was sent in this replay
+	all    bool                 // N10: too many for sent; every key counts as one of them
 
 	parking
 	kept bool // one of the partitions is
+}
+
+// had notes a number of partitions that the topic had before.
+func (t *topic) had(n int) {
+	if n > 0 && !slices.Contains(t.counts, n) {
+		t.counts = append(t.counts, n)
+	}
 }
 
 func (t *topic) ready() bool { return len(t.parts) > 0 && !t.grows }
@@ -180,7 +185,7 @@ func (t *topic) forget() {
 		p.hits, p.flag = nil, false
 	}
 	if t.hits == 0 {
-		t.sent, t.beside, t.all = nil, nil, false
+		t.sent, t.all = nil, false
 	}
 }
 

@@ -137,6 +137,8 @@ func (s *Sink) lead(p *part, now []PartitionLayout, at time.Time) {
 	}
 	switch {
 	case p.quarantine:
+	case p.unread && to != nil:
+		p.hold(obstacle{kindQuarantined, fmt.Sprintf("a batch may be in partition %d of topic %q, which could not be written; a take-over reads it soon", p.tp.Partition, p.tp.Topic)}, at)
 	case gone:
 		p.hold(obstacle{kindMissing, fmt.Sprintf("topic %q has no partition %d any more; add partitions until it has %d", p.tp.Topic, p.tp.Partition, len(p.t.parts))}, at)
 	case to == nil:
@@ -205,6 +207,7 @@ func (s *Sink) describe(ctx context.Context) error {
 }
 
 func (t *topic) limits(cfg TopicConfig, most int) {
+	t.compacted = cfg.CleanupPolicy == "" || cfg.Compacted()
 	t.max = cfg.MaxMessageBytes
 	t.limit = most
 	if t.max > 0 {

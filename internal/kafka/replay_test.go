@@ -38,69 +38,24 @@ func (r *rig) sequence(t *testing.T, topic string, from, to int) {
 	r.Flush()
 }
 
-// hold puts the only partition into quarantine as a move of our own does.
-func (r *rig) hold(topic string) *part {
+// hold puts the only partition into quarantine, as one that could not be read at the take-over, and returns what is in it.
+func (r *rig) hold(topic string) (*part, *fence.Known) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p := r.topics[topic].parts[0]
-	p.quarantine, p.undrained = true, true
-	p.hold(obstacle{kindQuarantined, "moved"}, time.Now())
-	return p
+	hits := p.hits
+	p.t.hits -= hits.Len()
+	p.quarantine, p.hits = true, nil
+	p.hold(obstacle{kindQuarantined, "sick"}, time.Now())
+	return p, hits
 }
 
-func TestN07_AMoveOfOurOwnKeepsWhatTheTakeOverHasFound(t *testing.T) {
+// A partition that is released late and was read from the start of its log flags what is sent in the replay.
+func TestN07_ALateReleaseThatWasOutOfRangeIsFlagged(t *testing.T) {
 	t.Parallel()
 	r, topic := successor(t, 10)
-	r.sequence(t, topic, 0, 3) // found
-	p := r.hold(topic)
-	p.flag = true
-	r.sequence(t, topic, 3, 12)
-	tp := record.TopicPartition{Topic: topic}
-	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: p.end, Next: p.end, Hits: &fence.Known{}}}); err != nil {
-		t.Fatal(err)
-	}
-	if !p.flag {
-		t.Error("the stretch that the take-over did not read is forgotten")
-	}
-	r.run(t)
-	r.acks.resolved(12)
-	inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if n := r.topics[topic].hits; n != 0 {
-		t.Errorf("%d hits are left", n)
-	}
-}
-
-// What the move of our own finds was sent in this term, so that N10 has nothing against it.
-func TestN10_DoesNotApplyToWhatThisTermHasSent(t *testing.T) {
-	t.Parallel()
-	r, topic := successor(t, 10)
-	p := r.hold(topic)
-	r.mu.Lock() // as if this term had sent all of it, without an answer, while hits of others were left
-	tail := &fence.Tail{From: p.end, Next: p.end, Hits: p.hits}
-	p.hits, p.t.hits = nil, 1
-	p.t.sent = map[string]struct{}{"k": {}}
-	r.mu.Unlock()
-	r.sequence(t, topic, 0, 12)
-	tp := record.TopicPartition{Topic: topic}
-	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
-		t.Fatal(err)
-	}
-	r.run(t)
-	r.acks.resolved(12)
-	inOrder(t, read(t, stacktest.Brokers(t), topic), 1, 12)
-}
-
-// A log that was read from its start contains what the take-over had found, where it stands now.
-func TestN07_OutOfRangeAfterAMoveReplacesWhatWasFound(t *testing.T) {
-	t.Parallel()
-	r, topic := successor(t, 10)
-	p := r.hold(topic)
-	r.mu.Lock()
-	tail := &fence.Tail{From: 0, Next: p.end, Hits: p.hits, OutOfRange: true}
-	p.hits = &fence.Known{}
-	r.mu.Unlock()
+	p, hits := r.hold(topic)
+	tail := &fence.Tail{From: 0, Next: p.end, Hits: hits, OutOfRange: true}
 	r.sequence(t, topic, 0, 12)
 	tp := record.TopicPartition{Topic: topic}
 	if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: tail}); err != nil {
@@ -152,12 +107,12 @@ func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
 		t.Parallel()
 		r, topic := successor(t, 10)
 		r.sequence(t, topic, 0, 3)
-		p := r.hold(topic)
+		p, hits := r.hold(topic)
 		r.sequence(t, topic, 3, 11)
 		r.EndReplay()
 		r.sequence(t, topic, 11, 12)
 		tp := record.TopicPartition{Topic: topic}
-		if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: p.end, Next: p.end, Hits: &fence.Known{}}}); err != nil {
+		if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: 0, Next: p.end, Hits: hits}}); err != nil {
 			t.Fatal(err)
 		}
 		r.run(t)
@@ -190,9 +145,10 @@ func TestN10_KeysThatWereSentAreBounded(t *testing.T) {
 	top := r.topics[topic]
 	r.sequence(t, topic, 0, 1) // found
 	r.mu.Lock()
-	top.sent = map[string]struct{}{}
+	top.compacted = true
+	top.sent = map[sentKey]struct{}{}
 	for i := range maxSent - 1 {
-		top.sent[fmt.Sprint("other-", i)] = struct{}{}
+		top.sent[sentKey{key: fmt.Sprint("other-", i)}] = struct{}{}
 	}
 	r.mu.Unlock()
 	r.sequence(t, topic, 1, 2) // found
@@ -335,8 +291,8 @@ func TestN08_ALateReleaseTellsOfWhatItHasFound(t *testing.T) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := r.topics[topic].parts[0]; p.hitting != 0 || p.t.hits != 2 || p.hits.Len() != 2 {
-		t.Errorf("%d are being told, %d are left of the topic, want 0 and 2", p.hitting, p.t.hits)
+	if p := r.topics[topic].parts[0]; p.t.hits != 2 || p.hits.Len() != 2 {
+		t.Errorf("%d are left of the topic, want 2", p.t.hits)
 	}
 }
 

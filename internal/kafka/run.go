@@ -17,8 +17,8 @@ const (
 	trimEvery = time.Second
 )
 
-// Run sends until ctx ends, then it returns nil. It returns ErrFenced when another owner has taken over, ErrBroken when a
-// new sink has to find out what arrived, and joins everything it has started before it returns.
+// Run sends until ctx ends, then it returns nil. It returns ErrFenced when another owner has taken over, ErrBroken or
+// ErrReopen when a new sink has to find out what arrived, and joins everything it has started before it returns.
 func (s *Sink) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -113,7 +113,7 @@ func (s *Sink) idleOffsets(ctx context.Context) {
 
 // resting reports whether nothing of ours is on its way to p, or may stand in it unread. The lock is held.
 func (s *Sink) resting(p *part) bool {
-	return !s.replay && len(p.q) == 0 && !p.busy && !p.quarantine
+	return !s.replay && len(p.q) == 0 && !p.busy && !p.quarantine && !p.unread
 }
 
 // idle lists the partitions with nothing of ours on its way, how much was ever sent to them, and their leaders.

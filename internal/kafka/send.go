@@ -57,22 +57,25 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 		return why
 	}
 	side := s.holder != nil && t.IsSide()
-	if side && (p.parked || p.quarantine) { // a ghost at the head is a parked partition's
+	again := s.replay || side // it may have been sent before
+	if side && p.quarantine || s.holder != nil && again && s.unreadBefore(p, rec) {
 		s.mu.Unlock()
 		return record.ErrParked
 	}
-	if (s.replay || side) && !p.quarantine {
+	if p.parked && !s.asking(p, time.Now()) {
+		if !side {
+			s.turnAway(p)
+		}
+		s.mu.Unlock()
+		return record.ErrParked
+	}
+	if again && !p.quarantine {
 		if tp, at, ok := s.known(p, rec, t.IsSide()); ok {
 			s.tellHit(tp, at, t, size)
 			return nil
 		}
 	}
-	if p.parked {
-		s.turnAway(p, rec)
-		s.mu.Unlock()
-		return record.ErrParked
-	}
-	s.enqueue(p, rec, t, size, size, s.replay || side || !top.kept)
+	s.enqueue(p, rec, t, size, size, again)
 	s.mu.Unlock()
 	return nil
 }
@@ -82,7 +85,6 @@ func (s *Sink) tellHit(tp record.TopicPartition, at int64, t record.Ticket, size
 	s.telling.Add(1)
 	s.mu.Unlock()
 	s.hit(tp, at, t, size)
-	s.toldHit(tp)
 	s.telling.Add(-1)
 }
 
@@ -164,87 +166,83 @@ func tooLarge(t *topic, size int) *record.Refusal {
 	return &record.Refusal{Class: record.MessageTooLarge, Reason: fmt.Sprintf("the record takes %d bytes alone in a batch, above %s (topic %q)", size, limit, t.name)}
 }
 
+// unreadBefore reports whether an earlier attempt at a record may stand in a partition that was not read: where its key had
+// its place before the topic grew. Then it must not be sent anywhere yet. The lock is held.
+func (s *Sink) unreadBefore(p *part, rec *record.Record) bool {
+	if rec.Partition != record.AnyPartition {
+		return false
+	}
+	for _, n := range p.t.counts {
+		if old := p.t.parts[choose(rec, int32(n))]; old != p && (old.quarantine || old.unread) {
+			if old.quarantine {
+				old.keep()
+			}
+			return true
+		}
+	}
+	return false
+}
+
 // known looks a record up in what was read back (N7), and remembers what is sent instead.
 //
 // N10: after one record of a key was sent in this replay, nothing later of that key in that topic is skipped: in a
-// compacted topic the later value must stand behind the earlier one again. What this term has sent itself does stand
-// behind it. Deliveries outside of the stream's order keep theirs among themselves alone: what they send says nothing about
-// the events of the stream, which wait behind those that matter to them (N15), nor the other way round. The lock is held.
+// compacted topic the later value must stand behind the earlier one again. Deliveries outside of the stream's order keep
+// theirs among themselves alone: what they send says nothing about the events of the stream, which wait behind those that
+// matter to them (N15), nor the other way round. Other topics lose nothing of a key, so nothing is remembered of them. The
+// lock is held.
 func (s *Sink) known(p *part, rec *record.Record, side bool) (record.TopicPartition, int64, bool) {
-	if p.t.hits == 0 && p.mine.Len() == 0 {
-		return p.tp, 0, false
-	}
 	tp, at, ok := s.look(p, rec, side)
-	if ok {
-		return tp, at, true
+	if !ok && p.t.compacted && p.t.hits > 0 && rec.Key != nil {
+		p.t.remember(rec.Key, side)
 	}
-	if id, ours := fence.IdentityOf(rec.Headers); ours {
-		delete(p.owed, id)
-		if p.t.hits > 0 && rec.Key != nil {
-			p.t.remember(rec.Key, side)
-		}
-	}
-	return tp, 0, false
+	return tp, at, ok
 }
 
 // look is known for a record that is not sent if it is not found. The lock is held.
 func (s *Sink) look(p *part, rec *record.Record, side bool) (record.TopicPartition, int64, bool) {
 	t := p.t
-	if t.hits == 0 && p.mine.Len() == 0 {
+	if t.hits == 0 {
 		return p.tp, 0, false
 	}
 	id, ok := fence.IdentityOf(rec.Headers)
 	if !ok {
 		return p.tp, 0, false
 	}
-	if at, ok := p.mine.Take(id); ok {
-		delete(p.owed, id)
-		p.hitting++
-		return p.tp, at, true
-	}
-	if t.hits == 0 {
+	if _, again := t.sent[sentKey{side, string(rec.Key)}]; rec.Key != nil && (again || t.all) {
 		return p.tp, 0, false
 	}
-	if rec.Key != nil {
-		sent := t.sent
-		if side {
-			sent = t.beside
-		}
-		if _, again := sent[string(rec.Key)]; again || t.all {
-			return p.tp, 0, false
-		}
-	}
 	at, ok := p.hits.Take(id)
-	if !ok && t.before > 0 && t.before < len(t.parts) && rec.Partition == record.AnyPartition {
-		// The topic has grown since: the earlier owner's partition of this key was another one.
-		p = t.parts[choose(rec, int32(t.before))]
-		at, ok = p.hits.Take(id)
+	if !ok && rec.Partition == record.AnyPartition {
+		// The topic may have grown since, also before the last checkpoint: another partition was that of this key.
+		if p = t.standing(id); p != nil {
+			at, ok = p.hits.Take(id)
+		}
 	}
-	if ok {
-		delete(p.owed, id)
-		t.hits--
-		p.hitting++
-		return p.tp, at, true
+	if !ok {
+		return record.TopicPartition{}, 0, false
 	}
-	return p.tp, 0, false
+	t.hits--
+	return p.tp, at, true
 }
 
 // maxSent bounds the keys that a topic remembers during a replay.
 const maxSent = 100_000
 
+// sentKey is a key of which something was sent in a replay, by the stream or beside it.
+type sentKey struct {
+	side bool
+	key  string
+}
+
 // remember notes that something of a key was sent in this replay (N10). When there are too many of them every key counts
 // as one: nothing of any is skipped until the replay ends, and what is sent is flagged, for it may be a second copy.
 func (t *topic) remember(key []byte, side bool) {
-	sent := &t.sent
-	if side {
-		sent = &t.beside
+	if t.sent == nil {
+		t.sent = map[sentKey]struct{}{}
 	}
-	if *sent == nil {
-		*sent = map[string]struct{}{}
-	}
-	(*sent)[string(key)] = struct{}{}
-	if len(*sent) >= maxSent {
-		t.sent, t.beside, t.all = nil, nil, true
+	t.sent[sentKey{side, string(key)}] = struct{}{}
+	if len(t.sent) >= maxSent {
+		t.sent, t.all = nil, true
 	}
 }
 
@@ -342,16 +340,11 @@ func (s *Sink) discard(b *pending) {
 
 // list puts a partition that has something to send into its lane. The lock is held.
 func (s *Sink) list(p *part) {
-	if p.busy || p.listed || p.later || p.quarantine || p.lane == nil || len(p.q) == 0 || !s.may(p.q[0]) {
+	if p.busy || p.listed || p.later || p.quarantine || p.unread || p.lane == nil || len(p.q) == 0 {
 		return
 	}
 	p.listed = true
 	p.lane.ready = append(p.lane.ready, p)
-}
-
-// may reports whether a batch may be sent now. The lock is held.
-func (s *Sink) may(b *pending) bool {
-	return s.pause == running || s.pause == frozenOnly && b.frozen
 }
 
 // Flush wakes the idle lanes that have something to send.

@@ -27,7 +27,7 @@ const (
 type tell struct {
 	p       *part
 	base    int64
-	tickets []record.Ticket // acked; nil if they were given back before
+	tickets []record.Ticket // acked
 	restore bool            // base begins anew: the topic is another one than before
 	why     *record.Refusal
 	ticket  record.Ticket
@@ -72,7 +72,7 @@ func (s *Sink) settle(l *lane, err error) {
 		if len(p.q) == 0 && p.t.grows && p.t.idle() {
 			wake(s.adopt)
 		}
-		if s.holder != nil && !p.why.none() && !p.parked && s.hopeless(p, now) {
+		if s.holder != nil && !p.why.none() && s.hopeless(p, now) {
 			wake(s.park) // it may be in flight whenever the clock looks
 		}
 	}
@@ -95,9 +95,7 @@ func (s *Sink) tellAll(list []tell) (bytes, count int) {
 		if x.restore {
 			s.acks.Restore(x.p.tp, x.base)
 		}
-		if x.tickets != nil {
-			s.acks.Acked(x.p.tp, x.base, x.tickets, x.bytes)
-		}
+		s.acks.Acked(x.p.tp, x.base, x.tickets, x.bytes)
 	}
 	return bytes, count
 }
@@ -108,16 +106,20 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 	if r.code != 0 {
 		s.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.code.Title()).Inc()
 	}
-	switch verdict := classify(r.code); verdict {
+	verdict := classify(r.code)
+	if verdict != acked {
+		b.unsure = b.unsure || mayStand(r.code)
+	}
+	switch verdict {
 	case acked:
 		return append(told, s.appended(p, b, r, now))
 	case again:
-		b.unsure = b.unsure || ambiguous(r.code)
 		wake(s.renew)
 		s.again(p, obstacle{kindRefused, fmt.Sprintf("partition %d of topic %q: Kafka answers %v", p.tp.Partition, p.tp.Topic, r.code)}, now, 0)
 	case split, records:
-		if b.ghost {
-			s.dropGhost(p)
+		if b.unsure {
+			// Kafka looks at the size and the records before it looks for duplicates: an earlier attempt may have been appended.
+			s.end(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
 			return told
 		}
 		if verdict == records {
@@ -165,16 +167,13 @@ func (s *Sink) appended(p *part, b *pending, r *result, now time.Time) tell {
 		x.restore = true // offsets begin anew: the topic was deleted and created again
 		s.log.Warn("the offsets of a partition went back: its topic was created anew", "topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.end, "to", r.base)
 		p.end = 0
-		s.anew(p)
-	}
-	if b.ghost {
-		s.appeared(p, b, x.base)
 	}
 	p.end = max(p.end, x.base+int64(n))
 	p.seq = batch.Next(p.seq, n)
 	p.used = now
 	p.pop()
 	p.moves()
+	p.asks = false
 	s.discard(b)
 	s.lift(p)
 	return x
@@ -305,15 +304,11 @@ func (s *Sink) refuse(p *part, b *pending, r *result, told []tell) []tell {
 // held, since something between us and the broker changes what we send.
 func (s *Sink) garbled(p *part, b *pending, now time.Time) {
 	b.bad++
-	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
-	if b.ghost {
-		if b.bad >= corruptTries && !b.unsure {
-			s.dropGhost(p)
-			return
-		}
-		s.again(p, why, now, heldEvery)
+	if b.unsure && b.bad >= corruptTries { // no other bytes may take its sequence
+		s.end(fmt.Errorf("%w: %s-%d: the broker finds a batch corrupt of which an earlier attempt may have been appended", ErrBroken, p.tp.Topic, p.tp.Partition))
 		return
 	}
+	why := obstacle{kindRefused, fmt.Sprintf("Kafka finds batches for partition %d of topic %q corrupt; look for a proxy or a network card that changes data", p.tp.Partition, p.tp.Topic)}
 	if b.bad%corruptTries != 0 {
 		s.again(p, why, now, 0)
 		return

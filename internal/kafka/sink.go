@@ -52,8 +52,6 @@ type Sink struct {
 	session *fence.Session
 	expiry  fence.Expiry
 
-	drainLimit time.Duration
-
 	telling atomic.Int32 // hits that were found under the lock and are told without it
 
 	tickets ticketLists
@@ -72,22 +70,13 @@ type Sink struct {
 	producer batch.Producer
 	codec    *batch.Codec
 	replay   bool // EndReplay was not called yet (N7, N10)
-	pause    pause
+	halted   bool // lanes send nothing, because the transactional id is left
 	ended    error
 	queued   int64 // bytes sent to us and not resolved
 	count    int   // records sent to us and not resolved
 	empty    chan struct{}
 	flagged  []record.Header // scratch
 }
-
-// pause says what lanes may send while the generation moves.
-type pause uint8
-
-const (
-	running    pause = iota
-	frozenOnly       // batches that were sent before
-	nothing
-)
 
 // Open takes over from earlier owners (design §7, N4): it fences them, reads back what they have sent, and saves the
 // sender and the offsets in one write. When it returns, what earlier owners sent is settled in every partition but those
@@ -98,7 +87,7 @@ func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks recor
 		to.Gate = func() bool { return true }
 	}
 	s := &Sink{
-		c: c, acks: acks, holder: to.Holder, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true, drainLimit: answersLimit,
+		c: c, acks: acks, holder: to.Holder, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true,
 		adopt: make(chan struct{}, 1), renew: make(chan struct{}, 1), park: make(chan struct{}, 1),
 		topics: map[string]*topic{}, lanes: map[laneID]*lane{},
 	}
@@ -158,7 +147,7 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 		t := s.topics[tp.Topic]
 		if t == nil {
 			t = s.newTopic(tp.Topic)
-			t.before = len(stored[tp.Topic])
+			t.had(len(stored[tp.Topic]))
 			s.topics[tp.Topic] = t
 		}
 		t.grow(int(tp.Partition) + 1)
@@ -187,7 +176,7 @@ func (s *Sink) adoptTails(out *fence.Out, stored map[string][]int64) {
 }
 
 func (s *Sink) newTopic(name string) *topic {
-	return &topic{name: name, limit: s.c.cfg.MaxBatchBytes, stale: true}
+	return &topic{name: name, limit: s.c.cfg.MaxBatchBytes, stale: true, compacted: true}
 }
 
 // grow adds partitions up to n.
@@ -250,12 +239,21 @@ func (s *Sink) standing(rec *record.Record) (p *part, id fence.Identity, at int6
 	if !ok {
 		return nil, id, 0
 	}
-	for _, p := range t.parts { // a topic may have grown since, or the envelope ask for another partition now
-		if at, ok := p.hits.At(id); ok {
-			return p, id, at
+	if p = t.standing(id); p != nil {
+		at, _ = p.hits.At(id)
+	}
+	return p, id, at
+}
+
+// standing finds the partition in which a read-back has found a delivery, whichever it is: a topic may have grown since, or
+// the envelope ask for another partition now.
+func (t *topic) standing(id fence.Identity) *part {
+	for _, p := range t.parts {
+		if p.hits.Has(id) {
+			return p
 		}
 	}
-	return nil, id, 0
+	return nil
 }
 
 // Take acks a record that a read-back has found, from within the call, and takes it from what was found; false for any
@@ -271,8 +269,6 @@ func (s *Sink) Take(rec *record.Record, t record.Ticket) bool {
 	}
 	p.hits.Take(id)
 	p.t.hits--
-	delete(p.owed, id)
-	p.hitting++
 	s.tellHit(p.tp, at, t, batch.Size(rec))
 	return true
 }

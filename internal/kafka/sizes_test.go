@@ -39,7 +39,7 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 		r.mu.Lock()
 		r.topicOf(topic).grow(1)
 		r.mu.Unlock()
-		p := r.hold(topic)
+		p, _ := r.hold(topic)
 		p.flag = true
 		for i := range 4 {
 			x := rec(topic, "k", "k/"+string(rune('0'+i)))
@@ -51,7 +51,7 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 		tp := record.TopicPartition{Topic: topic}
 		for range 2 {
 			r.mu.Lock()
-			p.quarantine, p.undrained = true, true
+			p.quarantine = true
 			r.mu.Unlock()
 			if err := r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{tp: {From: p.end, Next: p.end, Hits: &fence.Known{}}}); err != nil {
 				t.Fatal(err)
@@ -77,10 +77,10 @@ func TestWhatWasReservedIsReleased(t *testing.T) {
 			kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: e, Count: corruptTries + 1})
 			r.mu.Lock()
 			top.parts[0].flag = true
-			r.pause = nothing
+			r.halted = true
 			r.mu.Unlock()
 			r.sequence(t, "a", 1, 33)
-			r.resume()
+			r.halt(false)
 			r.acks.until(patient, "all are acked", func() bool { return len(r.acks.acked) == 33 })
 			r.acks.resolved(33)
 			flagged(t, brokers, "a", 33)

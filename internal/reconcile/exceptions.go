@@ -78,7 +78,7 @@ type Exceptions struct {
 	taken  int                 // envelopes published so far
 	stuck  time.Time           // when a pass over everything was made last because of what is due and cannot go
 	jobs   jobs
-	found  []func() // of Found, not looked at yet
+	found  []found // not looked at yet
 
 	late late // of the goroutine of Run
 }

@@ -11,6 +11,12 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
+// found is a call of Found.
+type found struct {
+	ready func() bool
+	let   func()
+}
+
 // late is what Found has told of and what is not written down of it yet.
 type late struct {
 	lets []func()
@@ -18,27 +24,35 @@ type late struct {
 }
 
 // Found says that a partition which could not be read at the take-over has been read, and that its stored offset waits (N8).
-// What an earlier owner had sent there outside of the stream's order is finished without being sent, whether its turn has
+// What stands there of the envelopes that are not the stream's to send is finished without being sent, whether its turn has
 // come or not; let is called, from the goroutine of Run, when a successor finds all of it written down, or held by
-// deliveries of its own. If Run ends before, it is not called. Found does not block.
+// deliveries of its own. If Run ends before, it is not called. It is looked for as soon as ready reports that the exceptions of
+// before are written. Found does not block.
 //
 // An envelope that is on its way just then takes its record from what was found by itself, and is looked at again when it
 // has landed. So is a scheduled one, which belongs to Scheduled until it is finished or an exception. Nothing that matters
 // is missed: what an earlier owner has sent beside the stream had a state or a claim before this term began, and keeps one
 // of them until it is finished.
-func (x *Exceptions) Found(let func()) {
+func (x *Exceptions) Found(ready func() bool, let func()) {
 	x.init()
 	x.mu.Lock()
-	x.found = append(x.found, let)
+	x.found = append(x.found, found{ready, let})
 	x.mu.Unlock()
 	poke(x.wake)
 }
 
 // reclaim does what Found asks for. What it could not take is looked at again at each poll.
 func (x *Exceptions) reclaim(ctx context.Context, colls []store.Outbox, due bool) error {
+	var fresh, waiting []found
 	x.mu.Lock()
-	fresh := x.found
-	x.found = nil
+	for _, f := range x.found {
+		if f.ready() {
+			fresh = append(fresh, f)
+		} else {
+			waiting = append(waiting, f)
+		}
+	}
+	x.found = waiting
 	x.mu.Unlock()
 	if len(fresh) == 0 && (!due || len(x.late.lets) == 0) {
 		return nil
@@ -53,7 +67,10 @@ func (x *Exceptions) reclaim(ctx context.Context, colls []store.Outbox, due bool
 	if n > 0 {
 		x.Log.Info("an earlier owner had sent envelopes to partitions that were read late", "envelopes", n)
 	}
-	x.late.left, x.late.lets = left, append(x.late.lets, fresh...)
+	x.late.left = left
+	for _, f := range fresh {
+		x.late.lets = append(x.late.lets, f.let)
+	}
 	if len(left) > 0 {
 		return nil
 	}

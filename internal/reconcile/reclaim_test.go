@@ -80,7 +80,7 @@ func (te *term) conceal(topic string) (show func(let func())) {
 		o.b.mu.Lock()
 		o.b.parked[topic] = false
 		o.b.mu.Unlock()
-		te.x.Found(let)
+		te.x.Found(func() bool { return true }, let)
 	}
 }
 

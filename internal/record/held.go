@@ -54,12 +54,10 @@ type Holder interface {
 	Closed(rec *Record, side bool) error
 	// Withdrawn takes over records that were queued, in the order in which they were sent.
 	Withdrawn(list []Withdrawn)
-	// Hold keeps the stored offset of tp at or below offset until Unhold (N8).
-	Hold(tp TopicPartition, offset int64)
-	Unhold(tp TopicPartition)
 	// Found says that a partition which could not be read at the take-over has been read, and that records of ours stand in
-	// it, the lowest at offset. The stored offset of tp stays at or below that, apart from Hold, until the receiver has
-	// written down what of it an earlier owner had sent outside of the stream's order (N8).
+	// it, the lowest at offset. The stored offset of tp stays at or below that until the receiver has written down
+	// what of it belongs to envelopes that are not the stream's to send: those that an earlier owner had sent outside of the
+	// stream's order, and those that were given back or turned away before the partition was read (N8).
 	Found(tp TopicPartition, offset int64)
 	// Ready says that a topic that was parked, or a partition of it, can be written again.
 	Ready(topic string)

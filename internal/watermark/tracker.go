@@ -154,6 +154,20 @@ func (t *Tracker[P]) advance() {
 	}
 }
 
+// Begun is the ticket of the next event.
+func (t *Tracker[P]) Begun() record.Ticket {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.next
+}
+
+// Resolved reports whether every event with a ticket below k is resolved.
+func (t *Tracker[P]) Resolved(k record.Ticket) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.low >= k
+}
+
 // Reached is the watermark: everything up to it is acked by Kafka, recorded as an exception, or deleted by an operator.
 // It is false until the first position is reached.
 func (t *Tracker[P]) Reached() (P, bool) {

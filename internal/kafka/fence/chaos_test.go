@@ -172,7 +172,7 @@ func (o *chaosOwner) watch() {
 	}
 }
 
-// move is the self-move: drain, next generation, save, go on.
+// move is the self-move: drain, next generation, save, take over anew.
 func (o *chaosOwner) move() {
 	o.selfMove.Add(1)
 	o.pausing.Store(true)
@@ -185,38 +185,54 @@ func (o *chaosOwner) move() {
 		p++
 	}
 	cancel()
-	o.stop() // lanes that did not drain stand for frozen batches
+	o.stop() // lanes that did not drain stand for batches in doubt
 	o.lanes.Wait()
 	o.ctx, o.stop = context.WithCancel(o.root)
-	undrained, went := map[record.TopicPartition]int64{}, []int{}
+	var unsure []record.TopicPartition
 	held := o.s.Quarantined()
-	o.doc.mu.Lock()
-	ends := append([]int64(nil), o.doc.offsets...)
 	for p := range chaosParts {
-		if held[at(o.topic, p)] != "" || o.fenced[p].Load() {
-			continue
-		}
-		if o.unacked[p].Load() {
-			undrained[at(o.topic, p)] = o.doc.offsets[p]
-		} else {
-			went = append(went, p)
+		if held[at(o.topic, p)] == "" && !o.fenced[p].Load() && o.unacked[p].Load() {
+			unsure = append(unsure, at(o.topic, p))
 		}
 	}
+	o.doc.mu.Lock()
+	ends := append([]int64(nil), o.doc.offsets...)
 	o.doc.mu.Unlock()
-	if _, err := o.s.NextGeneration(o.root, undrained, map[string][]int64{o.topic: ends}); err != nil {
+	if _, err := o.s.NextGeneration(o.root, unsure, map[string][]int64{o.topic: ends}); err != nil {
 		if !o.deposed() {
 			o.tb.Errorf("owner %d, next generation: %v", o.k, err)
 		}
 		return
 	}
 	o.pausing.Store(false)
-	if !o.adopt(nil) {
-		return
+	if o.adopt(nil) {
+		o.takeOver()
 	}
-	o.doc.mu.Lock()
-	defer o.doc.mu.Unlock()
-	for _, p := range went {
-		o.lane(p, o.doc.next[p])
+}
+
+// takeOver opens a session and sends to what it releases, unless another owner came.
+func (o *chaosOwner) takeOver() {
+	d, begin := o.doc, time.Now()
+	for {
+		d.mu.Lock()
+		in := In{TransactionalID: "tx-" + o.topic, Generation: d.generation, Offsets: map[string][]int64{o.topic: slices.Clone(d.offsets)}, Senders: d.senders}
+		d.mu.Unlock()
+		in.Gate = func() bool { return !o.deposed() }
+		in.Event = func(e Event) { o.tb.Logf("owner %d: %s: %s", o.k, e.Kind, e.Text) }
+		out, err := o.c.Take(o.root, in)
+		if errors.Is(err, ErrFenced) && !o.deposed() {
+			continue // a zombie in the middle of its own self-move
+		}
+		if err != nil {
+			if !o.deposed() && o.root.Err() == nil {
+				o.tb.Errorf("owner %d: %v", o.k, err)
+			}
+			return
+		}
+		o.s = out.Session
+		o.tb.Logf("owner %d in after %s: %v, generation %d, released %d, quarantined %d", o.k, time.Since(begin).Round(time.Millisecond), out.Producer, out.Generation, len(out.Released), len(out.Quarantined))
+		o.adopt(out.Released)
+		return
 	}
 }
 
@@ -230,26 +246,12 @@ func chaosTakeOver(tb testing.TB, k cluster, d *chaosDoc, topic string, term int
 	d.mu.Lock()
 	d.term = term
 	d.mu.Unlock()
-	begin := time.Now()
-	for {
-		d.mu.Lock()
-		in := In{TransactionalID: "tx-" + topic, Generation: d.generation, Offsets: map[string][]int64{topic: slices.Clone(d.offsets)}, Senders: d.senders}
-		d.mu.Unlock()
-		in.Gate = func() bool { return !o.deposed() }
-		in.Event = func(e Event) { tb.Logf("owner %d: %s: %s", term, e.Kind, e.Text) }
-		out, err := o.c.Take(root, in)
-		if errors.Is(err, ErrFenced) {
-			continue // a zombie in the middle of its own self-move
-		}
-		if err != nil {
-			tb.Fatal(err)
-		}
-		o.s = out.Session
-		tb.Logf("owner %d in after %s: %v, generation %d, released %d, quarantined %d", term, time.Since(begin).Round(time.Millisecond), out.Producer, out.Generation, len(out.Released), len(out.Quarantined))
-		o.adopt(out.Released)
-		o.loop.Go(o.watch)
-		return o
+	o.takeOver()
+	if o.s == nil {
+		tb.FailNow()
 	}
+	o.loop.Go(o.watch)
+	return o
 }
 
 // moving waits until each partition has taken some events of the owner.

@@ -125,19 +125,6 @@ func (k *Known) Lowest() int64 {
 	return lowest
 }
 
-// Merge adds what is in other, whose offsets lie above.
-func (k *Known) Merge(other *Known) {
-	if other.Len() == 0 {
-		return
-	}
-	for id, offset := range other.first {
-		k.Add(id, offset)
-		for _, offset := range other.more[id] {
-			k.Add(id, offset)
-		}
-	}
-}
-
 // Add records a delivery; the offsets of a delivery come in ascending order.
 func (k *Known) Add(id Identity, offset int64) {
 	k.n++

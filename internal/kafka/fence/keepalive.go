@@ -23,7 +23,7 @@ import (
 // leaves epoch and sequences alone.
 //
 // Errors: ErrSelfMove when a marker is not complete within 5 s, or the coordinator has forgotten the id, or its epoch nears
-// the end: the caller drains, calls NextGeneration, saves Senders and goes on. ErrNoHealthy: nothing was kept alive, ask
+// the end: the caller drains, calls NextGeneration, saves Senders and takes over anew. ErrNoHealthy: nothing was kept alive, ask
 // again within minutes. ErrFenced; ctx's end. With neither idle nor spare partitions there is nothing to keep: nothing was
 // sent.
 func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicPartition) error {
@@ -85,21 +85,15 @@ func (s *Session) touch(ctx context.Context, tp record.TopicPartition) (bool, er
 }
 
 // NextGeneration leaves the transactional id for the one of the next generation (the self-move of N4). The caller has
-// stopped sending and drained: every batch sent with the old producer is acked, except in the partitions of undrained,
-// given with their stored offsets; they go to quarantine until the old id's marker is read there, and what was in flight
-// is found, or not, in their Tail. ends are the offsets after the last acked record by topic: the old producer id counts in
-// read-backs until the stored offsets have passed them.
-//
-// Nothing may be sent with the new producer before Senders is saved.
-func (s *Session) NextGeneration(ctx context.Context, undrained map[record.TopicPartition]int64, ends map[string][]int64) (Producer, error) {
+// stopped sending for good: it saves Senders, and ends the session. Every batch sent with the old producer is acked, except in the
+// partitions of unsure: the next take-over keeps them in quarantine until the old id's marker was read there. ends are the offsets
+// after the last acked record by topic: the old producer id counts in read-backs until the stored offsets have passed them.
+func (s *Session) NextGeneration(ctx context.Context, unsure []record.TopicPartition, ends map[string][]int64) (Producer, error) {
 	s.txn.Lock()
 	defer s.txn.Unlock()
 	s.mu.Lock()
-	left := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation, Until: cloneUntil(ends)}
+	left := record.Sender{ID: s.current.ID, Epoch: s.current.Epoch, Generation: s.generation, Until: cloneUntil(ends), Open: slices.Clone(unsure)}
 	s.mu.Unlock()
-	for tp := range undrained {
-		left.Open = append(left.Open, tp)
-	}
 	slices.SortFunc(left.Open, compareTP)
 	if err := s.nextGeneration(ctx); err != nil {
 		return Producer{}, err
@@ -107,8 +101,5 @@ func (s *Session) NextGeneration(ctx context.Context, undrained map[record.Topic
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.retired = s.retired.add(left)
-	for tp, stored := range undrained {
-		s.held[tp] = &held{tail: newTail(stored), reason: "batches of the earlier transactional id are in flight there"}
-	}
 	return s.current, nil
 }
