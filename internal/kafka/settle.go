@@ -170,6 +170,9 @@ func (s *Sink) appended(p *part, b *pending, r *result, now time.Time) tell {
 	if b.ghost {
 		s.appeared(p, b, x.base)
 	}
+	if p.t.max > 0 && len(b.sealed)-4 > p.t.max {
+		p.t.stale = true // the limit was raised
+	}
 	p.end = max(p.end, x.base+int64(n))
 	p.seq = batch.Next(p.seq, n)
 	p.used = now
