@@ -212,14 +212,43 @@ func (l *link) roundTrip(ctx context.Context, timeout time.Duration, req protoco
 	return m, nil
 }
 
-// links keeps idle connections for requests other than records, by address.
+// links keeps idle connections for requests other than records, by address, and which brokers failed lately.
 type links struct {
 	mu     sync.Mutex
 	idle   map[string][]*link
+	failed map[string]time.Time
 	closed bool
 }
 
-const idlePerBroker = 2
+const (
+	idlePerBroker = 2
+	// doubtFor is how long a broker that failed comes last where any broker may be asked.
+	doubtFor = 30 * time.Second
+)
+
+// doubt notes that a broker failed.
+func (p *links) doubt(addr string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed == nil {
+		p.failed = map[string]time.Time{}
+	}
+	p.failed[addr] = time.Now()
+}
+
+// partition splits a list of addresses: those that failed lately, and the others. It keeps the order.
+func (p *links) partition(list []string) (trusted, doubted []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, addr := range list {
+		if time.Since(p.failed[addr]) < doubtFor {
+			doubted = append(doubted, addr)
+		} else {
+			trusted = append(trusted, addr)
+		}
+	}
+	return trusted, doubted
+}
 
 func (p *links) take(addr string) *link {
 	p.mu.Lock()

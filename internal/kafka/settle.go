@@ -47,6 +47,7 @@ func (s *Sink) settle(l *lane, err error) {
 		}
 		if err == nil && r.told {
 			l.told = s.answer(p, &r, now, l.told)
+			s.pace(p, l, r.code)
 			continue
 		}
 		// The request may have arrived or not: the same bytes again, which the broker knows if it has them.
@@ -113,7 +114,9 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 		return append(told, s.appended(p, b, r, now))
 	case again:
 		b.unsure = b.unsure || ambiguous(r.code)
-		wake(s.renew)
+		if r.code != kafkago.NotEnoughReplicas { // the leader is the right one
+			wake(s.renew)
+		}
 		s.again(p, obstacle{kindRefused, fmt.Sprintf("partition %d of topic %q: Kafka answers %v", p.tp.Partition, p.tp.Topic, r.code)}, now, 0)
 	case split, records:
 		if b.ghost {
