@@ -238,7 +238,7 @@ type outcome struct {
 
 // forward is Send for a record that has waited. The lock is held, so what is to be told is returned; finish tells it.
 func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket, size int, told []outcome) []outcome {
-	p, why := s.target(t, rec, batch.Size(rec))
+	p, why := t.target(rec)
 	if why != nil {
 		why.ID, why.NS = identity(rec)
 		s.telling.Add(1)

@@ -273,44 +273,80 @@ func noise(n int) []byte {
 	return b
 }
 
-func TestTooLargeForTheTopicIsRefusedAtSend(t *testing.T) {
+// alone is the length of a batch that holds nothing else.
+func alone(rec *record.Record) int {
+	var b batch.Builder
+	b.Reset(nil)
+	b.Append(rec)
+	return b.Len()
+}
+
+// Kafka has the last word on the limit of a topic: it may be raised at any time. What is cut below it is cut by what was read.
+func TestTooLargeForTheTopicIsRefusedByTheLimitOfThatMoment(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Name(t)
 	stacktest.CreateTopic(t, topic, 1, kafka.ConfigEntry{ConfigName: "max.message.bytes", ConfigValue: "2000"})
 	r := open(t, setUp{})
+	limit := func(want int) {
+		t.Helper()
+		until(t, fmt.Sprintf("a limit of %d is known", want), func() bool {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			return r.topics[topic].max == want && r.topics[topic].limit == want
+		})
+	}
 	fits := rec(topic, "k", "")
-	for batch.Alone(&fits) < 2000 {
+	for alone(&fits) < 2000 {
 		fits.Value = make([]byte, len(fits.Value)+1)
 	}
 	r.send(t, fits)
 	r.acks.resolved(1) // the topic is adopted
-	until(t, "its limit is known", func() bool {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		return r.topics[topic].max == 2000
-	})
+	limit(2000)
 	if len(r.acks.refused) != 0 {
 		t.Fatalf("a record that fits to the byte was refused: %v", r.acks.refused[0])
 	}
-	large := fits
-	large.Value = make([]byte, len(fits.Value)+1)
-	err := r.Send(&large, 1)
-	why, ok := errors.AsType[*record.Refusal](err)
-	if !ok || why.Class != record.MessageTooLarge || !strings.Contains(why.Reason, "2001") || !strings.Contains(why.Reason, "2000") {
-		t.Fatalf("one byte more: %v", err)
-	}
-	for i := range 200 { // batches are cut below the limit: no answer 10 at all
+	for i := range 200 { // batches are cut below the limit
 		r.send(t, rec(topic, "k", fmt.Sprintf("k/%d", i)))
 	}
 	r.Flush()
 	r.acks.resolved(201)
-	var tooLarge dto.Metric
-	if err := r.client.cfg.Metrics.ProduceErrors.WithLabelValues(kafka.MessageSizeTooLarge.Title()).Write(&tooLarge); err != nil {
-		t.Fatal(err)
+	answers := func() float64 {
+		var tooLarge dto.Metric
+		if err := r.client.cfg.Metrics.ProduceErrors.WithLabelValues(kafka.MessageSizeTooLarge.Title()).Write(&tooLarge); err != nil {
+			t.Fatal(err)
+		}
+		return tooLarge.GetCounter().GetValue()
 	}
-	if tooLarge.GetCounter().GetValue() != 0 {
+	if answers() != 0 {
 		t.Error("a batch was refused; it should have been cut below the limit")
 	}
+	large := fits
+	large.Value = make([]byte, len(fits.Value)+1)
+	r.send(t, large)
+	r.Flush()
+	r.acks.resolved(202)
+	why := r.acks.refused[201]
+	if why == nil || why.Class != record.MessageTooLarge || !strings.Contains(why.Reason, "2001") || !strings.Contains(why.Reason, "2000") {
+		t.Fatalf("one byte more: %v", why)
+	}
+	if answers() != 1 {
+		t.Errorf("%v batches were refused", answers())
+	}
+
+	_, err := admin(t).IncrementalAlterConfigs(t.Context(), &kafka.IncrementalAlterConfigsRequest{Resources: []kafka.IncrementalAlterConfigsRequestResource{{
+		ResourceType: kafka.ResourceTypeTopic, ResourceName: topic,
+		Configs: []kafka.IncrementalAlterConfigsRequestConfig{{Name: "max.message.bytes", Value: "300000"}},
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.send(t, large)
+	r.Flush()
+	r.acks.resolved(203)
+	if len(r.acks.refused) != 1 {
+		t.Fatalf("refused by a limit of the past: %v", r.acks.refused)
+	}
+	limit(300000)
 }
 
 func TestLostAnswerMayHaveArrived(t *testing.T) {

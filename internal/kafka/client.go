@@ -135,11 +135,13 @@ func (c *Client) any(ctx context.Context, timeout time.Duration, req func() prot
 		if ctx.Err() != nil {
 			break
 		}
+		c.links.doubt(addr)
 	}
 	return nil, errors.Join(errs...)
 }
 
-// candidates are all known addresses in random order, those with an idle connection first.
+// candidates are all known addresses in random order: a broker that is cut off from the others would go on naming itself as a
+// leader if it were always the one that is asked. Brokers that failed lately come last.
 func (c *Client) candidates() []string {
 	var list []string
 	for _, b := range c.layout.Load().Brokers {
@@ -151,12 +153,8 @@ func (c *Client) candidates() []string {
 		}
 	}
 	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-	c.links.mu.Lock()
-	defer c.links.mu.Unlock()
-	slices.SortStableFunc(list, func(a, b string) int {
-		return len(c.links.idle[b]) - len(c.links.idle[a])
-	})
-	return list
+	trusted, doubted := c.links.partition(list)
+	return append(trusted, doubted...)
 }
 
 // Refresh forces a new layout: ours, and the one that kafka-go's Transport routes by.

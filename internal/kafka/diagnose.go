@@ -13,6 +13,8 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol/metadata"
+
+	"github.com/outrelay/outrelay/internal/kafka/reply"
 )
 
 // Problem names what is wrong with a connection; it is fit for a check's id.
@@ -195,7 +197,7 @@ func (c *Client) explainAnswer(d *Diagnosis, at stage, err error) {
 	switch {
 	case alerted(err): // with TLS 1.3 the client is done before the broker has looked at its certificate
 		d.say(ProblemClientCert, "the broker wants a client certificate: "+err.Error(), "set kafka.tls.cert and kafka.tls.key to a certificate that the broker trusts")
-	case errors.Is(err, errTLSExpected) || at == stageVersions && c.cfg.TLSNow == nil && hungUp(err):
+	case errors.Is(err, reply.ErrTLS) || at == stageVersions && c.cfg.TLSNow == nil && hungUp(err):
 		d.say(ProblemTLSExpected, "the listener hangs up on plain text: it expects TLS", "set kafka.tls, or use the port of the broker's plain text listener")
 	case hungUp(err) && c.cfg.SASL == nil:
 		d.say(ProblemSASLNeeded, "the listener hangs up on a request without authentication", "set kafka.sasl, or use the port of a listener without SASL")

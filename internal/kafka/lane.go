@@ -36,8 +36,12 @@ type lane struct {
 	results []result
 	told    []tell
 	fails   int
-	wrote   bool // a part of the request may have reached the broker
+	wrote   bool          // a part of the request may have reached the broker
+	took    time.Duration // of the last request
 }
+
+// late reports whether the request in flight takes long. The sink's lock is held.
+func (l *lane) late(now time.Time) bool { return !l.since.IsZero() && now.Sub(l.since) > slowRequest }
 
 // flight is one partition's share of a request. The batch belongs to the lane until settle.
 type flight struct {
@@ -181,10 +185,11 @@ func (l *lane) send(ctx context.Context, s *Sink) error {
 	l.results, err = l.w.produce(k, s.c.cfg, l.out, l.results[:0])
 	crash.At("after-produce-before-ack")
 	s.mu.Lock()
-	l.since = time.Time{}
+	l.took, l.since = time.Since(l.since), time.Time{}
 	s.mu.Unlock()
 	if err != nil {
 		s.cut(l)
+		s.c.links.doubt(k.addr)
 		return fmt.Errorf("producing to %s: %w", k.addr, err)
 	}
 	k.used = time.Now()

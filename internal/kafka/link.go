@@ -1,9 +1,9 @@
 package kafka
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -13,8 +13,11 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/apiversions"
 	"github.com/segmentio/kafka-go/protocol/saslauthenticate"
 	"github.com/segmentio/kafka-go/protocol/saslhandshake"
+
+	"github.com/outrelay/outrelay/internal/kafka/reply"
 )
 
 const (
@@ -51,7 +54,8 @@ func (e *connectError) Unwrap() error { return e.err }
 type link struct {
 	addr     string
 	nc       net.Conn
-	pc       *protocol.Conn
+	in       *bufio.Reader  // from nc: pc reads from it, and so does a lane
+	pc       *protocol.Conn // with checked replies
 	versions map[protocol.ApiKey]int16
 	used     time.Time
 }
@@ -78,7 +82,7 @@ func (c *Client) dial(ctx context.Context, addr string) (*link, error) {
 	return l, nil
 }
 
-// open is a connection as kafka-go's Transport wants it: TCP and TLS.
+// open is a connection as kafka-go's Transport wants it: TCP and TLS, with checked replies.
 func (c *Client) open(ctx context.Context, network, addr string) (net.Conn, error) {
 	nc, err := c.cfg.Dial(ctx, network, addr)
 	if err != nil {
@@ -89,7 +93,7 @@ func (c *Client) open(ctx context.Context, network, addr string) (net.Conn, erro
 		_ = nc.Close()
 		return nil, &connectError{addr, stageTLS, err}
 	}
-	return secured, nil
+	return reply.Check(secured, bufio.NewReader(secured), addr), nil
 }
 
 // secure is the TLS handshake, with the certificates of this moment; without TLS it is nc itself.
@@ -114,11 +118,11 @@ func (c *Client) handshake(ctx context.Context, nc net.Conn, addr string) (*link
 	if err != nil {
 		return nil, &connectError{addr, stageTLS, err}
 	}
-	versions, err := askVersions(nc, c.cfg.ClientID)
-	if err != nil {
+	l := &link{addr: addr, nc: nc, in: bufio.NewReader(nc), used: time.Now()}
+	l.pc = protocol.NewConn(reply.Check(nc, l.in, addr), c.cfg.ClientID)
+	if l.versions, err = askVersions(l.pc); err != nil {
 		return nil, &connectError{addr, stageVersions, err}
 	}
-	l := &link{addr: addr, nc: nc, pc: protocol.NewConn(nc, c.cfg.ClientID), versions: versions, used: time.Now()}
 	l.pc.SetVersions(l.versions)
 	if c.cfg.SASL != nil {
 		if err := authenticate(ctx, l.pc, c.cfg.SASL); err != nil {
@@ -128,49 +132,20 @@ func (c *Client) handshake(ctx context.Context, nc net.Conn, addr string) (*link
 	return l, nil
 }
 
-var (
-	errTLSExpected = errors.New("the listener answers with a TLS alert")
-	errNotKafka    = errors.New("the answer is none of Kafka's protocol")
-)
-
-// askVersions is the first exchange with whatever listens there. It is read by hand: kafka-go's decoder believes every
-// length, and would wait for a gigabyte from a web server.
-func askVersions(rw io.ReadWriter, client string) (map[protocol.ApiKey]int16, error) {
-	const correlation, most = 0x6f757472, 64 << 10
-	be := binary.BigEndian
-	req := append(make([]byte, 0, 64), 0, 0, 0, 0, 0, byte(protocol.ApiVersions), 0, 0)
-	req = be.AppendUint32(req, correlation)
-	req = appendString(req, client)
-	be.PutUint32(req, uint32(len(req)-4))
-	if _, err := rw.Write(req); err != nil {
+// askVersions agrees with the broker on the version of each request.
+func askVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
+	m, err := pc.RoundTrip(&apiversions.Request{})
+	if err != nil {
 		return nil, err
 	}
-	var head [8]byte
-	if n, err := io.ReadFull(rw, head[:]); err != nil {
-		if n >= 3 && head[0] == 0x15 && head[1] == 3 { // alert, of some version of TLS
-			return nil, errTLSExpected
-		}
-		return nil, err
-	}
-	size := be.Uint32(head[:])
-	if size < 4 || size > most || be.Uint32(head[4:]) != correlation {
-		return nil, errNotKafka
-	}
-	body := make([]byte, size-4)
-	if _, err := io.ReadFull(rw, body); err != nil {
-		return nil, err
-	}
-	d := answer{p: body}
-	if code := kafkago.Error(int16(d.uint16())); code != 0 {
-		return nil, code
+	res := m.(*apiversions.Response)
+	if res.ErrorCode != 0 {
+		return nil, kafkago.Error(res.ErrorCode)
 	}
 	versions := map[protocol.ApiKey]int16{}
-	for range d.count() {
-		key := protocol.ApiKey(d.uint16())
-		versions[key] = key.SelectVersion(int16(d.uint16()), int16(d.uint16()))
-	}
-	if d.bad {
-		return nil, errNotKafka
+	for _, r := range res.ApiKeys {
+		key := protocol.ApiKey(r.ApiKey)
+		versions[key] = key.SelectVersion(r.MinVersion, r.MaxVersion)
 	}
 	return versions, nil
 }
@@ -237,14 +212,43 @@ func (l *link) roundTrip(ctx context.Context, timeout time.Duration, req protoco
 	return m, nil
 }
 
-// links keeps idle connections for requests other than records, by address.
+// links keeps idle connections for requests other than records, by address, and which brokers failed lately.
 type links struct {
 	mu     sync.Mutex
 	idle   map[string][]*link
+	failed map[string]time.Time
 	closed bool
 }
 
-const idlePerBroker = 2
+const (
+	idlePerBroker = 2
+	// doubtFor is how long a broker that failed comes last where any broker may be asked.
+	doubtFor = 30 * time.Second
+)
+
+// doubt notes that a broker failed.
+func (p *links) doubt(addr string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.failed == nil {
+		p.failed = map[string]time.Time{}
+	}
+	p.failed[addr] = time.Now()
+}
+
+// partition splits a list of addresses: those that failed lately, and the others. It keeps the order.
+func (p *links) partition(list []string) (trusted, doubted []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, addr := range list {
+		if time.Since(p.failed[addr]) < doubtFor {
+			doubted = append(doubted, addr)
+		} else {
+			trusted = append(trusted, addr)
+		}
+	}
+	return trusted, doubted
+}
 
 func (p *links) take(addr string) *link {
 	p.mu.Lock()

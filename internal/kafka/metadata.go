@@ -30,6 +30,7 @@ type TopicLayout struct {
 // PartitionLayout is one partition; its index is its number.
 type PartitionLayout struct {
 	Leader   int32 // −1: none
+	Epoch    int32 // of the leader; 0 from brokers before Kafka 2.1
 	Replicas int
 	ISR      int
 }
@@ -73,7 +74,7 @@ func layoutOf(r *metadata.Response) *Layout {
 				tl.Err = kafkago.InvalidPartitionNumber // partitions are numbered without gaps
 				continue
 			}
-			x := PartitionLayout{Leader: p.LeaderID, Replicas: len(p.ReplicaNodes), ISR: len(p.IsrNodes)}
+			x := PartitionLayout{Leader: p.LeaderID, Epoch: p.LeaderEpoch, Replicas: len(p.ReplicaNodes), ISR: len(p.IsrNodes)}
 			if l.Brokers[x.Leader] == "" {
 				x.Leader = -1
 			}

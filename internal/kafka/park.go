@@ -251,7 +251,7 @@ func (s *Sink) countTurned(t *topic, rec *record.Record) {
 	if !t.ready() {
 		return
 	}
-	if p, why := s.target(t, rec, 0); why == nil && p.parked {
+	if p, why := t.target(rec); why == nil && p.parked {
 		p.turned++
 	}
 }

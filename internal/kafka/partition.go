@@ -23,10 +23,13 @@ type part struct {
 	sends uint64 // records ever queued
 
 	leader int32
-	lane   *lane // of the leader; nil without one
-	busy   bool  // a lane works on the head, or its answer is being told
-	listed bool  // waits in its lane
-	later  bool  // a timer will list it
+	epoch  int32     // of the leader, the highest that a broker has named
+	named  time.Time // when a broker last named that epoch
+	lane   *lane     // of the leader; nil without one
+	slow   bool      // its last request was refused after a long wait: it uses a lane of its own
+	busy   bool      // a lane works on the head, or its answer is being told
+	listed bool      // waits in its lane
+	later  bool      // a timer will list it
 
 	quarantine bool         // N4: nothing may be sent
 	unread     bool         // N11: it was parked with a batch that may be in it; nothing may be sent until a take-over has read it

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	kafkago "github.com/segmentio/kafka-go"
+
+	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
@@ -16,30 +18,36 @@ const (
 	// slowRequest is when a request that has no answer makes us look whether the leader has moved.
 	slowRequest = time.Second
 	lookEvery   = slowRequest / 2
+	// staleFor is how long a lower leader epoch is taken for an old view of the cluster. After that the topic must have been
+	// deleted and created again.
+	staleFor = 6 * metadataEvery
 )
 
-// refresh keeps the layout up to date: regularly, and at once when an answer says that it is old. Leaders that move while
-// a request is in flight to the old one, or hangs there, are found by the slow request; those that come back, by what waits.
+// refresh keeps the layout up to date: of all topics regularly, and of those in trouble twice a second, and at once when an
+// answer says that it is old. So leaders that move while a request hangs at the old one are found, and those that come back.
 func (s *Sink) refresh(ctx context.Context) error {
 	regular := time.NewTicker(metadataEvery)
 	defer regular.Stop()
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	for {
+		var names []string
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-look.C:
-			if !s.slow() {
-				continue
-			}
+			names = s.troubled(time.Now())
 		case <-regular.C:
+			names = s.names()
 		case <-s.renew:
+			if names = s.troubled(time.Now()); len(names) == 0 {
+				names = s.names()
+			}
 		}
-		names := s.names()
 		if len(names) == 0 {
 			continue
 		}
+
 		begin := time.Now()
 		layout, err := s.c.Metadata(ctx, names)
 		if ctx.Err() != nil {
@@ -51,29 +59,24 @@ func (s *Sink) refresh(ctx context.Context) error {
 				s.log.Debug("reading the limits of topics", "error", err)
 			}
 		}
-		pause := time.NewTimer(max(renewEvery-time.Since(begin), 0))
-		select {
-		case <-pause.C:
-		case <-ctx.Done():
-		}
+		_ = retry.Sleep(ctx, max(renewEvery-time.Since(begin), 0))
 	}
 }
 
-// slow reports whether a request has been in flight for long, or records wait for a leader: no lane would ask for them.
-func (s *Sink) slow() bool {
+// troubled lists the topics with partitions whose request has been in flight for long or has failed, or whose records wait for a
+// leader.
+func (s *Sink) troubled(now time.Time) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, l := range s.lanes {
-		if !l.since.IsZero() && time.Since(l.since) > slowRequest {
-			return true
+	var names []string
+	for name, t := range s.topics {
+		if slices.ContainsFunc(t.parts, func(p *part) bool {
+			return p.tries > 0 || p.stranded() || p.busy && p.lane != nil && p.lane.late(now)
+		}) {
+			names = append(names, name)
 		}
 	}
-	for _, t := range s.topics {
-		if slices.ContainsFunc(t.parts, (*part).stranded) {
-			return true
-		}
-	}
-	return false
+	return names
 }
 
 // place moves partitions to the lanes of their leaders. A request that is in flight to a broker which leads one of its
@@ -117,23 +120,29 @@ func (s *Sink) away(t *topic, err error, now time.Time) {
 	}
 	for _, p := range t.parts {
 		s.unlist(p)
-		p.leader, p.lane = -1, nil
+		p.leader, p.lane, p.epoch = -1, nil, 0
 		if !p.quarantine {
 			p.hold(why, now)
 		}
 	}
 }
 
-// lead moves one partition.
+// lead moves one partition. It ignores a broker that names an earlier leader than another broker has named: one that is cut
+// off from the others goes on naming itself.
 func (s *Sink) lead(p *part, now []PartitionLayout, at time.Time) {
 	leader := int32(-1)
 	gone := int(p.tp.Partition) >= len(now)
 	if !gone {
+		if epoch := now[p.tp.Partition].Epoch; epoch >= p.epoch || at.Sub(p.named) > staleFor {
+			p.epoch, p.named = epoch, at
+		} else {
+			return
+		}
 		leader = now[p.tp.Partition].Leader
 	}
 	var to *lane
 	if leader >= 0 {
-		to = s.lane(leader, p.tp.Partition)
+		to = s.lane(leader, p)
 	}
 	switch {
 	case p.quarantine:
@@ -161,6 +170,18 @@ func (s *Sink) lead(p *part, now []PartitionLayout, at time.Time) {
 	s.lift(p)
 }
 
+// pace moves a partition to the lane of slow ones of its broker after a request that was refused late, and back after one that was
+// not. The broker may not lead any more: it comes last when metadata are asked for. The lock is held, and the partition is busy.
+func (s *Sink) pace(p *part, l *lane, code kafkago.Error) {
+	p.slow = code != 0 && (p.slow || l.took > slowRequest)
+	if p.slow && l.link != nil {
+		s.c.links.doubt(l.link.addr)
+	}
+	if p.lane != nil {
+		p.lane = s.lane(p.leader, p)
+	}
+}
+
 func (s *Sink) unlist(p *part) {
 	if !p.listed {
 		return
@@ -171,9 +192,13 @@ func (s *Sink) unlist(p *part) {
 	}
 }
 
-// lane finds or begins the lane of a partition.
-func (s *Sink) lane(broker, partition int32) *lane {
-	id := laneID{broker, int(partition) % s.c.cfg.Lanes}
+// lane finds or begins the lane of a partition. Slow partitions share one beside the others: Kafka replies to a request when all
+// of its partitions are done, so a partition that waits out the time of each request would hold back all others of its broker.
+func (s *Sink) lane(broker int32, p *part) *lane {
+	id := laneID{broker, int(p.tp.Partition) % s.c.cfg.Lanes}
+	if p.slow {
+		id.index = s.c.cfg.Lanes
+	}
 	l := s.lanes[id]
 	if l == nil {
 		l = &lane{id: id, wake: make(chan struct{}, 1)}

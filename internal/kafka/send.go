@@ -37,7 +37,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	size := batch.Size(rec)
 	if s.holder != nil {
 		// What an earlier owner has sent needs no gate: it would be held, and sent again when nothing is known of it any more.
-		if tp, at, ok := s.sentBefore(top, rec, t, size); ok {
+		if tp, at, ok := s.sentBefore(top, rec, t); ok {
 			s.tellHit(tp, at, t, size)
 			return nil
 		}
@@ -51,7 +51,7 @@ func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 		s.mu.Unlock()
 		return nil
 	}
-	p, why := s.target(top, rec, size)
+	p, why := top.target(rec)
 	if why != nil {
 		s.mu.Unlock()
 		return why
@@ -89,11 +89,11 @@ func (s *Sink) tellHit(tp record.TopicPartition, at int64, t record.Ticket, size
 }
 
 // sentBefore looks a record of the stream up in what was read back, before anything may hold it. The lock is held.
-func (s *Sink) sentBefore(t *topic, rec *record.Record, k record.Ticket, size int) (record.TopicPartition, int64, bool) {
+func (s *Sink) sentBefore(t *topic, rec *record.Record, k record.Ticket) (record.TopicPartition, int64, bool) {
 	if !s.replay || k.IsSide() || t.hits == 0 || !t.ready() {
 		return record.TopicPartition{}, 0, false
 	}
-	p, why := s.target(t, rec, size)
+	p, why := t.target(rec)
 	if why != nil || p.quarantine {
 		return record.TopicPartition{}, 0, false
 	}
@@ -132,8 +132,9 @@ func (s *Sink) await(t *topic, rec *record.Record, k record.Ticket, size int) {
 }
 
 // target is the partition of a record: the one it asks for, or Java's choice by key. A record without a key goes by its
-// first header, the event's id, so that a read-back finds it where it was sent. The lock is held.
-func (s *Sink) target(t *topic, rec *record.Record, size int) (*part, *record.Refusal) {
+// first header, the event's id, so that a read-back finds it where it was sent. Only Kafka's answer says that a record is too large:
+// the limit of the topic may have been raised since it was read. The lock is held.
+func (t *topic) target(rec *record.Record) (*part, *record.Refusal) {
 	n := int32(len(t.parts))
 	id := rec.Partition
 	if id == record.AnyPartition {
@@ -141,11 +142,6 @@ func (s *Sink) target(t *topic, rec *record.Record, size int) (*part, *record.Re
 	}
 	if id < 0 || id >= n {
 		return nil, &record.Refusal{Class: record.PartitionOutOfRange, Reason: fmt.Sprintf("partition %d was asked for; topic %q has %d, numbered from 0", id, t.name, n)}
-	}
-	if t.max > 0 && s.codec.IsNone() && size+batch.Overhead > t.max { // size is an upper bound and known already
-		if alone := batch.Alone(rec); alone > t.max {
-			return nil, tooLarge(t, alone)
-		}
 	}
 	return t.parts[id], nil
 }
@@ -160,7 +156,7 @@ func choose(rec *record.Record, n int32) int32 {
 
 func tooLarge(t *topic, size int) *record.Refusal {
 	limit := "the limit of the topic"
-	if t.max > 0 {
+	if t.max > 0 && t.max < size {
 		limit = fmt.Sprintf("max.message.bytes of the topic, %d", t.max)
 	}
 	return &record.Refusal{Class: record.MessageTooLarge, Reason: fmt.Sprintf("the record takes %d bytes alone in a batch, above %s (topic %q)", size, limit, t.name)}

@@ -47,6 +47,7 @@ func (s *Sink) settle(l *lane, err error) {
 		}
 		if err == nil && r.told {
 			l.told = s.answer(p, &r, now, l.told)
+			s.pace(p, l, r.code)
 			continue
 		}
 		// The request may have arrived or not: the same bytes again, which the broker knows if it has them.
@@ -114,7 +115,9 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 	case acked:
 		return append(told, s.appended(p, b, r, now))
 	case again:
-		wake(s.renew)
+		if r.code != kafkago.NotEnoughReplicas { // the leader is the right one
+			wake(s.renew)
+		}
 		s.again(p, obstacle{kindRefused, fmt.Sprintf("partition %d of topic %q: Kafka answers %v", p.tp.Partition, p.tp.Topic, r.code)}, now, 0)
 	case split, records:
 		if b.unsure {
@@ -167,6 +170,9 @@ func (s *Sink) appended(p *part, b *pending, r *result, now time.Time) tell {
 		x.restore = true // offsets begin anew: the topic was deleted and created again
 		s.log.Warn("the offsets of a partition went back: its topic was created anew", "topic", p.tp.Topic, "partition", p.tp.Partition, "from", p.end, "to", r.base)
 		p.end = 0
+	}
+	if p.t.max > 0 && len(b.sealed)-4 > p.t.max {
+		p.t.stale = true // the limit was raised
 	}
 	p.end = max(p.end, x.base+int64(n))
 	p.seq = batch.Next(p.seq, n)

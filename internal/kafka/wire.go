@@ -10,6 +10,8 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
+
+	"github.com/outrelay/outrelay/internal/kafka/reply"
 )
 
 var errUnknownBroker = errors.New("the cluster's metadata do not name it")
@@ -55,7 +57,7 @@ func (w *wire) produce(k *link, cfg Config, parts []flight, dst []result) ([]res
 	if err := w.write(k.nc); err != nil {
 		return dst, err
 	}
-	body, err := w.read(k.pc)
+	body, err := w.read(k.in)
 	if err != nil {
 		return dst, err
 	}
@@ -151,13 +153,11 @@ func (w *wire) read(r io.Reader) ([]byte, error) {
 	if n < 4 || n > maxAnswer {
 		return nil, fmt.Errorf("an answer of %d bytes: this is no Kafka broker", n)
 	}
-	if cap(w.body) < n {
-		w.body = make([]byte, n)
-	}
-	body := w.body[:n]
-	if _, err := io.ReadFull(r, body); err != nil {
+	body, err := reply.ReadBody(r, w.body, n)
+	if err != nil {
 		return nil, err
 	}
+	w.body = body
 	if got := int32(binary.BigEndian.Uint32(body)); got != w.corr {
 		return nil, fmt.Errorf("an answer to request %d instead of %d", got, w.corr)
 	}

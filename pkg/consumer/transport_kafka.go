@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -14,6 +15,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/sasl"
 
+	"github.com/outrelay/outrelay/internal/kafka/reply"
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
@@ -133,8 +135,22 @@ func (cfg *KafkaConfig) check() error {
 
 func (k *Kafka) newTransport(topics []string) *kafka.Transport {
 	return &kafka.Transport{
-		ClientID: k.cfg.ClientID, TLS: k.cfg.TLS, SASL: k.cfg.SASL, DialTimeout: dialTimeout, MetadataTTL: metadataTTL, MetadataTopics: topics,
+		ClientID: k.cfg.ClientID, Dial: k.dial, SASL: k.cfg.SASL, DialTimeout: dialTimeout, MetadataTTL: metadataTTL, MetadataTopics: topics,
 	}
+}
+
+// dial connects, with TLS if that is configured. Replies are checked before kafka-go decodes them, so TLS is not left to
+// kafka-go.
+func (k *Kafka) dial(ctx context.Context, network, addr string) (nc net.Conn, err error) {
+	if k.cfg.TLS == nil {
+		nc, err = (&net.Dialer{}).DialContext(ctx, network, addr)
+	} else {
+		nc, err = (&tls.Dialer{Config: k.cfg.TLS}).DialContext(ctx, network, addr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return reply.Check(nc, bufio.NewReader(nc), addr), nil
 }
 
 // Close closes the connections of Publish that are idle. It may be used again.
@@ -170,10 +186,10 @@ func (k *Kafka) join(ctx context.Context, group string, topics []string, look *s
 	defer looking.Wait()
 	defer cancel()
 	looking.Go(func() { look.watch(ctx, topics); cancel() })
-	calls := &lines{}
+	calls := &lines{to: k.dial}
 	cg, err := kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
 		ID: group, Brokers: k.cfg.Brokers, Topics: topics,
-		Dialer:         &kafka.Dialer{ClientID: k.cfg.ClientID, Timeout: dialTimeout, TLS: k.cfg.TLS, SASLMechanism: k.cfg.SASL, DialFunc: calls.dial},
+		Dialer:         &kafka.Dialer{ClientID: k.cfg.ClientID, Timeout: dialTimeout, SASLMechanism: k.cfg.SASL, DialFunc: calls.dial},
 		GroupBalancers: k.cfg.balancers(),
 		SessionTimeout: k.cfg.SessionTimeout, HeartbeatInterval: k.cfg.HeartbeatInterval, RebalanceTimeout: k.cfg.RebalanceTimeout,
 		JoinGroupBackoff: k.cfg.JoinBackoff, Timeout: requestTimeout, StartOffset: k.start(),
@@ -275,6 +291,7 @@ func (m *member) leave(calls *lines) {
 
 // lines are the connections of the group.
 type lines struct {
+	to   func(ctx context.Context, network, address string) (net.Conn, error)
 	mu   sync.Mutex
 	open map[net.Conn]struct{}
 }
@@ -285,7 +302,7 @@ type line struct {
 }
 
 func (l *lines) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	c, err := l.to(ctx, network, address)
 	if err != nil {
 		return nil, err
 	}

@@ -43,7 +43,8 @@ var rooms = []room{
 	{dir: "internal/migrate", layer: 2, also: []string{"internal/store", "internal/deadletter"}, why: "indexes and their ledger"},
 	{dir: "internal/nodes", layer: 2, also: []string{"internal/store", "internal/migrate"}, why: "who takes part, and whether all of them know a migration"},
 	{dir: "internal/deadletter", layer: 2, also: []string{"internal/store"}, why: "moves what can never be sent"},
-	{dir: "internal/kafka/fetched", layer: 2, only: []string{"internal/record"}, why: "a broker's answer to a fetch, for the read-back and for consumers"},
+	{dir: "internal/kafka/reply", layer: 2, only: none, why: "checks what brokers reply before a library believes it, for the relay and for consumers"},
+	{dir: "internal/kafka/fetched", layer: 2, only: []string{"internal/record", "internal/kafka/reply"}, why: "a broker's answer to a fetch, for the read-back and for consumers"},
 	{dir: "pkg/inbox", layer: 2, why: "dedup inside the handler's transaction"},
 
 	// Layer 3: the stages. None imports another; they meet through interfaces declared by their consumer.

@@ -18,7 +18,7 @@ var libraries = []library{
 	{path: "go.mongodb.org/mongo-driver/v2/x/mongo/driver/connstring", in: []string{"internal/config"}, why: "the database of an address, which the stable part does not tell"},
 	{path: "go.mongodb.org/mongo-driver/v2/x", in: none, why: "the driver's own unstable parts"},
 	{path: "go.mongodb.org/mongo-driver/v2", never: []string{"internal/record", "internal/watermark", "internal/opspage"}, why: "BSON values"},
-	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafka", "internal/kafka/fetched", "pkg/consumer", "internal/devstack", "internal/devstack/stacktest", "internal/bench"}, why: "its Writer is not safe enough for the relay, so its use is confined to where that is known"},
+	{path: "github.com/segmentio/kafka-go", in: []string{"internal/kafka", "internal/kafka/fetched", "internal/kafka/reply", "pkg/consumer", "internal/devstack", "internal/devstack/stacktest", "internal/bench"}, why: "its Writer is not safe enough for the relay, so its use is confined to where that is known"},
 	{path: "github.com/lmittmann/tint", in: []string{"internal/logging"}, why: "colours are the terminal's business; everything else speaks slog"},
 	{path: "github.com/cenkalti/backoff", in: []string{"internal/retry"}, why: "one policy of waiting, one home"},
 	{path: "github.com/spf13/cobra", in: []string{"cmd"}, why: "the command line"},

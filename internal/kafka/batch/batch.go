@@ -78,12 +78,6 @@ func Size(rec *record.Record) int {
 	return n + varintLen(int64(n))
 }
 
-// Alone is the length of a batch, before compression, that holds rec and nothing else.
-func Alone(rec *record.Record) int {
-	n := 3 + bytesLen(rec.Key) + bytesLen(rec.Value) + headersLen(rec.Headers)
-	return Overhead + n + varintLen(int64(n))
-}
-
 // Append encodes rec behind the others. It copies everything.
 func (b *Builder) Append(rec *record.Record) {
 	if b.n == 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
 
+	"github.com/outrelay/outrelay/internal/kafka/reply"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -51,8 +52,8 @@ func Read(r io.Reader, version int16) (protocol.Message, error) {
 	if size < 0 || size > maxAnswer {
 		return nil, fmt.Errorf("reading the answer to a fetch: impossible size %d", size)
 	}
-	body := make([]byte, size)
-	if _, err := io.ReadFull(r, body); err != nil {
+	body, err := reply.ReadBody(r, nil, size)
+	if err != nil {
 		return nil, fmt.Errorf("reading the answer to a fetch: %w", err)
 	}
 	a, err := Parse(body, version)
@@ -76,15 +77,15 @@ func Parse(body []byte, v int16) (*Answer, error) {
 		d.skip(4) // session
 	}
 	out := &Answer{}
-	for range d.count() {
+	for range d.count(2 + 4) {
 		topic := string(d.bytes(int(d.i16())))
-		for range d.count() {
+		for range d.count(4 + 2 + 8 + 8 + 4 + 4) {
 			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.i32()}, Start: -1}
 			p.Code, p.High, p.Stable = d.i16(), d.i64(), d.i64()
 			if v >= 5 {
 				p.Start = d.i64()
 			}
-			for range d.count() {
+			for range d.count(16) {
 				p.Aborted = append(p.Aborted, Aborted{Producer: d.i64(), First: d.i64()})
 			}
 			if v >= 11 {
@@ -143,8 +144,15 @@ func (d *decoder) i64() int64 {
 	return 0
 }
 
-// count is the length of an array; a null array has none, and no array has more elements than bytes are left.
-func (d *decoder) count() int { return max(0, min(int(d.i32()), len(d.b))) }
+// count is the length of an array whose elements take at least that many bytes each; a null array has none.
+func (d *decoder) count(least int) int {
+	n := int(d.i32())
+	if n > len(d.b)/least {
+		d.b, d.bad = nil, true
+		return 0
+	}
+	return max(0, n)
+}
 
 // varint is a zigzag varint.
 func (d *decoder) varint() int64 {

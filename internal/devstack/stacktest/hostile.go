@@ -1,0 +1,110 @@
+package stacktest
+
+import (
+	"encoding/binary"
+	"io"
+	"net"
+	"testing"
+)
+
+// The API keys of Kafka that a hostile broker has to know.
+const (
+	apiMetadata = 3
+	apiVersions = 18
+)
+
+// Hostile listens like a Kafka broker until the test ends and returns its address. It replies to each request with what
+// attack returns, which follows the correlation id; nil is an honest reply to ApiVersions, and no reply to other requests.
+func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
+	tb.Helper()
+	return serve(tb, func(c net.Conn) {
+		for {
+			var head [12]byte
+			if _, err := io.ReadFull(c, head[:]); err != nil {
+				return
+			}
+			rest := int64(binary.BigEndian.Uint32(head[:])) + 4 - int64(len(head))
+			if _, err := io.CopyN(io.Discard, c, rest); err != nil {
+				return
+			}
+			key, version := int16(binary.BigEndian.Uint16(head[4:])), int16(binary.BigEndian.Uint16(head[6:]))
+			body := attack(key, version)
+			if body == nil && key == apiVersions {
+				body = allVersions()
+			}
+			if body == nil {
+				continue
+			}
+			reply := binary.BigEndian.AppendUint32(nil, uint32(4+len(body)))
+			reply = append(append(reply, head[8:12]...), body...)
+			if _, err := c.Write(reply); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// WebServer listens like an HTTP server until the test ends and returns its address.
+func WebServer(tb testing.TB) string {
+	tb.Helper()
+	return serve(tb, func(c net.Conn) {
+		_, _ = c.Read(make([]byte, 100))
+		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"))
+		_, _ = io.Copy(io.Discard, c)
+	})
+}
+
+// HugeArray is a reply that consists of n bytes before the length of an array that claims two thousand million elements.
+func HugeArray(n int) []byte { return append(make([]byte, n), 0x7f, 0xff, 0xff, 0xff) }
+
+// HugeMetadata attacks the reply to Metadata, of version 3 or later: after the throttle time follows the array of brokers.
+func HugeMetadata(key, _ int16) []byte {
+	if key == apiMetadata {
+		return HugeArray(4)
+	}
+	return nil
+}
+
+// HugeVersions attacks the reply to ApiVersions: after the error code follows the array of APIs.
+func HugeVersions(key, _ int16) []byte {
+	if key == apiVersions {
+		return HugeArray(2)
+	}
+	return nil
+}
+
+// allVersions is a reply to ApiVersions, version 0: no error, and the highest version of every API.
+func allVersions() []byte {
+	const apis = 52
+	be := binary.BigEndian
+	body := be.AppendUint32(make([]byte, 2), apis)
+	for key := range uint16(apis) {
+		body = be.AppendUint16(be.AppendUint16(be.AppendUint16(body, key), 0), 20)
+	}
+	return body
+}
+
+func serve(tb testing.TB, handle func(net.Conn)) string {
+	tb.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		tb.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			tb.Cleanup(func() { _ = c.Close() })
+			go handle(c)
+		}
+	}()
+	tb.Cleanup(func() {
+		_ = l.Close()
+		<-done
+	})
+	return l.Addr().String()
+}

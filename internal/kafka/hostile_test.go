@@ -1,0 +1,44 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/kafka/reply"
+)
+
+// Whatever listens at a configured address, the relay stays alive, and its error names the address.
+func TestBrokerThatLiesAboutLengthsIsNamed(t *testing.T) {
+	t.Parallel()
+	for name, addr := range map[string]string{
+		"versions":     stacktest.Hostile(t, stacktest.HugeVersions),
+		"metadata":     stacktest.Hostile(t, stacktest.HugeMetadata),
+		"a web server": stacktest.WebServer(t),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := newClient(t, Config{Brokers: []string{addr}})
+			named := func(err error) {
+				t.Helper()
+				if !errors.Is(err, reply.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
+					t.Errorf("%v", err)
+				}
+			}
+			_, err := c.Metadata(t.Context(), []string{"a"})
+			named(err)
+			named(c.Diagnose(t.Context()))
+			_, err = c.fence.Health(t.Context(), []string{"a"})
+			named(err)
+
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			if _, err := Open(ctx, c, TakeOver{TransactionalID: "x"}, &claims{}, newLedger(t)); err == nil {
+				t.Error("a take-over without Kafka")
+			}
+		})
+	}
+}

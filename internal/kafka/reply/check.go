@@ -1,0 +1,262 @@
+package reply
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/addpartitionstotxn"
+	"github.com/segmentio/kafka-go/protocol/apiversions"
+	"github.com/segmentio/kafka-go/protocol/consumer"
+	"github.com/segmentio/kafka-go/protocol/createtopics"
+	"github.com/segmentio/kafka-go/protocol/describeconfigs"
+	"github.com/segmentio/kafka-go/protocol/endtxn"
+	"github.com/segmentio/kafka-go/protocol/findcoordinator"
+	"github.com/segmentio/kafka-go/protocol/heartbeat"
+	"github.com/segmentio/kafka-go/protocol/initproducerid"
+	"github.com/segmentio/kafka-go/protocol/joingroup"
+	"github.com/segmentio/kafka-go/protocol/leavegroup"
+	"github.com/segmentio/kafka-go/protocol/listoffsets"
+	"github.com/segmentio/kafka-go/protocol/metadata"
+	"github.com/segmentio/kafka-go/protocol/offsetcommit"
+	"github.com/segmentio/kafka-go/protocol/offsetfetch"
+	"github.com/segmentio/kafka-go/protocol/produce"
+	"github.com/segmentio/kafka-go/protocol/saslauthenticate"
+	"github.com/segmentio/kafka-go/protocol/saslhandshake"
+	"github.com/segmentio/kafka-go/protocol/syncgroup"
+)
+
+// replies are the types that kafka-go decodes, by API. Replies to other requests are refused.
+var replies = map[protocol.ApiKey]reflect.Type{
+	protocol.Produce:            reflect.TypeFor[produce.Response](),
+	protocol.ListOffsets:        reflect.TypeFor[listoffsets.Response](),
+	protocol.Metadata:           reflect.TypeFor[metadata.Response](),
+	protocol.OffsetCommit:       reflect.TypeFor[offsetcommit.Response](),
+	protocol.OffsetFetch:        reflect.TypeFor[offsetfetch.Response](),
+	protocol.FindCoordinator:    reflect.TypeFor[findcoordinator.Response](),
+	protocol.JoinGroup:          reflect.TypeFor[joingroup.Response](),
+	protocol.Heartbeat:          reflect.TypeFor[heartbeat.Response](),
+	protocol.LeaveGroup:         reflect.TypeFor[leavegroup.Response](),
+	protocol.SyncGroup:          reflect.TypeFor[syncgroup.Response](),
+	protocol.SaslHandshake:      reflect.TypeFor[saslhandshake.Response](),
+	protocol.ApiVersions:        reflect.TypeFor[apiversions.Response](),
+	protocol.CreateTopics:       reflect.TypeFor[createtopics.Response](),
+	protocol.InitProducerId:     reflect.TypeFor[initproducerid.Response](),
+	protocol.AddPartitionsToTxn: reflect.TypeFor[addpartitionstotxn.Response](),
+	protocol.EndTxn:             reflect.TypeFor[endtxn.Response](),
+	protocol.DescribeConfigs:    reflect.TypeFor[describeconfigs.Response](),
+	protocol.SaslAuthenticate:   reflect.TypeFor[saslauthenticate.Response](),
+}
+
+var errShort = errors.New("a length in it exceeds what follows")
+
+// check walks a reply after its correlation id, without allocating, and reports whether all its lengths fit. Bytes after the
+// last field are let through, as kafka-go does.
+func check(key protocol.ApiKey, version int16, body []byte) error {
+	typ := replies[key]
+	if typ == nil {
+		return errors.New("nothing is known about replies to it")
+	}
+	w := &walker{b: body}
+	planOf(typ, version)(w)
+	if w.bad {
+		return errShort
+	}
+	return nil
+}
+
+// walker is what is left of a reply.
+type walker struct {
+	b   []byte
+	bad bool
+}
+
+// take returns the next n bytes. After the end it returns zeros, at most 8.
+func (w *walker) take(n int) []byte {
+	if n < 0 || n > len(w.b) {
+		w.bad, w.b = true, nil
+		return make([]byte, 8)[:max(0, min(n, 8))]
+	}
+	x := w.b[:n]
+	w.b = w.b[n:]
+	return x
+}
+
+func (w *walker) int16() int { return int(int16(binary.BigEndian.Uint16(w.take(2)))) }
+func (w *walker) int32() int { return int(int32(binary.BigEndian.Uint32(w.take(4)))) }
+
+// uvarint is a length or a count of a flexible version. Both are stated plus one, zero stands for null.
+func (w *walker) uvarint() int {
+	x, n := binary.Uvarint(w.b)
+	if n <= 0 || x > maxReply {
+		w.bad, w.b = true, nil
+		return 0
+	}
+	w.b = w.b[n:]
+	return int(x)
+}
+
+// step passes one value of a reply.
+type step func(w *walker)
+
+type planKey struct {
+	typ     reflect.Type
+	version int16
+}
+
+var plans sync.Map // planKey to step
+
+// planOf returns the walk through a reply in the given version: what kafka-go's decoder derives from the same struct tags.
+func planOf(typ reflect.Type, version int16) step {
+	k := planKey{typ, version}
+	if p, ok := plans.Load(k); ok {
+		return p.(step)
+	}
+	flexible := false
+	for i := range typ.NumField() {
+		_, _, tagged := inVersion(typ.Field(i).Tag.Get("kafka"), version)
+		flexible = flexible || tagged
+	}
+	body := structPlan(typ, version, flexible)
+	p := body
+	if flexible {
+		p = func(w *walker) { w.tags(nil); body(w) } // of the header of the reply
+	}
+	plans.Store(k, p)
+	return p
+}
+
+// inVersion reads a struct tag like "min=v0,max=v3|min=v4,max=v5,tag=0": whether the version has the field, and the number
+// of a tagged field. A tag without a number (-1) only marks a flexible message.
+func inVersion(tag string, version int16) (has bool, number int, tagged bool) {
+	for part := range strings.SplitSeq(tag, "|") {
+		lowest, highest := -1, -1
+		number, tagged = -1, false
+		for option := range strings.SplitSeq(part, ",") {
+			name, value, _ := strings.Cut(option, "=")
+			n, err := strconv.Atoi(strings.TrimPrefix(value, "v"))
+			switch {
+			case name == "tag":
+				tagged = true
+				if err == nil {
+					number = n
+				}
+			case name == "min" && err == nil:
+				lowest = n
+			case name == "max" && err == nil:
+				highest = n
+			}
+		}
+		if lowest >= 0 && lowest <= int(version) && int(version) <= highest {
+			return true, number, tagged
+		}
+	}
+	return false, 0, false
+}
+
+func structPlan(typ reflect.Type, version int16, flexible bool) step {
+	var fields []step
+	tagged := map[int]step{}
+	for i := range typ.NumField() {
+		f := typ.Field(i)
+		has, number, isTag := inVersion(f.Tag.Get("kafka"), version)
+		switch {
+		case !has:
+		case isTag:
+			tagged[number] = valuePlan(f.Type, version, flexible)
+		case f.Name == "Assignments" && typ == reflect.TypeFor[syncgroup.Response]():
+			fields = append(fields, assignmentPlan(flexible))
+		default:
+			fields = append(fields, valuePlan(f.Type, version, flexible))
+		}
+	}
+	return func(w *walker) {
+		for _, f := range fields {
+			f(w)
+		}
+		if flexible {
+			w.tags(tagged)
+		}
+	}
+}
+
+// tags passes the tagged fields at the end of a structure.
+func (w *walker) tags(known map[int]step) {
+	for n := w.uvarint(); n > 0 && !w.bad; n-- {
+		number, size := w.uvarint(), w.uvarint()
+		if f := known[number]; f != nil {
+			f(w)
+		} else {
+			w.take(size)
+		}
+	}
+}
+
+func valuePlan(typ reflect.Type, version int16, flexible bool) step {
+	switch typ.Kind() {
+	case reflect.Bool, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64, reflect.Float64:
+		size := int(typ.Size())
+		return func(w *walker) { w.take(size) }
+	case reflect.String:
+		return func(w *walker) { w.bytes(flexible, (*walker).int16) }
+	case reflect.Struct:
+		return structPlan(typ, version, flexible)
+	case reflect.Slice:
+		if typ.Elem().Kind() == reflect.Uint8 {
+			return func(w *walker) { w.bytes(flexible, (*walker).int32) }
+		}
+		element := valuePlan(typ.Elem(), version, flexible)
+		return func(w *walker) {
+			for n := w.count(flexible); n > 0 && !w.bad; n-- {
+				element(w)
+			}
+		}
+	}
+	panic(fmt.Sprintf("no plan for a field of type %v in replies of Kafka", typ))
+}
+
+// bytes passes a string or bytes; null has the length -1.
+func (w *walker) bytes(flexible bool, length func(*walker) int) []byte {
+	if flexible {
+		return w.take(max(w.uvarint()-1, 0))
+	}
+	n := length(w)
+	if n == -1 {
+		return nil
+	}
+	return w.take(n)
+}
+
+// count is the length of an array, each of whose elements takes a byte at least. No reply has a null array in its older
+// versions, and parts of kafka-go panic at one.
+func (w *walker) count(flexible bool) int {
+	var n int
+	if flexible {
+		n = max(w.uvarint()-1, 0)
+	} else {
+		n = w.int32()
+	}
+	if n < 0 || n > len(w.b) {
+		w.bad, w.b = true, nil
+		return 0
+	}
+	return n
+}
+
+// assignmentPlan passes what the leader of a consumer group has assigned: kafka-go decodes these bytes as well, and any member
+// of the group may have written them.
+func assignmentPlan(flexible bool) step {
+	inner := structPlan(reflect.TypeFor[consumer.Assignment](), 0, false)
+	return func(w *walker) {
+		in := &walker{b: w.bytes(flexible, (*walker).int32)}
+		if len(in.b) > 0 {
+			inner(in)
+		}
+		w.bad = w.bad || in.bad
+	}
+}
