@@ -16,16 +16,7 @@ import (
 // findCollections lists what the watcher reads, and what it has claimed before. A watcher with claims has had a position,
 // because the first position is saved before the first claim: without one its document has vanished.
 func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims []store.Claim, err error) {
-	var dbs []string
-	if db, _ := t.scope.Target(); db != "" {
-		dbs = []string{db}
-	}
-	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
-		found, err := store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
-		t.watched(t.mine(found))
-		return err
-	})
-	if err != nil {
+	if err := t.listCollections(ctx); err != nil {
 		return nil, err
 	}
 	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
@@ -41,6 +32,21 @@ func (t *term) findCollections(ctx context.Context, doc *lease.Document) (claims
 	return claims, err
 }
 
+// listCollections finds out which collections have a watched name now.
+func (t *term) listCollections(ctx context.Context) error {
+	var dbs []string
+	if db, _ := t.scope.Target(); db != "" {
+		dbs = []string{db}
+	}
+	return t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+		found, err := store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
+		if err == nil {
+			t.watched(t.mine(found))
+		}
+		return err
+	})
+}
+
 // outboxes is a copy of the list of what is watched.
 func (t *term) outboxes() []store.Outbox {
 	t.known.Lock()
@@ -54,7 +60,9 @@ func (t *term) watched(list []store.Outbox) {
 	t.known.outboxes = list
 }
 
-// claimCollections registers what the watcher reads: a collection belongs to one watcher (N25).
+// claimCollections registers what the watcher reads: a collection belongs to one watcher (N25). Of those that are new in the
+// registry it is not known when they got their names, only that it was before the cluster's time of now. A watcher's very
+// first ones are its own since the place where it starts.
 func (t *term) claimCollections(ctx context.Context, claims []store.Claim) error {
 	t.collections = map[[16]byte]bool{}
 	for _, o := range t.outboxes() {
@@ -62,37 +70,57 @@ func (t *term) claimCollections(ctx context.Context, claims []store.Claim) error
 			t.log.Warn("the identity of a collection cannot be read; a re-created one will not be told apart", "collection", o.NS(), "advice", "grant listCollections on its database")
 			continue
 		}
-		mine := slices.ContainsFunc(claims, func(c store.Claim) bool { return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() })
-		if err := t.claim(ctx, o, mine); err != nil {
+		if slices.ContainsFunc(claims, func(c store.Claim) bool { return [16]byte(c.UUID.Data) == o.UUID && c.NS == o.NS() && !c.Away() }) {
+			t.collections[o.UUID] = true
+		}
+	}
+	if len(claims) == 0 {
+		return t.claimNew(ctx, t.from.ClusterTime)
+	}
+	return t.claimNew(ctx, bson.Timestamp{})
+}
+
+// claimNew registers the listed collections that are not yet, as seen at a cluster time; zero is now.
+func (t *term) claimNew(ctx context.Context, at bson.Timestamp) error {
+	for _, o := range t.outboxes() {
+		if !o.Identified() || t.collections[o.UUID] {
+			continue
+		}
+		if at.IsZero() {
+			now, err := t.operationTime(ctx)
+			if err != nil {
+				return err
+			}
+			at = now
+		}
+		if _, err := t.claim(ctx, o, at); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (t *term) claim(ctx context.Context, o store.Outbox, mine bool) error {
+// claim registers a collection that had its name at a cluster time. It returns what the registry had said of it.
+func (t *term) claim(ctx context.Context, o store.Outbox, at bson.Timestamp) (before store.Claim, err error) {
 	t.collections[o.UUID] = true
-	if mine {
-		return nil
-	}
 	var claimed *store.ClaimedError
-	err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
-		_, err := t.registry.Claim(ctx, o.UUID, o.NS(), t.cfg.Watcher)
+	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		before, err = t.registry.ClaimAt(ctx, o.UUID, o.NS(), t.cfg.Watcher, at)
 		if errors.As(err, &claimed) {
 			return nil
 		}
 		return err
 	})
 	if claimed != nil {
-		return &HaltError{What: claimed.Error()}
+		return before, &HaltError{What: claimed.Error()}
 	}
-	return err
+	return before, err
 }
 
 // adopt registers a collection that appeared while the stream runs, before its first event is delivered.
 func (t *term) adopt(ctx context.Context, ev *changestream.Event) error {
 	o := store.Outbox{DB: string(ev.DB), Coll: string(ev.Coll), UUID: ev.UUID, Part: t.part}
-	if err := t.claim(ctx, o, false); err != nil {
+	if _, err := t.claim(ctx, o, ev.ClusterTime); err != nil {
 		return err
 	}
 	t.watched(append(slices.DeleteFunc(t.outboxes(), func(x store.Outbox) bool { return x.NS() == o.NS() }), o))

@@ -87,7 +87,10 @@ func (t *term) openGap(ctx context.Context, why *changestream.GapError) (changes
 	if err != nil {
 		return changestream.Start{}, err
 	}
-	if err := t.listNew(ctx); err != nil {
+	if err := t.listCollections(ctx); err != nil {
+		return changestream.Start{}, err
+	}
+	if err := t.claimNew(ctx, bson.Timestamp{}); err != nil {
 		return changestream.Start{}, err
 	}
 	from, _ := reached.Time()
@@ -155,28 +158,16 @@ func (t *term) unstampedBacklog(ctx context.Context, now bson.Timestamp) (found 
 	return false, nil
 }
 
-// listNew looks for collections that appeared within the gap.
-func (t *term) listNew(ctx context.Context) error {
-	var dbs []string
-	if db, _ := t.scope.Target(); db != "" {
-		dbs = []string{db}
-	}
-	var now []store.Outbox
+// readUpTo tells, of the collections that got a watched name behind a cluster time, up to where they were read before.
+func (t *term) readUpTo(ctx context.Context, from bson.Timestamp) (map[string]bson.Timestamp, error) {
+	var claims []store.Claim
 	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
-		now, err = store.ListOutboxes(ctx, t.mongo.state, t.scope.Matches, dbs...)
+		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
 		return err
 	}); err != nil {
-		return err
+		return nil, err
 	}
-	for _, o := range now {
-		if o.Identified() && !t.collections[o.UUID] {
-			if err := t.claim(ctx, o, false); err != nil {
-				return err
-			}
-		}
-	}
-	t.watched(t.mine(now))
-	return nil
+	return store.ReadUpTo(claims, t.outboxes(), from), nil
 }
 
 // sweep delivers what the gap holds and closes it.
@@ -186,8 +177,12 @@ func (t *term) sweep(ctx context.Context) error {
 	if t.pump.skip == nil {
 		t.pump.skip = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
 	}
+	appeared, err := t.readUpTo(ctx, g.From)
+	if err != nil {
+		return err
+	}
 	s := &reconcile.Sweep{
-		Client: t.mongo.stream, Collections: t.outboxes(), From: g.From, To: g.To, Cursor: g.Cursor, Margin: g.margin,
+		Client: t.mongo.stream, Collections: t.outboxes(), From: g.From, ReadUpTo: appeared, To: g.To, Cursor: g.Cursor, Margin: g.margin,
 		Memory: int64(t.cfg.Limits.Memory) / 4, Skip: t.pump.skip, Publisher: (*sweeper)(t),
 	}
 	g.lower = s.Lower()

@@ -9,7 +9,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/lease"
@@ -81,11 +80,9 @@ func (t *term) recoverSent(ctx context.Context) error {
 		if err := t.rec.exceptions.Disown(ctx); err != nil {
 			return err
 		}
-		if t.gap != nil || t.scope.Kind() != changestream.Collection { // else the stream brings them again, and the other topics with it
-			after, unsure := t.unsure()
-			if _, err := t.rec.exceptions.Widen(ctx, after, unsure); err != nil {
-				return err
-			}
+		after, unsure := t.unsure() // the stream brings all others again, and the other topics with them
+		if _, err := t.rec.exceptions.Widen(ctx, after, unsure); err != nil {
+			return err
 		}
 		hits, err := t.rec.exceptions.Find(ctx, out.standing)
 		t.progress.ticks.Add(1)

@@ -3,31 +3,90 @@ package app
 import (
 	"context"
 	"sync"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/changestream"
 	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// renamedHere delivers what a collection brought with it when it got a name that is watched (N27): no stream tells of that.
-// It runs in the order of the stream, so the position stays before the rename until all of it is resolved, and a
-// successor that finds the rename again repeats it. What is written to the collection later has later stamps, for a
-// rename waits for the transactions that write to it; it comes by the stream.
-func (t *term) renamedHere(ctx context.Context, ev *changestream.Event) error {
-	o := store.Outbox{DB: string(ev.ToDB), Coll: string(ev.ToColl), Part: t.part}
-	t.log.Warn("a collection was renamed into what is watched; sweeping what it holds", "collection", o.NS(), "from", string(ev.DB)+"."+string(ev.Coll))
-	if err := t.listNew(ctx); err != nil {
+// onRename handles a rename that gives a collection a watched name, takes one away, or both (N27). The UUID survives it, so the
+// registry knows what of the collection was read: under a watched name the stream brings everything, and under another
+// nothing. from and to say whether the old and the new name are watched.
+func (t *term) onRename(ctx context.Context, ev *changestream.Event, from, to bool) error {
+	if !to {
+		return t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+			return t.registry.Leave(ctx, ev.UUID, t.cfg.Watcher, ev.ClusterTime)
+		})
+	}
+	o, there, err := t.renamedTo(ctx, ev)
+	if err != nil {
 		return err
 	}
+	if !there {
+		// The rename that took it away again comes next. The registry says still up to where the collection was read.
+		t.log.Warn("a collection got a watched name and has lost it since; what it holds is delivered when it gets one again", "collection", string(ev.ToDB)+"."+string(ev.ToColl))
+		return nil
+	}
+	var before store.Claim
+	if ev.HasUUID {
+		if before, err = t.claim(ctx, o, ev.ClusterTime); err != nil {
+			return err
+		}
+	}
+	if !from {
+		return t.sweepRenamed(ctx, ev, o, before)
+	}
+	return t.dirty.look(ctx, o) // what waits in it waits under its new name
+}
+
+// settled is how long a rename may take that the stream has told of already: the server shows the oplog a moment before it
+// lists the new name.
+const settled = 3 * time.Second
+
+// renamedTo finds the collection of a rename under the watched name that it has now, which may be a later one.
+func (t *term) renamedTo(ctx context.Context, ev *changestream.Event) (o store.Outbox, there bool, err error) {
+	to := string(ev.ToDB) + "." + string(ev.ToColl)
+	for began := time.Now(); time.Since(began) < settled; {
+		if err := t.listCollections(ctx); err != nil {
+			return o, false, err
+		}
+		for _, o := range t.outboxes() {
+			// Who may not list collections sees names alone.
+			if o.UUID == ev.UUID || !o.Identified() && o.NS() == to {
+				return o, true, nil
+			}
+		}
+		if err := retry.Sleep(ctx, 50*time.Millisecond); err != nil {
+			return o, false, err
+		}
+	}
+	return o, false, nil
+}
+
+// sweepRenamed delivers what a collection brought with it when it got a name that is watched: no stream tells of that. It
+// runs in the order of the stream, so the position stays before the rename until all of it is resolved, and a successor
+// that finds the rename again repeats it. What is written to the collection later has later stamps, for a rename waits for
+// the transactions that write to it; it comes by the stream. For the same reason what was written before the collection
+// was last taken away has stamps from before that, without a margin.
+func (t *term) sweepRenamed(ctx context.Context, ev *changestream.Event, o store.Outbox, before store.Claim) error {
 	at, last := ev.ClusterTime, *ev // the event is overwritten by what the sweep hands on
+	upTo := before.Left
+	if upTo.After(at) { // of a later time, noted by another slot that is further
+		upTo = bson.Timestamp{}
+	}
+	t.log.Warn("a collection was renamed into what is watched; sweeping what it holds", "collection", o.NS(), "from", string(ev.DB)+"."+string(ev.Coll), "behind", upTo.T)
 	t.renamed.note(o.NS(), rename{pos: string(ev.Data), at: at})
 	s := &reconcile.Sweep{
-		Client: t.mongo.stream, Collections: []store.Outbox{o}, To: at, Memory: int64(t.cfg.Limits.Memory) / 4,
-		Skip: reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 8), Publisher: arrived{t},
+		Client: t.mongo.stream, Collections: []store.Outbox{o}, ReadUpTo: map[string]bson.Timestamp{o.NS(): upTo}, To: at,
+		Memory: int64(t.cfg.Limits.Memory) / 4, Skip: reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 8), Publisher: arrived{t},
 	}
+	stop := t.progress.beat(stalledAfter / 6)
 	res, err := s.Run(ctx)
+	stop()
 	t.pump.ev = last
 	if err != nil {
 		return err
@@ -35,6 +94,19 @@ func (t *term) renamedHere(ctx context.Context, ev *changestream.Event) error {
 	t.disp.Flush()
 	t.announce(ctx, store.GapClosed, bson.D{{Key: "reason", Value: "renamed"}, {Key: "collection", Value: o.NS()}, {Key: "swept", Value: res.Swept}})
 	return t.dirty.look(ctx, o) // before the position passes the rename: behind it nobody would look any more
+}
+
+// beat gives signs of life until stop is called, for work whose single steps may take longer than a stage may stand still, and
+// which have deadlines of their own.
+func (p *progress) beat(every time.Duration) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var beating sync.WaitGroup
+	beating.Go(func() {
+		for retry.Sleep(ctx, every) == nil {
+			p.ticks.Add(1)
+		}
+	})
+	return func() { cancel(); beating.Wait() }
 }
 
 // arrived publishes what a renamed collection holds, by the way of stream events.

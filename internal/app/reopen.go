@@ -59,22 +59,20 @@ func (t *term) behindInvalidate(ctx context.Context, e *changestream.InvalidateE
 	return changestream.Start{Position: e.Position}, nil
 }
 
-// onDDL handles a drop or rename that concerns one collection of several (N27): an audit entry, and no gap. What waited in a
-// dropped one is gone with it; its gates open with the next audit.
+// onDDL handles a drop or rename (N27): an audit entry, and for a rename the question of who has read the collection. What
+// waited in a dropped one is gone with it; its gates open with the next audit.
 func (t *term) onDDL(ctx context.Context, ev *changestream.Event) error {
-	if t.scope.Kind() == changestream.Collection {
-		return nil // an invalidate follows and ends the stream
-	}
-	touches := ev.Op == changestream.DropDatabase || t.scope.Matches(ev.DB, ev.Coll) || t.scope.Matches(ev.ToDB, ev.ToColl)
-	if touches {
+	from, to := t.scope.Matches(ev.DB, ev.Coll), t.scope.Matches(ev.ToDB, ev.ToColl)
+	// On the stream of one collection an invalidate follows, which is announced.
+	if (from || to || ev.Op == changestream.DropDatabase) && t.scope.Kind() != changestream.Collection {
 		kind := store.Dropped
 		if ev.Op == changestream.Rename {
 			kind = store.Renamed
 		}
 		t.announce(ctx, kind, bson.D{{Key: "db", Value: string(ev.DB)}, {Key: "collection", Value: string(ev.Coll)}, {Key: "by", Value: ev.Op.String()}})
 	}
-	if ev.Op == changestream.Rename && t.scope.Matches(ev.ToDB, ev.ToColl) {
-		return t.renamedHere(ctx, ev)
+	if ev.Op == changestream.Rename && (from || to) {
+		return t.onRename(ctx, ev, from, to)
 	}
 	return nil
 }

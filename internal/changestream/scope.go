@@ -57,7 +57,8 @@ func (p pattern) covers(q pattern) bool {
 func (p pattern) meets(q pattern) bool { return meet(p.db, q.db) && meet(p.coll, q.coll) }
 
 // ownCollections are never watched, whatever a pattern says (N27): dead letters would be published again, and inboxes,
-// sagas, the server's own databases and system collections hold no envelopes.
+// sagas, the server's own databases and system collections hold no envelopes. What the server copies for $out and for a
+// rename into another database counts once it has its name.
 var ownCollections = []pattern{
 	{"*", "*_dead"},
 	{"*", "*_cron"},
@@ -69,6 +70,8 @@ var ownCollections = []pattern{
 	{"local", "*"},
 	{"config", "*"},
 	{"*", "system.*"},
+	{"*", "tmp.agg_out.*"},
+	{"*", "tmp*.renameCollection"},
 }
 
 // ParseScope reads patterns like `shop.outbox`, `tenant_*.outbox` and `*.outbox`. exclude names, in the same form,

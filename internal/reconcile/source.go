@@ -67,6 +67,7 @@ func AnyUnstamped(ctx context.Context, now bson.Timestamp, coll *mongo.Collectio
 
 // source reads one collection. It survives faults: a cursor that is gone is opened again behind the last document.
 type source struct {
+	of        store.Outbox
 	coll      *mongo.Collection
 	db, name  []byte
 	part      slot.Part

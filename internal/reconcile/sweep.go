@@ -1,8 +1,11 @@
 package reconcile
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
+	"errors"
+	"fmt"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -49,6 +52,9 @@ type Sweep struct {
 	// From is a cluster time up to which everything committed was delivered; zero means that nothing is known, and all
 	// envelopes are swept. To is the time at which the stream goes on: later stamps are its to bring.
 	From, To bson.Timestamp
+	// ReadUpTo has, by name, the collections that were read up to another time than From, exactly: those that were renamed
+	// into what is watched since From, and zero for one that nobody has read.
+	ReadUpTo map[string]bson.Timestamp
 	// Cursor is where an earlier pass over the same stretch broke off: up to it everything is delivered, and everything
 	// without a stamp, too. Zero: there was none.
 	Cursor bson.Timestamp
@@ -67,13 +73,27 @@ type Result struct {
 	Skipped int64 // known from an earlier pass
 }
 
+// ErrMoved says that a collection was renamed or dropped while it was swept, so that the rest of it was not read under its
+// name. Another pass over the collections that are there then finds the rest.
+var ErrMoved = errors.New("a collection was renamed or dropped while it was swept")
+
 // Lower is the stamp behind which the sweep begins.
 func (s *Sweep) Lower() bson.Timestamp {
-	margin := s.Margin
-	if margin == 0 {
-		margin = MinMargin
+	low := s.To
+	for _, c := range s.Collections {
+		if at := s.lower(c); at.Before(low) {
+			low = at
+		}
 	}
-	low := before(s.From, margin)
+	return low
+}
+
+// lower is the stamp behind which the sweep of one collection begins.
+func (s *Sweep) lower(c store.Outbox) bson.Timestamp {
+	low, known := s.ReadUpTo[c.NS()]
+	if !known {
+		low = before(s.From, cmp.Or(s.Margin, MinMargin))
+	}
 	if s.Cursor.After(low) {
 		return s.Cursor
 	}
@@ -124,15 +144,14 @@ func (r *pass) run(ctx context.Context) error {
 			}
 		}
 	}
-	low := r.Lower()
 	for _, c := range r.Collections {
 		s := r.source(c)
-		s.last = low
+		s.last = r.lower(c)
 		if err := r.push(ctx, s); err != nil {
 			return err
 		}
 	}
-	r.done = low
+	r.done = r.Lower()
 	for len(r.heap) > 0 {
 		s := r.heap[0]
 		if err := r.passed(ctx, s.ts); err != nil {
@@ -170,7 +189,7 @@ func (r *pass) passed(ctx context.Context, ts bson.Timestamp) error {
 
 func (r *pass) source(c store.Outbox) *source {
 	return &source{
-		coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), part: c.Part, to: r.To,
+		of: c, coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), part: c.Part, to: r.To,
 		at: map[string]struct{}{}, target: max(int(r.Memory)/max(len(r.Collections), 1), leastReply),
 	}
 }
@@ -201,14 +220,23 @@ func (r *pass) push(ctx context.Context, s *source) error {
 
 // next waits out the faults of the server: what is lost in the stream is nowhere else.
 func (r *pass) next(ctx context.Context, s *source) (more bool, err error) {
-	if more, err = s.next(ctx); err == nil {
-		return more, nil
-	}
-	err = r.waitOut(ctx, err, func(ctx context.Context) (err error) {
+	read := func(ctx context.Context) (err error) {
 		more, err = s.next(ctx)
 		return err
-	})
-	return more, err
+	}
+	if err = r.waitOut(ctx, read(ctx), read); err != nil || more {
+		return more, err
+	}
+	// A collection that loses its name looks as if it ended.
+	holder := s.of.UUID
+	look := func(ctx context.Context) (err error) {
+		holder, err = s.of.NameHolder(ctx, r.Client)
+		return err
+	}
+	if err = r.waitOut(ctx, look(ctx), look); err == nil && holder != s.of.UUID {
+		err = fmt.Errorf("%s: %w", s.of.NS(), ErrMoved)
+	}
+	return false, err
 }
 
 func (r *pass) waitOut(ctx context.Context, err error, op func(context.Context) error) error {

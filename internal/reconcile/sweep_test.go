@@ -436,3 +436,41 @@ func TestN21_SweepReadsMajorityOnThePrimary(t *testing.T) {
 		}
 	}
 }
+
+// TestN27_ASweepSaysThatItsCollectionWasRenamed: read by its name, a collection that loses it looks as if it ended.
+func TestN27_ASweepSaysThatItsCollectionWasRenamed(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	for i := range 200 {
+		b.insert(t.Context(), b.outbox("o"), fmt.Sprintf("e%03d", i))
+	}
+	list, err := store.ListOutboxes(t.Context(), b.client, func(_, coll []byte) bool { return string(coll) == "o" }, b.db.Name())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	s := b.sweep(b.now(), &publisher{}, "o")
+	s.Collections = list
+	s.Publisher = publisherFunc{s.Publisher, func() {
+		if err := b.client.Database("admin").RunCommand(t.Context(), bson.D{
+			{Key: "renameCollection", Value: list[0].NS()}, {Key: "to", Value: b.db.Name() + ".moved"},
+		}).Err(); err != nil {
+			t.Error(err)
+		}
+	}}
+	if _, err := s.Run(t.Context()); !errors.Is(err, ErrMoved) {
+		t.Fatalf("a sweep whose collection was renamed ended with %v", err)
+	}
+}
+
+// publisherFunc calls first before the first envelope.
+type publisherFunc struct {
+	Publisher
+	first func()
+}
+
+func (p publisherFunc) Deliver(ctx context.Context, e *Envelope) error {
+	if bson.Raw(e.Raw).Lookup("_id").StringValue() == "e000" {
+		p.first()
+	}
+	return p.Publisher.Deliver(ctx, e)
+}

@@ -165,7 +165,7 @@ func (p *Purger) tell(ctx context.Context, o store.Outbox, held *store.HeldError
 	}
 	p.told[o.UUID] = *held
 	level := slog.LevelWarn
-	if held.Hold == store.HoldNoPosition || held.Hold == store.HoldGap {
+	if held.Hold == store.HoldNoPosition || held.Hold == store.HoldGap || held.Hold == store.HoldUnread {
 		level = slog.LevelInfo // as it should be
 	}
 	p.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))

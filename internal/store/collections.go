@@ -92,6 +92,27 @@ func listOne(ctx context.Context, db *mongo.Database, match func(db, coll []byte
 	return out, nil
 }
 
+// NameHolder is the UUID of the collection that has o's name now, zero if there is none. It is o's own where collections
+// cannot be told apart, because their UUIDs are not shown.
+func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]byte, err error) {
+	if !o.Identified() {
+		return o.UUID, nil
+	}
+	raw, err := client.Database(o.DB).RunCommand(ctx, bson.D{
+		{Key: "listCollections", Value: 1},
+		{Key: "filter", Value: bson.D{{Key: "name", Value: o.Coll}}},
+	}).Raw()
+	if hasCode(err, codeUnauthorized) {
+		return o.UUID, nil
+	}
+	if err != nil {
+		return uuid, fmt.Errorf("asking for the UUID of %s: %w", o.NS(), err)
+	}
+	_, b, _ := raw.Lookup("cursor", "firstBatch", "0", "info", "uuid").BinaryOK()
+	copy(uuid[:], b)
+	return uuid, nil
+}
+
 // ErrClaimed is what a *ClaimedError is.
 var ErrClaimed = errors.New("collection claimed by another watcher")
 
@@ -111,11 +132,47 @@ type Registry struct{ coll *mongo.Collection }
 // NewRegistry keeps the registry in coll.
 func NewRegistry(coll *mongo.Collection) *Registry { return &Registry{Majority(coll)} }
 
-// Claim is one entry of the registry.
+// Claim is one entry of the registry: a collection, which keeps its UUID whatever it is renamed to.
 type Claim struct {
 	UUID    bson.Binary `bson:"_id"`
 	NS      string      `bson:"ns"`
 	Watcher string      `bson:"watcher"`
+	// Seen is a cluster time at which the collection had a name that the watcher reads, near the time at which it got it.
+	// A position behind Seen is behind the event that brought the name.
+	Seen bson.Timestamp `bson:"seen,omitempty"`
+	// Left is the cluster time at which a rename last took the collection out of what the watcher reads. The stream has
+	// brought what was inserted before.
+	Left bson.Timestamp `bson:"left,omitempty"`
+}
+
+// Away reports whether the collection has a name that nobody reads.
+func (c Claim) Away() bool { return c.Left.After(c.Seen) }
+
+// ReadUpTo is how far the collection was read before it got its present name, for a watcher or slot whose position is at.
+// appeared is false if the watcher reads the collection by the stream since before at, so that the position says it all.
+func (c Claim) ReadUpTo(at bson.Timestamp) (upTo bson.Timestamp, appeared bool) {
+	if at.IsZero() || !c.Seen.After(at) {
+		return bson.Timestamp{}, false
+	}
+	if c.Left.After(at) { // noted by another slot, which is further: this one has to begin at the beginning
+		return bson.Timestamp{}, true
+	}
+	return c.Left, true
+}
+
+// ReadUpTo is [Claim.ReadUpTo] of those collections that got their names behind at, by name.
+func ReadUpTo(claims []Claim, list []Outbox, at bson.Timestamp) map[string]bson.Timestamp {
+	of := make(map[string]Claim, len(claims))
+	for _, c := range claims {
+		of[string(c.UUID.Data)] = c
+	}
+	out := map[string]bson.Timestamp{}
+	for _, o := range list {
+		if upTo, appeared := of[string(o.UUID[:])].ReadUpTo(at); appeared {
+			out[o.NS()] = upTo
+		}
+	}
+	return out
 }
 
 func binaryUUID(u [16]byte) bson.Binary {
@@ -125,31 +182,52 @@ func binaryUUID(u [16]byte) bson.Binary {
 // Claim makes the collection the watcher's (its name, without a slot). It does nothing if it already is, except to note
 // a new name after a rename. fresh reports a claim that was not there before. Another's collection is a [*ClaimedError].
 func (r *Registry) Claim(ctx context.Context, uuid [16]byte, ns, watcher string) (fresh bool, err error) {
+	before, err := r.ClaimAt(ctx, uuid, ns, watcher, bson.Timestamp{})
+	return err == nil && before.Watcher == "", err
+}
+
+// ClaimAt is Claim for a collection that was seen under its name at a cluster time. It returns the entry as it was before.
+func (r *Registry) ClaimAt(ctx context.Context, uuid [16]byte, ns, watcher string, at bson.Timestamp) (before Claim, err error) {
 	if uuid == ([16]byte{}) {
-		return false, fmt.Errorf("claiming %s: its UUID is not known; grant listCollections on its database", ns)
+		return before, fmt.Errorf("claiming %s: its UUID is not known; grant listCollections on its database", ns)
 	}
-	mine := bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$watcher", lit(watcher)}}}, lit(watcher)}}}
-	var before Claim
+	mine := bson.D{{Key: "$eq", Value: bson.A{ifNull("$watcher", lit(watcher)), lit(watcher)}}}
+	fields := bson.D{
+		{Key: "ns", Value: lit(ns)},
+		{Key: "watcher", Value: lit(watcher)},
+		{Key: "since", Value: ifNull("$since", "$$NOW")},
+	}
+	if !at.IsZero() {
+		// The first time counts, and the first one after a rename has taken the collection away.
+		away := bson.D{{Key: "$gt", Value: bson.A{ifNull("$left", bson.Timestamp{}), "$seen"}}}
+		fields = append(fields, bson.E{Key: "seen", Value: bson.D{{Key: "$cond", Value: bson.A{away, at, ifNull("$seen", at)}}}})
+	}
 	err = r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: binaryUUID(uuid)}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{
-		mine,
-		bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", bson.D{
-			{Key: "ns", Value: lit(ns)},
-			{Key: "watcher", Value: lit(watcher)},
-			{Key: "since", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$since", "$$NOW"}}}},
-		}}}},
-		"$$ROOT",
+		mine, bson.D{{Key: "$mergeObjects", Value: bson.A{"$$ROOT", fields}}}, "$$ROOT",
 	}}}}}}, options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.Before)).Decode(&before)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
-		return true, nil
+		return Claim{}, nil
 	case mongo.IsDuplicateKeyError(err):
-		return r.Claim(ctx, uuid, ns, watcher) // made by another at the same moment; now it is there
+		return r.ClaimAt(ctx, uuid, ns, watcher, at) // made by another at the same moment; now it is there
 	case err != nil:
-		return false, privilege(err, "claiming "+ns, "find, insert and update", Namespace(r.coll), "")
+		return before, privilege(err, "claiming "+ns, "find, insert and update", Namespace(r.coll), "")
 	case before.Watcher != watcher:
-		return false, &ClaimedError{NS: ns, Watcher: watcher, By: before.Watcher}
+		return before, &ClaimedError{NS: ns, Watcher: watcher, By: before.Watcher}
 	}
-	return false, nil
+	return before, nil
+}
+
+// Leave notes that a rename has taken the collection out of what the watcher reads, which has read it up to there. It does
+// nothing to a collection that is away already.
+func (r *Registry) Leave(ctx context.Context, uuid [16]byte, watcher string, at bson.Timestamp) error {
+	here := bson.D{{Key: "$lte", Value: bson.A{ifNull("$left", bson.Timestamp{}), ifNull("$seen", bson.Timestamp{})}}}
+	_, err := r.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: binaryUUID(uuid)}, {Key: "watcher", Value: watcher}, {Key: "$expr", Value: here}},
+		bson.D{{Key: "$max", Value: bson.D{{Key: "left", Value: at}}}})
+	if err != nil {
+		return privilege(err, "noting that a collection was renamed away", "update", Namespace(r.coll), "")
+	}
+	return nil
 }
 
 // Release gives the collection up if it is the watcher's.
@@ -177,6 +255,10 @@ func (r *Registry) Claims(ctx context.Context, watcher string) ([]Claim, error) 
 		return nil, fmt.Errorf("reading the registry of collections: %w", err)
 	}
 	return out, nil
+}
+
+func ifNull(field string, otherwise any) bson.D {
+	return bson.D{{Key: "$ifNull", Value: bson.A{field, otherwise}}}
 }
 
 func lit(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }

@@ -24,6 +24,8 @@ const (
 	HoldNoPosition Hold = "no_position"         // a watcher document has no position yet
 	HoldGap        Hold = "gap"                 // a watcher sweeps for what the stream lost, or was told to
 	HoldAhead      Hold = "ahead"               // a position is of another history: it is later than the cluster's time
+	HoldUnread     Hold = "unread"              // the collection got its name behind a position, so nobody has read what it held
+	HoldReplaced   Hold = "replaced"            // another collection has the name by now
 )
 
 // HeldError refuses the purge of a collection, for now. It ends by itself when its reason does.
@@ -45,6 +47,10 @@ func (e *HeldError) Error() string {
 		return fmt.Sprintf("nothing of %s is purged: watcher document %s has a gap, whose envelopes are found in the collection; the purge goes on when it is swept", e.NS, e.Slot)
 	case HoldAhead:
 		return fmt.Sprintf("nothing of %s is purged: the position of watcher document %s lies in the future, as after a restored backup, so it says nothing about what was delivered", e.NS, e.Slot)
+	case HoldUnread:
+		return fmt.Sprintf("nothing of %s is purged: watcher document %s has not read yet the rename that gave the collection its name, so what the collection held before is not delivered", e.NS, e.Slot)
+	case HoldReplaced:
+		return fmt.Sprintf("nothing of %s is purged: another collection has got the name, and the watcher has not read it yet", e.NS)
 	}
 	return fmt.Sprintf("nothing of %s is purged: %s", e.NS, e.Hold)
 }
@@ -61,9 +67,9 @@ func (c Cut) SentBefore() time.Time { return time.Unix(int64(c.Before.T), 0) }
 // Watermarks are the positions of all watchers and slots as they were persisted, owned, paused or abandoned, and who is
 // registered for which collection.
 type Watermarks struct {
-	watchers map[[16]byte][]string  // by collection
-	slots    map[string][]persisted // by watcher
-	now      time.Time              // of the server
+	claims map[[16]byte][]Claim   // by collection
+	slots  map[string][]persisted // by watcher
+	now    time.Time              // of the server
 }
 
 // maxAhead is how far the cluster's time may be before the server's clock: it never goes back, where clocks do.
@@ -88,10 +94,10 @@ func ReadWatermarks(ctx context.Context, state *mongo.Database) (*Watermarks, er
 	if err != nil {
 		return nil, err
 	}
-	w := &Watermarks{now: now, watchers: make(map[[16]byte][]string), slots: make(map[string][]persisted)}
+	w := &Watermarks{now: now, claims: make(map[[16]byte][]Claim), slots: make(map[string][]persisted)}
 	for _, c := range claims {
 		if len(c.UUID.Data) == 16 {
-			w.watchers[[16]byte(c.UUID.Data)] = append(w.watchers[[16]byte(c.UUID.Data)], c.Watcher)
+			w.claims[[16]byte(c.UUID.Data)] = append(w.claims[[16]byte(c.UUID.Data)], c)
 		}
 	}
 	coll := Majority(state.Collection("watchers"))
@@ -135,13 +141,13 @@ func slotOf(id string) (watcher string, of int, ok bool) {
 // what the undelivered envelopes will be read from.
 func (w *Watermarks) Cut(o Outbox, keep time.Duration) (Cut, error) {
 	held := func(slot string, why Hold) (Cut, error) { return Cut{}, &HeldError{NS: o.NS(), Slot: slot, Hold: why} }
-	watchers := w.watchers[o.UUID]
-	if len(watchers) == 0 || !o.Identified() {
+	claims := w.claims[o.UUID]
+	if len(claims) == 0 || !o.Identified() {
 		return held("", HoldUnclaimed)
 	}
 	least := Cut{Before: bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}}
-	for _, name := range watchers {
-		seen := make(map[int]int)
+	for _, claim := range claims {
+		name, seen := claim.Watcher, make(map[int]int)
 		for _, s := range w.slots[name] {
 			seen[s.of]++
 			switch {
@@ -151,6 +157,8 @@ func (w *Watermarks) Cut(o Outbox, keep time.Duration) (Cut, error) {
 				return held(s.ID, HoldGap)
 			case time.Unix(int64(s.ClusterTime.T), 0).After(w.now.Add(maxAhead)):
 				return held(s.ID, HoldAhead)
+			case claim.Away(), s.ClusterTime.Before(claim.Seen):
+				return held(s.ID, HoldUnread)
 			case s.ClusterTime.Before(least.Before):
 				least = Cut{Before: s.ClusterTime, Slot: s.ID}
 			}

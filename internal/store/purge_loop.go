@@ -34,7 +34,16 @@ func (c *Cuts) Of(ctx context.Context, o Outbox) (Cut, error) {
 		}
 		c.w, c.read = w, time.Now()
 	}
-	return c.w.Cut(o, c.keep)
+	cut, err := c.w.Cut(o, c.keep)
+	if err != nil {
+		return cut, err
+	}
+	// The purge goes by name, and a collection that was renamed in place of this one is not read yet.
+	holder, err := o.NameHolder(ctx, c.state.Client())
+	if err == nil && holder != o.UUID && holder != [16]byte{} {
+		err = &HeldError{NS: o.NS(), Hold: HoldReplaced}
+	}
+	return cut, err
 }
 
 // PurgeLoop removes from one collection what is in front of its cut, statement by statement.

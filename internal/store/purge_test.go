@@ -143,3 +143,72 @@ func TestN25_APositionInTheFutureStopsThePurge(t *testing.T) {
 		}
 	}
 }
+
+// TestN25_WhatWasNotReadYetIsNotPurged: a collection may get its watched name by a rename, long after its envelopes were
+// stamped. They are not delivered before the watcher has come to the rename.
+func TestN25_WhatWasNotReadYetIsNotPurged(t *testing.T) {
+	t.Parallel()
+	state := database(t)
+	if err := state.CreateCollection(t.Context(), "outbox"); err != nil {
+		t.Fatal(err)
+	}
+	list, err := ListOutboxes(t.Context(), state.Client(), func(_, coll []byte) bool { return string(coll) == "outbox" }, state.Name())
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%+v, %v", list, err)
+	}
+	o, r := list[0], NewRegistry(state.Collection("collections"))
+	holds := func(want Hold) {
+		t.Helper()
+		var held *HeldError
+		_, err := NewCuts(state, time.Second).Of(t.Context(), o)
+		if errors.As(err, &held) != (want != "") || held != nil && held.Hold != want {
+			t.Errorf("the purge is held with %v, want %q", err, want)
+		}
+	}
+	renamed := bson.Timestamp{T: 10_000, I: 5}
+	if _, err := r.ClaimAt(t.Context(), o.UUID, o.NS(), "w", renamed); err != nil {
+		t.Fatal(err)
+	}
+	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 9_999, I: 1}}})
+	holds(HoldUnread)
+	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: renamed}})
+	holds("")
+	if err := r.Leave(t.Context(), o.UUID, "w", bson.Timestamp{T: 11_000, I: 1}); err != nil {
+		t.Fatal(err)
+	}
+	position(t, state, "w/0of1", bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 12_000, I: 1}}})
+	holds(HoldUnread)
+	if before, err := r.ClaimAt(t.Context(), o.UUID, o.NS(), "w", bson.Timestamp{T: 11_500, I: 1}); err != nil || before.Left.T != 11_000 {
+		t.Fatalf("%+v, %v", before, err)
+	}
+	holds("")
+	if err := state.Collection("outbox").Drop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := state.CreateCollection(t.Context(), "outbox"); err != nil { // another collection by that name
+		t.Fatal(err)
+	}
+	holds(HoldReplaced)
+}
+
+func TestN27_TheRegistryKnowsHowFarACollectionWasRead(t *testing.T) {
+	t.Parallel()
+	at := func(s uint32) bson.Timestamp { return bson.Timestamp{T: s} }
+	for _, c := range []struct {
+		name     string
+		claim    Claim
+		position uint32
+		upTo     uint32
+		appeared bool
+	}{
+		{"known before the position", Claim{Seen: at(5)}, 10, 0, false},
+		{"new behind the position", Claim{Seen: at(15)}, 10, 0, true},
+		{"back behind the position", Claim{Seen: at(15), Left: at(7)}, 10, 7, true},
+		{"left and back behind the position, as another slot says", Claim{Seen: at(15), Left: at(12)}, 10, 0, true},
+		{"no position: everything is read anyway", Claim{Seen: at(15)}, 0, 0, false},
+	} {
+		if upTo, appeared := c.claim.ReadUpTo(at(c.position)); upTo != at(c.upTo) || appeared != c.appeared {
+			t.Errorf("%s: up to %v, appeared %v", c.name, upTo, appeared)
+		}
+	}
+}

@@ -1,0 +1,36 @@
+package app
+
+import (
+	"testing"
+	"time"
+)
+
+// waitFor polls a condition that no signal tells of.
+func waitFor(t *testing.T, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.After(30 * time.Second); !ok(); {
+		select {
+		case <-tick.C:
+		case <-deadline:
+			t.Fatal("the condition never held")
+		}
+	}
+}
+
+// TestN27_ASweepOfARenamedCollectionGivesSignsOfLife: its first reply may take minutes where an index is missing. Without a
+// sign of life the monitor would give the lease away, to an owner that finds the same rename.
+func TestN27_ASweepOfARenamedCollectionGivesSignsOfLife(t *testing.T) {
+	t.Parallel()
+	var p progress
+	var w watch
+	now := time.Now()
+	w.see(p.ticks.Load(), now)
+	stop := p.beat(time.Millisecond)
+	waitFor(t, func() bool { return p.ticks.Load() > 0 })
+	if idle := w.see(p.ticks.Load(), now.Add(stalledAfter+time.Second)); idle > 0 {
+		t.Errorf("the monitor saw nothing for %s", idle)
+	}
+	stop() // and leaves no goroutine
+}
