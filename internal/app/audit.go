@@ -7,7 +7,6 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/dispatch"
-	"github.com/outrelay/outrelay/internal/retry"
 )
 
 const (
@@ -60,51 +59,18 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 	return nil
 }
 
-// auditGates compares the gates with the collections, or counts them anew from there if they were too many.
+// auditGates compares the gates with the collections.
 func (t *term) auditGates(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
-	gates, narrow := audit.Gates()
-	if !narrow {
-		if err := t.recount(ctx, audit); err != nil {
-			return err
-		}
-	}
-	held, room := map[dispatch.Gate]int{}, true
-	none := func(string, byte, []byte, []string) {}
-	count := func(ns, topic, key string) {
-		if room = room && (narrow || len(held) < audit.Room()); room { // else there are too many to remember
-			held[dispatch.Gate{NS: out.ns(ns), Topic: topic, Key: key}]++
-		}
-	}
-	if _, err := t.rec.exceptions.Load(ctx, "", count, none); err != nil {
+	look := audit.Look()
+	held := func(ns, topic, key string) { look.Held(out.ns(ns), topic, key) }
+	if _, err := t.rec.exceptions.Load(ctx, "", held, func(string, byte, []byte, []string) {}); err != nil {
 		return err
 	}
-	flying, keys := map[dispatch.Gate]int{}, map[dispatch.Gate]bool{}
-	t.rec.exceptions.Flying(func(ns, topic, key string, n int) {
-		flying[dispatch.Gate{NS: out.ns(ns), Topic: topic, Key: key}] = n
-		keys[dispatch.Gate{NS: out.ns(ns), Key: key}] = true
-	})
-	if !narrow {
-		if room && audit.Narrow(held, flying) {
-			t.log.Info("few enough envelopes wait for gates to be counted by key again", "gates", t.disp.Gated())
-		}
-		return nil
-	}
-	busy := func(g dispatch.Gate) bool { return keys[dispatch.Gate{NS: g.NS, Key: g.Key}] }
-	if n := audit.Compare(gates, held, busy); n > 0 {
+	t.rec.exceptions.Flying(func(ns, key string) { look.Busy(out.ns(ns), key) })
+	if n := look.Compare(); n > 0 {
 		t.log.Warn("gates did not fit what waits in the collections; they are set right", "keys", n)
 		t.announce(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
 		t.rec.exceptions.Wake("")
-	}
-	return nil
-}
-
-// recount begins to count the gates anew, and waits until what was decided before is written.
-func (t *term) recount(ctx context.Context, audit *dispatch.Audit) error {
-	decided, wide := audit.Recount()
-	for wide && !audit.Written(decided) {
-		if err := retry.Sleep(ctx, drainStep); err != nil {
-			return err
-		}
 	}
 	return nil
 }

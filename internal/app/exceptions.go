@@ -58,6 +58,7 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	if err := x.move(ctx, letters); err != nil || len(held) == 0 {
 		return err
 	}
+	x.number(held)
 	dead, err := x.write(ctx, held)
 	if err != nil {
 		return err
@@ -72,6 +73,17 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	}
 	x.t.rec.exceptions.Written(held)
 	return nil
+}
+
+// number gives envelopes without a stamp, which a sweep found, positions in the order of their decisions: that is the order of their
+// key, and a later epoch goes on behind an earlier one (N15).
+func (x *exceptions) number(held []store.Exception) {
+	for i := range held {
+		if h := &held[i]; store.PosUnstamped(h.Pos) {
+			x.t.unstamped++
+			h.Pos = store.PosNumbered(h.Pos, x.t.held.Document().Epoch, x.t.unstamped)
+		}
+	}
 }
 
 // over says that an envelope does not wait after all.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -111,7 +112,10 @@ func (t *term) unsure() (after string, unsure func(pos string) bool) {
 		cursor = "" // nothing of the sweep is delivered for certain
 	}
 	stamp := len(store.PosAt(bson.Timestamp{}))
-	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && len(pos) == stamp }
+	swept := func(pos string) bool {
+		return len(pos) == stamp || strings.HasPrefix(pos, store.PosAt(bson.Timestamp{}))
+	}
+	return min(from, cursor), func(pos string) bool { return pos > from || pos > cursor && swept(pos) }
 }
 
 // mayPurge reports whether this process is to purge, and the position can be trusted to tell what was delivered: the lease is

@@ -49,6 +49,7 @@ type term struct {
 	parked       map[string]bool             // topics that are held back; the monitor's
 	lapsed       string                      // the dead node of a pin that was told of; the monitor's
 	lettered     map[string]bool             // collections with dead letters; the exception writer's
+	unstamped    uint32                      // exceptions without a stamp, counted; the exception writer's
 	unrecorded   map[string]time.Time        // collections that refused a record of deliveries; the recorder's
 	dirty        *dirty
 	rec          *reconciler

@@ -80,9 +80,6 @@ func (d *Dispatcher) Run(ctx context.Context) error {
 			for i := range batch {
 				d.recorded(&batch[i])
 			}
-			d.mu.Lock()
-			d.written += int64(len(batch))
-			d.mu.Unlock()
 		}
 	}
 }

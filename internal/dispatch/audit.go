@@ -1,5 +1,7 @@
 package dispatch
 
+import "maps"
+
 // Audit compares the gates with what the collections hold (N15). Gates are kept by counting, so the two differ only where
 // something went wrong: a gate too high holds its key back for longer than it must, one too low would let an event overtake.
 // What is decided is written a little later, so a difference counts only if it was there at the audit before, if nothing
@@ -7,64 +9,111 @@ package dispatch
 // although its document says already that it waits no more.
 type Audit struct {
 	d    *Dispatcher
-	last map[Gate]suspect
+	last map[counter]suspect
+}
+
+// counter is one of those of a topic.
+type counter struct {
+	topic string
+	hash  uint32
 }
 
 // suspect is a gate that differed at the last audit.
 type suspect struct {
 	was  count
-	held int
+	held int32
 }
 
 // NewAudit begins without a suspicion.
 func (d *Dispatcher) NewAudit() *Audit { return &Audit{d: d} }
 
-// Gates is how the gates stand, to be taken before the collections are read; false while there are too many to tell.
-func (a *Audit) Gates() (map[Gate]count, bool) {
+// Look is one comparison: how the gates stood before the collections were read, what these hold, and for which keys something is
+// published and has no fate yet.
+type Look struct {
+	a      *Audit
+	topics map[string]*counters
+	held   map[string]map[uint32]int32
+	busy   map[uint32]bool
+}
+
+// Look begins a comparison. It is to be taken before the collections are read.
+func (a *Audit) Look() *Look {
 	g := a.d.gates
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.wide {
-		return nil, false
+	l := &Look{a: a, topics: make(map[string]*counters, len(g.topics)), held: map[string]map[uint32]int32{}, busy: map[uint32]bool{}}
+	for topic, c := range g.topics {
+		l.topics[topic] = &counters{mask: c.mask, by: maps.Clone(c.by)}
 	}
-	all := make(map[Gate]count, len(g.keys))
-	for id, n := range g.keys {
-		all[id] = n
-	}
-	return all, true
+	return l
 }
 
-// Compare takes the gates and what was then read of the collections, and sets those right that are wrong for certain. It
-// returns how many. busy tells of which gates something is published and has no fate yet, since it was asked after the
-// collections were read.
-func (a *Audit) Compare(gates map[Gate]count, held map[Gate]int, busy func(Gate) bool) (mended int) {
-	now := map[Gate]suspect{}
-	note := func(id Gate, was count, held int) {
-		if was.n != held && busy(id) {
+// Held counts an exception of the stream that a collection holds.
+func (l *Look) Held(ns, topic, key string) {
+	by := l.held[topic]
+	if by == nil {
+		by = map[uint32]int32{}
+		l.held[topic] = by
+	}
+	by[hashOf(ns, key)&l.mask(topic)]++
+}
+
+// Busy says that something of a key is published and has no fate yet. It is to be asked for after the collections are read.
+func (l *Look) Busy(ns, key string) { l.busy[hashOf(ns, key)] = true }
+
+// Compare sets those gates right that are wrong for certain, and returns how many.
+func (l *Look) Compare() (mended int) {
+	now := map[counter]suspect{}
+	note := func(id counter, was count, held int32) {
+		if was.n == held || l.isBusy(id) {
 			return
 		}
-		if s := (suspect{was, held}); was.n != held {
-			if a.last[id] == s && a.d.mend(id, was, held) {
-				mended++
-				return
+		s := suspect{was, held}
+		if l.a.last[id] == s && l.a.d.mend(id, was, held, l.mask(id.topic)) {
+			mended++
+			return
+		}
+		now[id] = s
+	}
+	for topic, c := range l.topics {
+		for hash, n := range c.by {
+			note(counter{topic, hash}, n, l.held[topic][hash])
+		}
+	}
+	for topic, by := range l.held {
+		c := l.topics[topic]
+		for hash, n := range by {
+			if c == nil || c.by[hash].n == 0 {
+				note(counter{topic, hash}, count{}, n)
 			}
-			now[id] = s
 		}
 	}
-	for id, n := range gates {
-		note(id, n, held[id])
-	}
-	for id, n := range held {
-		if _, known := gates[id]; !known {
-			note(id, count{}, n)
-		}
-	}
-	a.last = now
+	l.a.last = now
 	return mended
 }
 
+func (l *Look) mask(topic string) uint32 {
+	if c := l.topics[topic]; c != nil {
+		return c.mask
+	}
+	return allBits
+}
+
+func (l *Look) isBusy(id counter) bool {
+	mask := l.mask(id.topic)
+	if mask == allBits {
+		return l.busy[id.hash]
+	}
+	for hash := range l.busy {
+		if hash&mask == id.hash {
+			return true
+		}
+	}
+	return false
+}
+
 // mend sets a gate that has not moved since it was looked at.
-func (d *Dispatcher) mend(id Gate, was count, held int) bool {
+func (d *Dispatcher) mend(id counter, was count, held int32, mask uint32) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if len(d.exceptions) > 0 || d.writing {
@@ -73,9 +122,13 @@ func (d *Dispatcher) mend(id Gate, was count, held int) bool {
 	g := d.gates
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.wide || g.keys[id] != was {
+	c := g.topics[id.topic]
+	if c == nil {
+		c = &counters{mask: allBits}
+	}
+	if c.mask != mask || c.by[id.hash] != was {
 		return false
 	}
-	g.change(id, held-was.n)
+	g.change(id.topic, id.hash, int(held-was.n))
 	return true
 }

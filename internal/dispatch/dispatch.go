@@ -142,8 +142,6 @@ type Dispatcher struct {
 	mu         sync.Mutex
 	exceptions []Exception
 	writing    bool          // some of them are being written
-	decided    int64         // exceptions so far, with their gates
-	written    int64         // of these
 	wake       chan struct{} // one token: there are exceptions to write
 	times      []int64       // scratch of observe, under obs
 	obs        sync.Mutex
@@ -301,7 +299,6 @@ func (d *Dispatcher) except(e Exception, gates ...Gate) {
 		d.gates.add(g.NS, g.Topic, g.Key, 1)
 	}
 	d.exceptions = append(d.exceptions, e)
-	d.decided++
 	select {
 	case d.wake <- struct{}{}:
 	default:

@@ -1,30 +1,41 @@
 package dispatch
 
 import (
+	"hash/maphash"
+	"math"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// MaxGates is how many keys may wait one by one. Beyond it every key of their topics waits, so that memory stays bounded.
-const MaxGates = 100_000
+// MaxGates is how many counters the gates of one term have at most; each takes about 20 bytes. With more waiting keys, keys of the topic
+// that has most share counters.
+const MaxGates = 250_000
 
 // gates are N15: the number of exceptions that wait for each (namespace, topic, key). A gate closes when the decision that
 // an envelope has to wait is taken, in stream order, and opens when the last of them was sent and written down, or is
 // dead; it is never opened by a query, which could miss what is about to be written. Its lock is a leaf.
+//
+// Namespace and key are hashed. Keys whose hashes are equal share a gate: one of them may wait although only the other has an
+// exception. Each topic has counters of its own, so that the keys of one never wait for those of another.
 type gates struct {
-	active atomic.Int64 // gates and stopped keys; 0 is the healthy case, which costs one load per record
+	active atomic.Int64 // exceptions and stopped keys; 0 is the healthy case, which costs one load per record
 
 	mu      sync.Mutex
-	max     int
-	keys    map[Gate]count
-	topics  map[string]int    // how many wait for each topic, over all keys
-	wide    bool              // there are too many keys: a topic is one gate, until few are left
-	fresh   map[Gate]int      // while they are counted anew: what has closed since; else nil
+	max     int // counters
+	size    int // counters in use
+	topics  map[string]*counters
 	stopped map[Gate]struct{} // keys of which a delivery outside of the stream's order came back, which is not yet written down
 	total   int
-	moves   uint64 // changes of any gate
+	moves   uint32 // changes of any gate
+}
+
+// counters are the gates of one topic, by hash. A topic with too many keys has fewer bits of the hash.
+type counters struct {
+	mask uint32
+	by   map[uint32]count
 }
 
 // Gate is the scope of an order: the collection, by the value of its header `outrelay-ns`, the topic, and the key.
@@ -34,49 +45,90 @@ type Gate struct {
 
 // count is how many wait behind a gate, and when that last changed.
 type count struct {
-	n    int
-	when uint64
+	n    int32
+	when uint32
 }
 
 func newGates(most int) *gates {
-	return &gates{max: most, keys: map[Gate]count{}, topics: map[string]int{}, stopped: map[Gate]struct{}{}}
+	return &gates{max: most, topics: map[string]*counters{}, stopped: map[Gate]struct{}{}}
 }
+
+// allBits of the hash tell the keys of a topic apart while there are not too many.
+const allBits = math.MaxUint32
+
+var seed = maphash.MakeSeed()
+
+// hashOf is the hash of a key in a namespace, of their bytes or of their text.
+func hashOf(ns, key string) uint32 { return mix(maphash.String(seed, ns), maphash.String(seed, key)) }
+
+func hashOfBytes(ns, key []byte) uint32 { return mix(maphash.Bytes(seed, ns), maphash.Bytes(seed, key)) }
+
+func mix(ns, key uint64) uint32 { return uint32((ns*31 + key) >> 32) }
 
 // add changes the number that waits behind a gate by n.
 func (g *gates) add(ns, topic, key string, n int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.change(Gate{ns, topic, key}, n)
+	g.change(topic, hashOf(ns, key), n)
 }
 
-func (g *gates) change(id Gate, n int) {
-	topic, had := id.Topic, g.keys[id].n
-	if g.wide {
-		had = g.topics[topic]
+func (g *gates) change(topic string, hash uint32, n int) {
+	c := g.topics[topic]
+	if c == nil {
+		c = &counters{mask: allBits, by: map[uint32]count{}}
 	}
-	if had+n < 0 {
-		// One that was counted before the gates were loaded anew, or that an audit took off. To take it off its topic would open
-		// the gates of other keys.
-		return
+	at := hash & c.mask
+	had, known := c.by[at]
+	left := int(had.n) + n
+	if left < 0 {
+		return // one that was counted before the gates were loaded anew, or that an audit took off
 	}
+
+	g.moves++
 	g.total += n
-	if g.topics[topic] += n; g.topics[topic] == 0 {
-		delete(g.topics, topic)
+	if left > 0 {
+		g.topics[topic] = c
+		c.by[at] = count{int32(left), g.moves}
+	} else {
+		delete(c.by, at)
 	}
-	if g.wide = g.wide && g.total > 0; !g.wide {
-		g.moves++
-		if left := g.keys[id].n + n; left > 0 {
-			g.keys[id] = count{left, g.moves}
-		} else {
-			delete(g.keys, id)
-		}
-		if len(g.keys) > g.max {
-			g.wide = true
-			clear(g.keys)
-		}
+	switch {
+	case left > 0 && !known:
+		g.size++
+	case left == 0 && known:
+		g.size--
 	}
-	g.closing(id, n)
+	if len(c.by) == 0 {
+		delete(g.topics, topic) // it begins anew with all bits of the hash
+	}
+	if g.size > g.max {
+		g.fold()
+	}
 	g.count()
+}
+
+// fold takes bits of the hash off the topics that have most counters, until a quarter of all is free.
+func (g *gates) fold() {
+	for g.size > g.max-g.max/4 {
+		var most *counters
+		for _, c := range g.topics {
+			if most == nil || len(c.by) > len(most.by) {
+				most = c
+			}
+		}
+		n := len(most.by)
+		if n < 2 {
+			return // so many topics
+		}
+		most.mask = min(most.mask>>1, 1<<(bits.Len(uint(n))-2)-1)
+		by := make(map[uint32]count, n/2)
+		for hash, c := range most.by {
+			was := by[hash&most.mask]
+			by[hash&most.mask] = count{was.n + c.n, max(was.when, c.when)}
+		}
+		most.by = by
+		g.size += len(by) - n
+	}
 }
 
 func (g *gates) count() { g.active.Store(int64(g.total + len(g.stopped))) }
@@ -84,9 +136,8 @@ func (g *gates) count() { g.active.Store(int64(g.total + len(g.stopped))) }
 func (g *gates) forget() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	clear(g.keys)
 	clear(g.topics)
-	g.total, g.wide, g.fresh = 0, false, nil
+	g.total, g.size = 0, 0
 	g.count()
 }
 
@@ -122,13 +173,10 @@ func (g *gates) closed(rec *record.Record, side bool) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	shut := false
-	switch id := (Gate{string(namespace(rec)), rec.Topic, string(rec.Key)}); {
-	case side:
-		_, shut = g.stopped[id]
-	case g.wide:
-		shut = g.topics[rec.Topic] > 0
-	default:
-		shut = g.keys[id].n > 0
+	if side {
+		_, shut = g.stopped[Gate{string(namespace(rec)), rec.Topic, string(rec.Key)}]
+	} else if c := g.topics[rec.Topic]; c != nil {
+		_, shut = c.by[hashOfBytes(namespace(rec), rec.Key)&c.mask]
 	}
 	if shut {
 		return record.ErrBlocked

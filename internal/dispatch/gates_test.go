@@ -3,8 +3,6 @@ package dispatch
 import (
 	"fmt"
 	"testing"
-
-	"github.com/outrelay/outrelay/internal/record"
 )
 
 // One that is opened more often than it was closed, because the audit had set it right meanwhile, opens no other.
@@ -31,11 +29,11 @@ func TestN15_AnAuditLeavesWhatIsOnItsWay(t *testing.T) {
 	busy := true
 	a := d.NewAudit()
 	look := func() int {
-		g, ok := a.Gates()
-		if !ok {
-			t.Fatal("the gates are too many")
+		l := a.Look()
+		if busy {
+			l.Busy("", "k")
 		}
-		return a.Compare(g, nil, func(id Gate) bool { return busy && id.Key == "k" })
+		return l.Compare()
 	}
 	d.Gate("", "a", "k") // its document is finished, and it was not told yet
 	for range 3 {
@@ -55,63 +53,81 @@ func TestN15_AnAuditLeavesWhatIsOnItsWay(t *testing.T) {
 	}
 }
 
-// Gates that were too many to count by key are counted by key again when few are left, also where some were never opened; and
-// what was decided meanwhile, or is on its way, stays behind its own.
-func TestN15_GatesAreCountedAnewWhenFewAreLeft(t *testing.T) {
+// One topic has more waiting keys than there may be counters: keys of other topics flow, and behind an exception of theirs that key
+// alone waits. The topic's own keys open as fewer of them wait.
+func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 	t.Parallel()
-	d, _, m := start(t, Config{MaxGates: 10})
-	closed := func(key string) bool { return d.Closed(&keyed(key, "a").Records[0], false) != nil }
-	withdraw := func(key string) {
-		d.Withdrawn([]record.Withdrawn{{Ticket: d.tracker.Begin(0, 1), Topic: "a", Key: []byte(key), Held: record.ErrBlocked}})
+	const waiting, most = 110_000, 20_000
+	d, _, _ := start(t, Config{MaxGates: most})
+	closed := func(topic, key string) bool { return d.Closed(&keyed(key, topic).Records[0], false) != nil }
+	free := func(topic string) (n int) {
+		for i := range 1000 {
+			if !closed(topic, fmt.Sprint("free", i)) {
+				n++
+			}
+		}
+		return n
 	}
-	for i := range 12 {
-		d.Gate("", "a", fmt.Sprint(i)) // their collection is dropped
+	d.Gate("", "b", "refused")
+	for i := range waiting {
+		d.Gate("", "a", fmt.Sprint(i))
 	}
-	withdraw("before")
-	a := d.NewAudit()
-	if _, narrow := a.Gates(); narrow || !closed("free") {
-		t.Fatal("the gates are not wide")
+	if n := free("b"); n != 1000 || !closed("b", "refused") {
+		t.Errorf("%d of 1000 free keys of another topic flow, the one that waits is closed: %v", n, closed("b", "refused"))
 	}
-	decided, wide := a.Recount()
-	if !wide || a.Written(decided) {
-		t.Fatalf("wide %v, and what was decided counts as written", wide)
-	}
-	record1(t, d, m)
-	if !a.Written(decided) {
-		t.Fatal("what was decided is written, and does not count as that")
-	}
-	held := map[Gate]int{{"", "a", "before"}: 1}
-	withdraw("since")
-	if !a.Narrow(held, map[Gate]int{{"", "a", "flying"}: 1}) {
-		t.Fatal("the gates stay wide")
-	}
-	for key, want := range map[string]bool{"before": true, "since": true, "flying": true, "free": false, "3": false} {
-		if closed(key) != want {
-			t.Errorf("the gate of %s: closed %v, want %v", key, closed(key), want)
+	for i := range waiting {
+		if !closed("a", fmt.Sprint(i)) {
+			t.Fatalf("key %d flows although it waits", i)
 		}
 	}
-	if n := d.Gated(); n != 3 {
-		t.Errorf("%d gates, want 3", n)
+	if d.gates.size > most || d.Gated() != waiting+1 {
+		t.Errorf("%d counters of %d for %d exceptions", d.gates.size, most, d.Gated())
 	}
-	if a.Narrow(nil, nil) || !closed("since") {
-		t.Error("gates that are counted by key were counted anew")
+
+	for i := range waiting - 100 {
+		d.Open("", "a", fmt.Sprint(i))
+	}
+	if n := free("a"); n < 900 {
+		t.Errorf("%d of 1000 free keys flow while 100 wait", n)
+	}
+	for i := waiting - 100; i < waiting; i++ {
+		if !closed("a", fmt.Sprint(i)) {
+			t.Fatalf("key %d flows although it waits", i)
+		}
+		d.Open("", "a", fmt.Sprint(i))
+	}
+	d.Open("", "b", "refused")
+	if n := d.gates.active.Load(); n != 0 || d.gates.size != 0 || len(d.gates.topics) != 0 {
+		t.Errorf("%d gates and %d counters are left", n, d.gates.size)
 	}
 }
 
-// Too many stay too many.
-func TestN15_GatesStayWideWhileManyWait(t *testing.T) {
+// Counters that several keys share are compared as well, and not while one of these keys is on its way.
+func TestN15_AnAuditComparesSharedCounters(t *testing.T) {
 	t.Parallel()
-	d, _, _ := start(t, Config{MaxGates: 10})
-	held := map[Gate]int{}
-	for i := range 12 {
+	d, _, _ := start(t, Config{MaxGates: 8})
+	for i := range 100 {
 		d.Gate("", "a", fmt.Sprint(i))
-		held[Gate{"", "a", fmt.Sprint(i)}] = 1
 	}
-	a := d.NewAudit()
-	if _, wide := a.Recount(); !wide {
-		t.Fatal("the gates are not wide")
+	a, left := d.NewAudit(), 100
+	look := func(busy ...string) int {
+		l := a.Look()
+		for i := range left {
+			l.Held("", "a", fmt.Sprint(i))
+		}
+		for _, key := range busy {
+			l.Busy("", key)
+		}
+		return l.Compare()
 	}
-	if a.Narrow(held, nil) || d.Closed(&keyed("free", "a").Records[0], false) == nil || d.Gated() != 12 {
-		t.Fatalf("%d gates are left", d.Gated())
+	if n := look() + look(); n != 0 || d.gates.size > 8 {
+		t.Fatalf("%d gates mended of %d that are right", n, d.gates.size)
+	}
+	left = 99 // the document of the last one is gone
+	if n := look("99") + look("99"); n != 0 {
+		t.Fatalf("%d gates mended while the key is on its way", n)
+	}
+	if n := look() + look(); n != 1 || d.Gated() != 99 {
+		t.Fatalf("%d gates mended, %d exceptions are left", n, d.Gated())
 	}
 }

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -74,32 +73,6 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 	}
 	if err := d.Closed(&keyed("k", "a").Records[0], false); err != nil {
 		t.Fatalf("the gate is closed although nothing waits: %v", err)
-	}
-}
-
-func TestN15_TooManyGatesBecomeTheTopics(t *testing.T) {
-	t.Parallel()
-	d, _, _ := start(t, Config{MaxGates: 3})
-	for i := range 5 {
-		d.Gate("", "a", fmt.Sprint(i))
-	}
-	d.Gate("", "b", "x")
-	if d.Closed(&keyed("unknown", "a").Records[0], false) == nil {
-		t.Fatal("a key of a topic with too many gates may be sent")
-	}
-	if d.Closed(&keyed("unknown", "c").Records[0], false) != nil {
-		t.Fatal("a topic without exceptions is closed")
-	}
-	for i := range 5 {
-		d.Open("", "a", fmt.Sprint(i))
-	}
-	if d.Closed(&keyed("unknown", "a").Records[0], false) != nil {
-		t.Fatal("the topic is closed although nothing waits for it")
-	}
-	d.Open("", "b", "x")
-	d.Gate("", "a", "1")
-	if d.Closed(&keyed("2", "a").Records[0], false) != nil {
-		t.Fatal("the gates stay wide after all of them were open")
 	}
 }
 

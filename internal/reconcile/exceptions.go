@@ -210,16 +210,13 @@ func (x *Exceptions) InFlight() int {
 	return len(x.flying)
 }
 
-// Flying tells of which keys something is published and not written down yet, and how many for which topic; "" stands for
-// all of them.
-func (x *Exceptions) Flying(each func(ns, topic, key string, n int)) {
+// Flying tells of which keys something is published and not written down yet.
+func (x *Exceptions) Flying(each func(ns, key string)) {
 	x.init()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for k, state := range x.keys {
-		for topic, n := range state.topics {
-			each(k.ns, topic, k.key, n)
-		}
+	for k := range x.keys {
+		each(k.ns, k.key)
 	}
 }
 

@@ -208,10 +208,10 @@ func (x *Exceptions) item(p *reading, ns string, raw bson.Raw, malformed error) 
 // keyText is the canonical text of the ordering key.
 func keyText(key, aggregateID bson.RawValue) string {
 	for _, v := range []bson.RawValue{key, aggregateID} {
-		if s, ok := v.StringValueOK(); ok {
+		switch s, isText := v.StringValueOK(); {
+		case isText && s != "":
 			return s
-		}
-		if v.Type != 0 && v.Type != bson.TypeNull {
+		case !isText && v.Type != 0 && v.Type != bson.TypeNull:
 			return textOf(v)
 		}
 	}

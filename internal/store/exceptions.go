@@ -2,7 +2,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,11 +10,9 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/internal/slot"
 )
 
 // Bounds of one fenced transaction (N3), and of what an exception remembers.
@@ -33,9 +30,6 @@ const (
 	OriginRequeue   = "requeue"
 	OriginReplay    = "replay"
 )
-
-// exceptional are the values of `state`.
-var exceptional = bson.A{"retry", "blocked", "parked"}
 
 // ExceptionError is why an envelope was not delivered, as it is stored.
 type ExceptionError struct {
@@ -148,8 +142,8 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 		{Key: "attempts", Value: x.Attempts},
 		{Key: "origin", Value: lit(origin)},
 	}
-	// As text also where the envelope has another type: 5 and "5" are one key, and have to stand in one order.
-	if v, err := x.Raw.LookupErr("key"); err != nil || v.Type != bson.TypeString {
+	// As text also where the envelope has another type: 5 and "5" are one key, and have to stand in one order. An empty key is none.
+	if key, _ := x.Raw.Lookup("key").StringValueOK(); key == "" {
 		fields = append(fields, bson.E{Key: "key", Value: lit(x.Key)})
 	}
 	if x.Pending != nil {
@@ -181,7 +175,7 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 // known is true for a document that is an exception already. One that was sent before is written again: the owner repeats
 // the stretch of the stream before its checkpoint, counts on the exception, and finds the record in its read-back.
 func (x *Exception) known() bson.D {
-	return bson.D{{Key: "$ne", Value: bson.A{bson.D{{Key: "$type", Value: "$state"}}, "missing"}}}
+	return bson.D{{Key: "$in", Value: bson.A{"$state", exceptional}}}
 }
 
 func (e *ExceptionError) last() bson.D {
@@ -226,21 +220,16 @@ func PosWithin(pos string, ts bson.Timestamp) string {
 	return fmt.Sprintf("%s-%08X%08X", pos, ts.T, ts.I)
 }
 
+// PosUnstamped reports whether the position was made of a zero stamp, which all envelopes without a stamp of the server share.
+func PosUnstamped(pos string) bool {
+	const zero = "0000000000000000"
+	return strings.HasSuffix(pos, zero) && (len(pos) == len("82"+zero) || PosIsWithin(pos))
+}
+
+// PosNumbered tells positions that were made of a zero stamp apart, in the order of epoch and n.
+func PosNumbered(pos string, epoch int64, n uint32) string {
+	return fmt.Sprintf("%s-%08X%08X", pos, uint32(epoch), n)
+}
+
 // PosIsWithin reports whether PosWithin made the position.
 func PosIsWithin(pos string) bool { return strings.Contains(pos, "-") }
-
-// StillDirty reports whether coll holds an exception or a scheduled envelope of that slot. In a transaction it sees what that sees, so
-// the owner can take a collection off `dirty` in one fenced transaction.
-func StillDirty(ctx context.Context, coll *mongo.Collection, p slot.Part) (bool, error) {
-	for _, field := range []string{"state", "dueAt"} {
-		opts := options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})
-		err := coll.FindOne(ctx, p.And(bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}), opts).Err()
-		if err == nil {
-			return true, nil
-		}
-		if !errors.Is(err, mongo.ErrNoDocuments) {
-			return false, privilege(err, "looking for exceptions in "+Namespace(coll), "find", Namespace(coll), "")
-		}
-	}
-	return false, nil
-}

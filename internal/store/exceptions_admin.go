@@ -31,7 +31,7 @@ type ExceptionCount struct {
 func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Part) ([]ExceptionCount, error) {
 	ns := Namespace(coll)
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: p.And(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}})}},
+		{{Key: "$match", Value: p.And(isException())}},
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "state", Value: "$state"}, {Key: "topic", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$pending", ""}}}}}},
@@ -64,7 +64,7 @@ func CountExceptions(ctx context.Context, coll *mongo.Collection, p slot.Part) (
 
 func countScheduled(ctx context.Context, coll *mongo.Collection, p slot.Part, out []ExceptionCount) ([]ExceptionCount, error) {
 	ns := Namespace(coll)
-	scheduled := p.And(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}, {Key: "state", Value: nil}})
+	scheduled := p.And(isScheduled())
 	n, err := coll.CountDocuments(ctx, scheduled)
 	if err != nil {
 		return nil, privilege(err, "counting scheduled envelopes of "+ns, "find", ns, "")

@@ -214,8 +214,10 @@ func (o *Outcome) update() mongo.WriteModel {
 		if o.Fate != FateFailed {
 			set = append(set, bson.E{Key: "state", Value: lit(o.State)})
 		}
-		set = append(set, bson.E{Key: "origin", Value: OriginScheduled}, bson.E{Key: "pos", Value: lit(o.Pos)},
-			bson.E{Key: "key", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$key", lit(o.Key)}}}}, wasDue)
+		set = append(set, bson.E{Key: "origin", Value: OriginScheduled}, bson.E{Key: "pos", Value: lit(o.Pos)}, wasDue)
+		if o.Key != "" {
+			set = append(set, bson.E{Key: "key", Value: lit(o.Key)})
+		}
 		unset = bson.A{"dueAt", "claim"}
 	}
 	p := mongo.Pipeline{}

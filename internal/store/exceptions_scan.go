@@ -82,7 +82,7 @@ func (s *ExceptionScan) reached(raw bson.Raw) {
 }
 
 func (s *ExceptionScan) filter() bson.D {
-	d := bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}}
+	d := isException()
 	switch {
 	case !s.begun && s.Keys != nil:
 		d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: s.Keys}}})
@@ -199,7 +199,7 @@ func EachException(ctx context.Context, coll *mongo.Collection, p slot.Part, tak
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
-	cur, err := Majority(coll).Find(ctx, p.And(bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}}),
+	cur, err := Majority(coll).Find(ctx, p.And(isException()),
 		options.Find().SetBatchSize(5000).SetProjection(bson.D{
 			{Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "pos", Value: 1}, {Key: "pending", Value: 1}, {Key: "origin", Value: 1},
 		}))

@@ -24,8 +24,8 @@ func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Part, until t
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
 	for _, filter := range []bson.D{ // in this order: a claimed one may become an exception meanwhile, never the other way round
-		{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}, {Key: "state", Value: nil}, {Key: "claim.token", Value: bson.D{{Key: "$exists", Value: true}}}},
-		{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}},
+		{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}, {Key: "state", Value: nil}, {Key: "claim.token", Value: bson.D{{Key: "$ne", Value: nil}}}},
+		isException(),
 	} {
 		if err := each(ctx, coll, p.And(filter), take); err != nil {
 			return fmt.Errorf("reading what an earlier owner may have sent of %s: %w", Namespace(coll), err)

@@ -29,7 +29,7 @@ func CountWaiting(ctx context.Context, coll *mongo.Collection) ([]WaitingTopic, 
 	}
 	oldest := bson.E{Key: "pos", Value: bson.D{{Key: "$min", Value: "$pos"}}}
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}}}},
+		{{Key: "$match", Value: isException()}},
 		{{Key: "$unwind", Value: bson.D{{Key: "path", Value: "$pending"}, {Key: "preserveNullAndEmptyArrays", Value: true}}}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "topic", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$pending", ""}}}}, {Key: "key", Value: "$key"}}},

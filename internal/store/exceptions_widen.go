@@ -25,7 +25,7 @@ func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Part, pos st
 		return err
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
-	filter := bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: exceptional}}}, {Key: "pos", Value: bson.D{{Key: "$gt", Value: pos}}}}
+	filter := isException(bson.E{Key: "pos", Value: bson.D{{Key: "$gt", Value: pos}}})
 	if err := each(mongo.NewSessionContext(ctx, sess), coll, p.And(filter), take); err != nil {
 		return fmt.Errorf("reading exceptions of %s behind a position: %w", Namespace(coll), err)
 	}

@@ -35,7 +35,7 @@ func CountBehind(ctx context.Context, coll *mongo.Collection, after bson.Timesta
 // CountDue counts the scheduled envelopes of coll, up to limit, and tells when the first is due; it is zero if there is
 // none. It walks the index on dueAt, at most limit entries of it.
 func CountDue(ctx context.Context, coll *mongo.Collection, limit int64) (n int64, first time.Time, err error) {
-	scheduled := bson.D{{Key: "dueAt", Value: bson.D{{Key: "$type", Value: "date"}}}, {Key: "state", Value: nil}}
+	scheduled := isScheduled()
 	if n, err = coll.CountDocuments(ctx, scheduled, options.Count().SetLimit(limit)); err != nil {
 		return 0, first, privilege(err, "counting scheduled envelopes of "+Namespace(coll), "find", Namespace(coll), "")
 	}

@@ -188,12 +188,6 @@ func earlier(t bson.Timestamp, d time.Duration) bson.Timestamp {
 	return bson.Timestamp{T: t.T - uint32(s), I: t.I}
 }
 
-// healthy is the condition for an envelope whose fate is not written on it: one with a state or a due time is never
-// purged, whatever its stamp (N25).
-func healthy(and ...bson.E) bson.D {
-	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "dueAt", Value: nil})
-}
-
 // Purged is what one statement removed.
 type Purged struct {
 	Deleted int64
