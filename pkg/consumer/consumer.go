@@ -25,7 +25,7 @@ type Consumer struct {
 	now       atomic.Pointer[session]
 	board     *board // of DynamicTopics
 
-	unknown, poison *registration
+	unknown, orphaned, poison *registration
 }
 
 // New makes a member of a consumer group whose handlers' effects are in db. It does no I/O; all that is wrong with its
@@ -63,6 +63,8 @@ func New(group string, db *mongo.Database, opts ...Option) (*Consumer, error) {
 	own := handling{mode: inbox.None, timeout: DefaultTimeout, batch: 1}
 	c.unknown = &registration{handling: own, system: true}
 	c.unknown.decider = unknownDecider{ack: c.s.ackUnknown}
+	c.orphaned = &registration{handling: own, system: true}
+	c.orphaned.decider = unknownDecider{}
 	c.poison = &registration{handling: own, system: true}
 	c.poison.decider = poisonDecider{c.s.decider}
 	return c, nil
@@ -131,7 +133,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	r := &run{c: c, ctx: ctx, inbox: c.s.inbox, transact: c.transactor(), slots: make(chan struct{}, c.s.concurrency)}
 	r.disposer = c.s.disposer
 	if r.disposer == nil {
-		d, err := c.defaultDisposer()
+		d, err := c.defaultDisposer(r.report)
 		if err != nil {
 			return fmt.Errorf("consumer: %w", err)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -101,7 +102,7 @@ func (d *DeadLetters) Put(ctx context.Context, l *Letter) error {
 	if kept.Source.Node == "" {
 		kept.Source.Node = d.node
 	}
-	if len(kept.Value) > maxInline {
+	if len(kept.Value) > 0 && kept.bytes() > maxInline {
 		for part := range chunked(kept.Value) {
 			if err := d.putChunk(ctx, l.ID, kept.Chunks, part); err != nil {
 				return err
@@ -119,10 +120,32 @@ func (d *DeadLetters) put(ctx context.Context, id LetterID, doc any) error {
 		bson.D{{Key: "$literal", Value: doc}}, bson.D{{Key: "movedAt", Value: "$$NOW"}}, "$$ROOT",
 	}}}
 	_, err := d.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$replaceWith", Value: stamped}}}, options.UpdateOne().SetUpsert(true))
+	if documentTooLarge(err) {
+		return fmt.Errorf("writing dead letter %s: %w: %w", id, ErrUnfit, err)
+	}
 	if err != nil && !mongo.IsDuplicateKeyError(err) { // a race of two that put the same letter
 		return fmt.Errorf("writing dead letter %s: %w", id, err)
 	}
 	return nil
+}
+
+// bytes is how much of the letter comes from the record.
+func (l *Letter) bytes() int {
+	n := len(l.Key) + len(l.Value)
+	for _, h := range l.Headers {
+		n += len(h.Key) + len(h.Value)
+	}
+	return n
+}
+
+// documentTooLarge reports whether the server or the driver refuses a document for its size.
+func documentTooLarge(err error) bool {
+	const bsonObjectTooLarge, tooLargeMessage = 10334, "an inserted document is too large"
+	var server mongo.ServerError
+	if errors.As(err, &server) {
+		return server.HasErrorCode(bsonObjectTooLarge) || server.HasErrorCode(17419) || server.HasErrorCode(17420)
+	}
+	return err != nil && strings.Contains(err.Error(), tooLargeMessage)
 }
 
 // chunkID is the id of a part of a large value. Letters have no field chunk in theirs, and a part has no class.

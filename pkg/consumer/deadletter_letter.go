@@ -99,6 +99,14 @@ func newLetter(m *Message, handler string, v Verdict, cause error, at time.Time)
 	return l
 }
 
+// strip leaves nothing in the letter that can keep it from being written or that a Redactor has to see: the record's place,
+// the identity and the counts stay.
+func (l *Letter) strip() {
+	l.Key, l.Value, l.Headers, l.History = nil, nil, nil, nil
+	l.Type, l.AggregateType, l.AggregateID, l.ContentType, l.SchemaVersion = clip(l.Type, maxReason), "", "", "", ""
+	l.Reason = "the whole letter could not be written; the consumer reported the reason; the record is at " + l.Origin.String()
+}
+
 // Message is the message as it came, at the place of its first record.
 func (l *Letter) Message() *Message {
 	m := &Message{

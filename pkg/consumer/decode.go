@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
@@ -22,6 +23,17 @@ const (
 	HeaderOnly        = "outrelay-only"
 	HeaderAttempt     = "outrelay-attempt" // of the retry topics: how often it was tried before
 )
+
+// maxIdentity is the longest id and namespace in bytes. An inbox accepts no longer ones, and the relay sends none.
+const maxIdentity = 1024
+
+// bounded returns the text, or its digest if the text is longer than an identity may be.
+func bounded(text string) string {
+	if len(text) <= maxIdentity {
+		return text
+	}
+	return fmt.Sprintf("sha256:%x", sha256.Sum256([]byte(text)))
+}
 
 // Decoder makes a Message of a record. It may keep the record's bytes. An error makes the record poison: it meets the
 // policy as a *DecodeError, by default a dead letter, and its offset passes after that was written. What the Decoder leaves
@@ -44,10 +56,11 @@ func (e *DecodeError) Error() string {
 func (e *DecodeError) Unwrap() error { return e.Err }
 
 // Decode is the default Decoder. It knows the records of all three presets of the relay by their headers: plain, Debezium's
-// event router, and CloudEvents, binary and structured; of a structured one the value becomes the event's data.
+// event router, and CloudEvents, binary and structured; of a structured one the value becomes the event's data. A CloudEvent's
+// id is unique only together with its source, so the source is the namespace of an event that does not have the relay's.
 func Decode(r *Record) (*Message, error) {
 	m := newMessage(r)
-	structured := false
+	structured, source := false, ""
 	for i := range r.Headers {
 		h := &r.Headers[i]
 		v := string(h.Value)
@@ -72,6 +85,8 @@ func Decode(r *Record) (*Message, error) {
 			m.Attempt = n
 		case "ce_id":
 			first(&m.ID, v)
+		case "ce_source":
+			first(&source, v)
 		case "type", "ce_type", "eventType":
 			first(&m.Type, v)
 		case "aggregatetype":
@@ -86,10 +101,11 @@ func Decode(r *Record) (*Message, error) {
 		}
 	}
 	if structured && r.Value != nil {
-		if err := unwrap(m); err != nil {
+		if err := unwrap(m, &source); err != nil {
 			return nil, err
 		}
 	}
+	first(&m.Namespace, bounded(source))
 	if m.AggregateID == "" {
 		m.AggregateID = string(r.Key)
 	}
@@ -110,10 +126,11 @@ func newMessage(r *Record) *Message {
 	}
 }
 
-// unwrap takes the payload out of a structured CloudEvent.
-func unwrap(m *Message) error {
+// unwrap takes the payload and the source out of a structured CloudEvent.
+func unwrap(m *Message, source *string) error {
 	var e struct {
 		ID              string          `json:"id"`
+		Source          string          `json:"source"`
 		Type            string          `json:"type"`
 		DataContentType string          `json:"datacontenttype"`
 		SchemaVersion   string          `json:"schemaversion"`
@@ -127,6 +144,7 @@ func unwrap(m *Message) error {
 		return errors.New("structured CloudEvent without a type")
 	}
 	first(&m.ID, e.ID)
+	first(source, e.Source)
 	m.Type, m.ContentType, m.SchemaVersion = e.Type, e.DataContentType, e.SchemaVersion
 	switch {
 	case e.Base64 != nil:
@@ -153,14 +171,26 @@ func isJSON(contentType string) bool {
 	return t == "" || t == "application/json" || strings.HasSuffix(t, "+json")
 }
 
+// identified reports an id or a namespace that is too long to be an identity: the message could be neither handled once nor
+// kept under its id.
+func identified(m *Message) error {
+	if n := max(len(m.ID), len(m.Namespace)); n > maxIdentity {
+		return fmt.Errorf("its id or namespace has %d bytes; at most %d are possible", n, maxIdentity)
+	}
+	return nil
+}
+
 // complete fills in what every message has, whatever the Decoder was.
+//
+// The identity of a record without an id is its place and its timestamp: the same place of a topic that was deleted and
+// created again holds another message, and the identity stays the same when the record is moved to another topic.
 func complete(m *Message, r *Record, group string) *Message {
 	m.Topic, m.Partition, m.Offset, m.LeaderEpoch = r.Topic, r.Partition, r.Offset, r.LeaderEpoch
 	if m.Time.IsZero() {
 		m.Time = r.Time
 	}
 	if m.ID == "" {
-		m.ID = fmt.Sprintf("%s/%d/%d", r.Topic, r.Partition, r.Offset)
+		m.ID = fmt.Sprintf("%s/%d/%d@%d", r.Topic, r.Partition, r.Offset, r.Time.UnixMilli())
 	}
 	if _, ok := m.Header(HeaderID); !ok { // so that it keeps its id wherever it is moved to
 		m.Headers = append([]Header{{Key: HeaderID, Value: []byte(m.ID)}}, m.Headers...)

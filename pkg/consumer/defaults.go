@@ -30,7 +30,7 @@ func DeadTopics(name func(topic, group string) string) Option {
 }
 
 // CreateTopics makes retry topics, and topics of dead letters, that are missing when a message is to go there, with as many
-// partitions as the message's own topic. Without it they have to exist: a message waits for its topic.
+// partitions as the message's own topic. Without it they have to exist: a message without its retry topic becomes a dead letter.
 func CreateTopics() Option {
 	return option(func(s *settings) { s.defaults.disposer.CreateTopics = true })
 }
@@ -56,8 +56,9 @@ func BlockingKeys(g *KeyGate) Option {
 }
 
 // defaultDisposer carries out verdicts where no Disposer was given.
-func (c *Consumer) defaultDisposer() (Disposer, error) {
+func (c *Consumer) defaultDisposer(report func(error)) (Disposer, error) {
 	cfg := c.s.defaults.disposer
+	cfg.Report = report
 	cfg.Publisher = c.transport
 	cfg.Transact = c.transactor()
 	if !c.s.defaults.letters {

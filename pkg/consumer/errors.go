@@ -181,6 +181,39 @@ func (e *BlockedError) Error() string { return "message " + e.Behind + " of its 
 // Is reports ErrOperational.
 func (e *BlockedError) Is(target error) bool { return target == ErrOperational }
 
+// ErrUnfit says that a message can never be disposed of like this, whoever tries again: it is too large for a topic, or not
+// legal there. The consumer then falls back to a dead letter, to a bare one (Verdict.Bare), and last of all lets the message
+// pass with a *LostError. A Disposer and a LetterStore return errors that wrap it; every other error is tried again until it
+// is gone.
+var ErrUnfit = errors.New("the message cannot be stored like this")
+
+// unfit reports whether a disposal that failed with err can never succeed.
+func unfit(err error) bool {
+	_, panicked := errors.AsType[*PanicError](err)
+	_, unsupported := errors.AsType[*UnsupportedError](err)
+	return panicked || unsupported || errors.Is(err, ErrUnfit)
+}
+
+// LostError says that not even a bare dead letter could be written of a message: it passed without a trace but this error.
+// Its record is in the topic until retention removes it.
+type LostError struct {
+	Handler   string
+	Topic     string
+	Partition int32
+	Offset    int64
+	Err       error
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("message %s/%d/%d of handler %q is in no dead letter; read its record from the topic: %v", e.Topic, e.Partition, e.Offset, e.Handler, e.Err)
+}
+
+// Is reports ErrOperational.
+func (e *LostError) Is(target error) bool { return target == ErrOperational }
+
+// Unwrap is why the last attempt failed.
+func (e *LostError) Unwrap() error { return e.Err }
+
 // The classes of failures: a label of dead letters, and a filter.
 const (
 	ClassHandler   = "handler"

@@ -46,7 +46,7 @@ func (e *HandlerError) Error() string {
 	if h == "" {
 		h = "no handler"
 	}
-	return fmt.Sprintf("%s: message %s (%s/%d/%d, type %q), attempt %d, then %s: %v", h, e.ID, e.Topic, e.Partition, e.Offset, e.Type,
+	return fmt.Sprintf("%s: message %s (%s/%d/%d, type %q), attempt %d, then %s: %v", h, clip(e.ID, maxReason), e.Topic, e.Partition, e.Offset, clip(e.Type, maxReason),
 		e.Attempts.Total, e.Verdict.Action, e.Err)
 }
 

@@ -43,7 +43,11 @@ type Faults struct {
 	Redact func(f *Fault) bool
 }
 
-// fault publishes the fault of a letter. Its id is the letter's, so that doing it again changes nothing.
+// maxFaultText bounds the type, the key and the id of a message in its fault event, in bytes.
+const maxFaultText = 1024
+
+// fault publishes the fault of a letter. Its id is the letter's, so that doing it again changes nothing. The letter is
+// written already, so a fault event that can never be published is reported, and nothing else.
 func (d *MessageDisposer) fault(ctx context.Context, l *Letter, m *Message) error {
 	cfg := d.cfg.Faults
 	if cfg == nil {
@@ -56,21 +60,41 @@ func (d *MessageDisposer) fault(ctx context.Context, l *Letter, m *Message) erro
 		return nil
 	}
 	f := &Fault{
-		ID: l.ID.ID, Namespace: l.ID.NS, Type: l.Type, Key: string(l.Key), Group: l.ID.Group, Handler: l.ID.Handler, Origin: l.Origin,
+		ID: l.ID.ID, Namespace: l.ID.NS, Type: clip(l.Type, maxFaultText), Key: clip(string(l.Key), maxFaultText), Group: l.ID.Group, Handler: l.ID.Handler, Origin: l.Origin,
 		Class: l.Class, Reason: clip(l.Reason, maxReason), Attempts: l.Attempts, At: l.LastFailure,
 	}
 	if cfg.Body {
 		f.Body = l.Value
 	}
-	if cfg.Redact != nil && !cfg.Redact(f) {
+	wanted, err := redactFault(cfg, f)
+	if err == nil && wanted {
+		err = d.publishFault(ctx, f, l)
+	}
+	if unfit(err) && f.Body != nil {
+		f.Body = nil
+		d.report(fmt.Errorf("the fault event of dead letter %s goes without the body: %w", l.ID, err))
+		err = d.publishFault(ctx, f, l)
+	}
+	if unfit(err) {
+		d.report(fmt.Errorf("dead letter %s has no fault event: %w", l.ID, err))
 		return nil
 	}
+	return err
+}
+
+func redactFault(cfg *Faults, f *Fault) (wanted bool, err error) {
+	defer recovered(&err)
+	return cfg.Redact == nil || cfg.Redact(f), nil
+}
+
+func (d *MessageDisposer) publishFault(ctx context.Context, f *Fault, l *Letter) error {
+	cfg := d.cfg.Faults
 	body, err := json.Marshal(f)
 	if err != nil {
 		return fmt.Errorf("fault event: %w", err)
 	}
 	of := l.ID.String()
-	ev := event.New(FaultType, faultKey(l), FaultType+"."+l.Type, body, event.WithID("fault/"+of),
+	ev := event.New(FaultType, faultKey(l), FaultType+"."+f.Type, body, event.WithID(bounded("fault/"+of)),
 		event.WithHeader(headerFaultOf, []byte(of)), event.WithContentType("application/json"))
 	if cfg.Topic == "" {
 		if err := d.append(ctx, ev); err != nil {
@@ -83,6 +107,9 @@ func (d *MessageDisposer) fault(ctx context.Context, l *Letter, m *Message) erro
 		return err
 	}
 	if err := d.cfg.Publisher.Publish(ctx, cfg.Topic, []*Message{msg}); err != nil {
+		if tooLarge(err) || refused(err) {
+			err = fmt.Errorf("%w: %w", ErrUnfit, err)
+		}
 		return fmt.Errorf("fault event: publishing to %s: %w", cfg.Topic, err)
 	}
 	return nil
@@ -91,7 +118,7 @@ func (d *MessageDisposer) fault(ctx context.Context, l *Letter, m *Message) erro
 // faultKey orders the faults of one key; a message without one, or with one that is no text, goes by its id.
 func faultKey(l *Letter) string {
 	if text := clip(string(l.Key), len(l.Key)); text != "" && len(text) == len(l.Key) {
-		return text
+		return bounded(text)
 	}
-	return l.ID.ID
+	return bounded(l.ID.ID)
 }

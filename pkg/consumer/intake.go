@@ -6,13 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // entry decodes a record and finds its handlers.
 func (p *partition) entry(r *Record) *entry {
-	r.Headers, r.Key = restored(r.Headers, r.Key)
+	r.Headers, r.Key = restoredFor(p.s.c.group, r.Headers, r.Key)
 	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: sizeOf(r)}
 	m, err := p.s.decode(r)
 	if errors.Is(err, ErrDrop) {
@@ -23,6 +24,7 @@ func (p *partition) entry(r *Record) *entry {
 	if err != nil {
 		e.cause = &DecodeError{Topic: r.Topic, Partition: r.Partition, Offset: r.Offset, Err: err}
 		e.m = complete(newMessage(r), r, p.s.c.group)
+		p.s.c.keepOwnControls(e.m, time.Now())
 		e.parts = []part{{reg: p.s.c.poison}}
 	} else {
 		e.m = m
@@ -51,6 +53,7 @@ func (s *session) decode(r *Record) (m *Message, err error) {
 		return nil, errors.New("the decoder returned no message")
 	}
 	m = complete(m, r, s.c.group)
+	s.c.keepOwnControls(m, time.Now())
 	for _, f := range s.c.s.receive {
 		got, err := f(s.soft, m)
 		if err != nil {
@@ -61,11 +64,12 @@ func (s *session) decode(r *Record) (m *Message, err error) {
 		}
 		m = complete(got, r, s.c.group)
 	}
-	return m, nil
+	return m, identified(m)
 }
 
 // route finds who handles the message. N18: what was retried or requeued for one handler is for that one alone. If that
-// handler is no more, the message is kept as one that nobody takes; what is for another group passes.
+// handler is no more, the message is parked whatever AckUnknown says: a handler that was renamed, or that this process does not
+// have yet, may still want it. What is for another group passes.
 func (c *Consumer) route(m *Message) []part {
 	all := c.reg.snapshot().of(m.Type)
 	only, narrowed := m.Header(HeaderOnly)
@@ -83,7 +87,11 @@ func (c *Consumer) route(m *Message) []part {
 		}
 		out = append(out, part{reg: r})
 	}
-	if len(out) == 0 && !taken && ours {
+	switch {
+	case len(out) > 0 || taken || !ours:
+	case narrowed:
+		out = append(out, part{reg: c.orphaned})
+	default:
 		out = append(out, part{reg: c.unknown})
 	}
 	return out

@@ -11,14 +11,16 @@ import (
 )
 
 // The headers of messages that a policy moved to another place, beside HeaderOnly and HeaderAttempt. All of them vanish
-// when the message is handled or moved again.
+// when the message is handled or moved again. A consumer ignores them, and HeaderAttempt, in records that its group did not
+// write: in those whose HeaderOnly names another group or none.
 const (
 	// HeaderRetryDue is when a message of a retry topic is due, in Unix milliseconds.
-	HeaderRetryDue = "retry-due"
+	// A consumer heeds it in retry topics of its group alone.
+	HeaderRetryDue = "outrelay-retry-due"
 	// HeaderRetryOrigin is "<topic>/<partition>/<offset>" of the record that the message came in at first.
-	HeaderRetryOrigin = "retry-origin"
+	HeaderRetryOrigin = "outrelay-retry-origin"
 	// HeaderRetryHistory is the failures so far, as a JSON array of Failure.
-	HeaderRetryHistory = "retry-history"
+	HeaderRetryHistory = "outrelay-retry-history"
 	// headerKept begins the headers that carry those through the outbox which the outbox keeps for itself.
 	headerKept = "retry-keep-"
 	// headerNoKey says that the message had no key before it went through the outbox, where every event has one.
@@ -27,10 +29,10 @@ const (
 	headerAsItWas = "retry-as-it-was"
 )
 
-// HeaderDeliverBy says until when a message is worth anything: RFC 3339, or Unix milliseconds. The attribute expirytime of
-// CloudEvents, header ce_expirytime, means the same.
+// HeaderDeliverBy says until when a message is worth anything: RFC 3339, or Unix milliseconds. The attribute expirytime of a
+// CloudEvent, header ce_expirytime, means the same. Producers set it, so its name does not begin with the reserved prefix.
 const (
-	HeaderDeliverBy     = "deliver-by"
+	HeaderDeliverBy     = "x-outrelay-deliver-by"
 	headerCEExpiryTime  = "ce_expirytime"
 	reservedHeaders     = "outrelay-"
 	headerFaultOf       = "fault-of" // marks fault events, so that none is made of another
@@ -70,13 +72,101 @@ func originOf(m *Message) Origin {
 	return Origin{parts[0], int32(p), o}
 }
 
+const (
+	// maxRetryDelay bounds how long a message may wait in a retry topic: Kafka's default retention. [Rule.Schedule] is for
+	// longer delays.
+	maxRetryDelay = 7 * 24 * time.Hour
+	// maxAttempt bounds the attempt number that a record may bring.
+	maxAttempt = 1_000_000
+)
+
+// keepOwnControls removes the headers from m by which a policy steers a retry unless this group wrote them. Anybody who may
+// write to a topic, or copies the headers of a message, could otherwise delay a lane or redirect a retry.
+func (c *Consumer) keepOwnControls(m *Message, now time.Time) {
+	if !forGroup(m.Headers, c.group) {
+		m.Attempt = 1
+		c.dropHeaders(m, HeaderAttempt, HeaderRetryDue, HeaderRetryOrigin, HeaderRetryHistory)
+		return
+	}
+	m.Attempt = min(m.Attempt, maxAttempt)
+
+	// A retry topic has the messages of the topic that it is named after. A message in any other topic came from there.
+	origin := originOf(m).Topic
+	named := isRetryTopic(m.Topic, c.group) || c.isNamedRetryTopic(m.Topic)
+	if origin != m.Topic && !c.mayComeFrom(origin, m.Topic) {
+		c.dropHeaders(m, HeaderRetryOrigin)
+	}
+	if due, ok := timeHeader(m, HeaderRetryDue); ok && (!named || due.After(now.Add(maxRetryDelay))) {
+		c.dropHeaders(m, HeaderRetryDue)
+	}
+}
+
+func (*Consumer) dropHeaders(m *Message, names ...string) {
+	if slices.ContainsFunc(m.Headers, func(h Header) bool { return slices.Contains(names, h.Key) }) {
+		m.Headers = slices.DeleteFunc(slices.Clone(m.Headers), func(h Header) bool { return slices.Contains(names, h.Key) })
+	}
+}
+
+// forGroup reports whether the record is for the group alone: one that the group moved or that somebody requeued for it.
+func forGroup(headers []Header, group string) bool {
+	for _, h := range headers {
+		if h.Key == HeaderOnly {
+			return bytes.HasPrefix(h.Value, []byte(group+"/"))
+		}
+	}
+	return false
+}
+
+// isRetryTopic reports whether a topic has a name that RetryTopicName gives for the group.
+func isRetryTopic(topic, group string) bool {
+	origin, n := cutRetryTopic(topic, group)
+	return origin != "" && n > 0
+}
+
+// cutRetryTopic is the reverse of RetryTopicName.
+func cutRetryTopic(topic, group string) (origin string, n int) {
+	at := strings.LastIndex(topic, "."+group+".retry.")
+	if at < 0 {
+		return "", 0
+	}
+	n, err := strconv.Atoi(topic[at+len("."+group+".retry."):])
+	if err != nil {
+		return "", 0
+	}
+	return topic[:at], n
+}
+
+// isNamedRetryTopic reports whether a policy moves messages to the topic under a name of its own choice.
+func (c *Consumer) isNamedRetryTopic(topic string) bool {
+	deciders := []Decider{c.s.decider}
+	for _, r := range c.reg.snapshot().all {
+		deciders = append(deciders, r.decider)
+	}
+	return slices.ContainsFunc(deciders, func(d Decider) bool {
+		t, ok := d.(topical)
+		return ok && slices.Contains(t.Topics(c.group, ""), topic)
+	})
+}
+
+// mayComeFrom reports whether a message in a retry topic can have come from the origin that it names.
+func (c *Consumer) mayComeFrom(origin, topic string) bool {
+	if at, n := cutRetryTopic(topic, c.group); n > 0 {
+		return at == origin
+	}
+	return c.isNamedRetryTopic(topic) && (c.board != nil || slices.Contains(c.s.topics, origin))
+}
+
 // Precheck says whether m may be handled at all now: a *NotDueError for a message of a retry topic before its time, an
 // *ExpiredError for one that is worth nothing any more. The times are of clients' clocks, as every time in a header is.
 func Precheck(m *Message, now time.Time) error {
 	if due, ok := timeHeader(m, HeaderRetryDue); ok && due.After(now) {
 		return &NotDueError{Due: due}
 	}
-	for _, name := range []string{HeaderDeliverBy, headerCEExpiryTime} {
+	names := []string{HeaderDeliverBy}
+	if _, cloudEvent := m.Header("ce_specversion"); cloudEvent {
+		names = append(names, headerCEExpiryTime)
+	}
+	for _, name := range names {
 		if end, ok := timeHeader(m, name); ok && !end.After(now) {
 			return &ExpiredError{Deadline: end}
 		}
@@ -99,6 +189,16 @@ func timeHeader(m *Message, name string) (time.Time, bool) {
 
 // millis is a time as timeHeader reads it.
 func millis(t time.Time) []byte { return strconv.AppendInt(nil, t.UnixMilli(), 10) }
+
+// restoredFor is restored, for records that the group handed to the outbox. Others may carry headers of these names too.
+func restoredFor(group string, headers []Header, key []byte) ([]Header, []byte) {
+	for _, h := range headers {
+		if h.Key == headerKept+HeaderOnly && bytes.HasPrefix(h.Value, []byte(group+"/")) {
+			return restored(headers, key)
+		}
+	}
+	return headers, key
+}
 
 // restored are the headers of a record as they were before it went through the outbox to be delivered later. The core
 // calls it before the decoder, so that a decoder sees the message as it was.

@@ -36,9 +36,11 @@ type Message struct {
 	Key, Value  []byte   // Value nil: a tombstone
 	Headers     []Header // all headers of the record, as they came
 
-	// ID is the text of the event's id; without one "<topic>/<partition>/<offset>", which is the same at each redelivery.
+	// ID is the text of the event's id; without one "<topic>/<partition>/<offset>@<timestamp in ms>", which is the same at
+	// each redelivery.
 	ID string
-	// Namespace tells the outbox collections of one watcher apart: header outrelay-ns in hexadecimal, "" without.
+	// Namespace tells the origins of equal ids apart: header outrelay-ns in hexadecimal, without it the source of a
+	// CloudEvent, else "".
 	Namespace string
 	// Type is the event's type; "" if the record says none.
 	Type string

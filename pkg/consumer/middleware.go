@@ -107,7 +107,9 @@ func WithHandlerName(ctx context.Context, name string) context.Context {
 const HeaderDedupKey = "dedup-key"
 
 // dedupID is the id of m's identity in an inbox.
-func dedupID(m *Message) string {
+func dedupID(m *Message) string { return bounded(textID(m)) }
+
+func textID(m *Message) string {
 	if v, ok := m.Header(HeaderDedupKey); ok && len(v) > 0 {
 		return "dedup:" + string(v)
 	}

@@ -65,6 +65,9 @@ func (p *Policy) Validate() error {
 			if s.action != RetryTopic {
 				continue
 			}
+			if s.delay > maxRetryDelay {
+				errs = append(errs, fmt.Errorf("%w: rule %d of the policy: a retry topic cannot delay for %s, only for %s: use Schedule", ErrConfiguration, i+1, s.delay, maxRetryDelay))
+			}
 			name := s.topic
 			if name == "" {
 				name = RetryTopicName("<topic>", "<group>", s.rung)

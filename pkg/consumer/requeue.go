@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -13,10 +12,12 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // Redactor may change a letter before it is written anywhere: blank its body, its key, its reason and those of its history,
-// its headers. ErrDrop keeps the letter from being written at all.
+// its headers. ErrDrop keeps the letter from being written at all. After any other error, and after a panic, a letter without
+// anything of the message but its place and its identity is written instead.
 type Redactor func(ctx context.Context, l *Letter) error
 
 // DisposerConfig is what a disposer works with. What is nil is not supported: a verdict that needs it gives up the message
@@ -30,7 +31,7 @@ type DisposerConfig struct {
 	// alone. With both, the topic is written first.
 	DeadTopic func(topic, group string) string
 	// CreateTopics makes topics that are missing, with the partitions of the message's own topic. The Publisher has to be
-	// one that can, as Kafka is. Without it a message waits in its lane until somebody creates the topic.
+	// one that can, as Kafka is. Without it a message whose retry topic is missing becomes a dead letter.
 	CreateTopics bool
 	// Outbox takes messages that are scheduled, and fault events.
 	Outbox Outbox
@@ -42,6 +43,9 @@ type DisposerConfig struct {
 	Faults *Faults
 	// Gate keeps later messages of a key behind one that was moved away.
 	Gate *KeyGate
+	// Report gets what could only be done in part: a letter that is in Letters but not in its topic, a fault event without
+	// the body or not at all. May be nil.
+	Report func(err error)
 	// Now is the clock by which due times are set. Defaults to time.Now.
 	Now func() time.Time
 }
@@ -88,11 +92,17 @@ func (d *MessageDisposer) EnsureIndexes(ctx context.Context) error {
 	return nil
 }
 
+func (d *MessageDisposer) report(err error) {
+	if d.cfg.Report != nil {
+		d.cfg.Report(err)
+	}
+}
+
 // Dispose is Disposer's.
 func (d *MessageDisposer) Dispose(ctx context.Context, m *Message, handler string, v Verdict, cause error) error {
 	err := d.dispose(ctx, m, handler, v, cause)
 	if err != nil {
-		return fmt.Errorf("disposing of message %s (%s) by %s: %w", m.ID, originOf(m), v.Action, err)
+		return fmt.Errorf("disposing of message %s (%s) by %s: %w", clip(m.ID, maxReason), originOf(m), v.Action, err)
 	}
 	return nil
 }
@@ -147,12 +157,15 @@ func (d *MessageDisposer) move(ctx context.Context, m *Message, handler string, 
 	if v.Action == RetryTopic {
 		topic = v.Topic
 	}
-	if v.Delay > 0 {
+	if v.Delay > 0 && v.Action == RetryTopic {
 		due = d.cfg.Now().Add(v.Delay)
 	}
 	err := d.publish(ctx, topic, originOf(m).Topic, moved(m, handler, v, due))
-	if tooLarge(err) {
+	switch {
+	case tooLarge(err):
 		return &immovableError{"with its retry headers it is larger than topic " + topic + " allows"}
+	case refused(err):
+		return &immovableError{err.Error()}
 	}
 	return err
 }
@@ -175,6 +188,17 @@ func (d *MessageDisposer) publish(ctx context.Context, topic, like string, m *Me
 	return nil
 }
 
+// refused reports whether a topic takes no record until somebody changes the cluster: it does not exist, its name is not
+// legal, or this user may not write to it.
+func refused(err error) bool {
+	for _, code := range []kafka.Error{kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed} {
+		if errors.Is(err, code) {
+			return true
+		}
+	}
+	return false
+}
+
 // tooLarge reports whether Kafka refuses a record for its size, which it will always do.
 func tooLarge(err error) bool {
 	if _, ok := errors.AsType[kafka.MessageTooLargeError](err); ok {
@@ -183,16 +207,15 @@ func tooLarge(err error) bool {
 	return errors.Is(err, kafka.MessageSizeTooLarge)
 }
 
-// schedule appends the message to the outbox as an event that comes back to its topic. Its id says which attempt it is for,
-// so that doing it again changes nothing.
+// schedule appends the message to the outbox as an event that comes back to its topic. Its id names the record that it was
+// read from, so that doing it again changes nothing, while the next failure, of the record that came back, is another event.
 func (d *MessageDisposer) schedule(ctx context.Context, m *Message, handler string, v Verdict) error {
 	due := d.cfg.Now().Add(v.Delay)
-	ev := comeback(moved(m, handler, v, time.Time{}), handler, due)
-	err := ev.Validate()
-	if err != nil {
+	err := d.append(ctx, comeback(moved(m, handler, v, time.Time{}), handler, due))
+	if errors.Is(err, ErrUnfit) {
 		return &immovableError{err.Error()}
 	}
-	return d.append(ctx, ev)
+	return err
 }
 
 // append stores one event in a transaction of its own; one that is there already is fine.
@@ -200,8 +223,11 @@ func (d *MessageDisposer) append(ctx context.Context, ev event.Event) error {
 	err := d.cfg.Transact(ctx, func(ctx context.Context) error {
 		return d.cfg.Outbox.AppendMany(ctx, []event.Event{ev})
 	})
-	if mongo.IsDuplicateKeyError(err) {
+	switch {
+	case mongo.IsDuplicateKeyError(err):
 		return nil
+	case errors.Is(err, event.ErrInvalid), errors.Is(err, outbox.ErrTooLarge):
+		return fmt.Errorf("%w: %w", ErrUnfit, err)
 	}
 	return err
 }
@@ -209,8 +235,7 @@ func (d *MessageDisposer) append(ctx context.Context, ev event.Event) error {
 // comeback is a message as a scheduled event. The names of headers that the outbox keeps for itself are disguised, until
 // restored makes them what they were.
 func comeback(m *Message, handler string, due time.Time) event.Event {
-	attempt, _ := m.Header(HeaderAttempt)
-	id := fmt.Sprintf("retry/%s/%s/%s/%s/%s/%s", m.Group, handler, m.Namespace, m.ID, strconv.Itoa(m.Delivery), attempt)
+	id := bounded(fmt.Sprintf("retry/%s/%s/%s/%s/%d/%s/%d/%d", m.Group, handler, m.Namespace, m.ID, m.Delivery, m.Topic, m.Partition, m.Offset))
 	origin := originOf(m)
 	opts := []event.Option{event.WithTopic(origin.Topic), event.WithDueAt(due), event.WithID(id)}
 	if len(m.Key) > 0 {
@@ -268,14 +293,15 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 		}
 	}
 	l := newLetter(m, handler, v, cause, d.cfg.Now())
-	for _, r := range d.cfg.Redact {
-		if err := r(ctx, l); err != nil {
-			if errors.Is(err, ErrDrop) {
-				return d.release(ctx, m, handler)
-			}
-			return fmt.Errorf("redacting: %w", err)
+	if v.Bare {
+		l.strip()
+	} else if err := d.redact(ctx, l); err != nil {
+		if errors.Is(err, ErrDrop) {
+			return d.release(ctx, m, handler)
 		}
+		return fmt.Errorf("redacting: %w", err)
 	}
+
 	if err := d.buryInTopic(ctx, l, v); err != nil {
 		return err
 	}
@@ -284,12 +310,25 @@ func (d *MessageDisposer) bury(ctx context.Context, m *Message, handler string, 
 			return err
 		}
 	}
-	if v.Action != Park {
+	if v.Action != Park && !v.Bare {
 		if err := d.fault(ctx, l, m); err != nil {
 			return err
 		}
 	}
 	return d.release(ctx, m, handler)
+}
+
+// redact changes the letter by the functions that a user gave. Whatever goes wrong in one of them goes wrong for the letter.
+func (d *MessageDisposer) redact(ctx context.Context, l *Letter) (err error) {
+	defer recovered(&err)
+	for _, r := range d.cfg.Redact {
+		if err := r(ctx, l); errors.Is(err, ErrDrop) {
+			return err
+		} else if err != nil {
+			return fmt.Errorf("%w: %w", ErrUnfit, err)
+		}
+	}
+	return nil
 }
 
 func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict) error {
@@ -303,8 +342,12 @@ func (d *MessageDisposer) buryInTopic(ctx context.Context, l *Letter, v Verdict)
 		return nil
 	}
 	err := d.publish(ctx, topic, l.Topic, l.record())
-	if tooLarge(err) && d.cfg.Letters != nil {
-		return nil // with its reason it does not fit; the document does
+	switch {
+	case (tooLarge(err) || refused(err)) && d.cfg.Letters != nil:
+		d.report(fmt.Errorf("dead letter %s is in the collection alone: %w", l.ID, err))
+		return nil
+	case tooLarge(err):
+		return fmt.Errorf("%w: %w", ErrUnfit, err)
 	}
 	return err
 }

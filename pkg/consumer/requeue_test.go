@@ -116,11 +116,54 @@ func TestWhatCannotBeMovedIsADeadLetter(t *testing.T) {
 	if err := g.Dispose(t.Context(), failed(3, "A"), "h", consumer.Verdict{Action: consumer.Requeue, Block: true}, errFlaky); err != nil {
 		t.Errorf("without a gate: %v", err)
 	}
-	if n, err := g.letters.Count(t.Context(), consumer.LetterQuery{}); n != 3 || err != nil {
+	for n, code := range []kafka.Error{kafka.UnknownTopicOrPartition, kafka.InvalidTopic, kafka.TopicAuthorizationFailed} {
+		g.out.fail = code
+		if err := g.Dispose(t.Context(), failed(4+n, "A"), "h", consumer.Verdict{Action: consumer.RetryTopic, Topic: "retry", Delay: time.Second}, errFlaky); err != nil {
+			t.Errorf("%v: %v", code, err)
+		}
+	}
+	if n, err := g.letters.Count(t.Context(), consumer.LetterQuery{}); n != 6 || err != nil {
 		t.Errorf("%d letters, %v", n, err)
 	}
 	if err := g.Dispose(t.Context(), big, "h", consumer.Verdict{Action: consumer.RetryInline}, errFlaky); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("what the consumer does itself: %v", err)
+	}
+}
+
+// A letter that no document can hold is written without what makes it so large.
+func TestALetterLargerThanADocumentIsBare(t *testing.T) {
+	t.Parallel()
+	g := newGraveyard(t, nil)
+	large := failed(1, "A")
+	large.Headers = append(large.Headers, consumer.Header{Key: "x", Value: make([]byte, 17<<20)})
+	v := consumer.Verdict{Action: consumer.DeadLetter}
+	if err := g.Dispose(t.Context(), large, "h", v, errFlaky); !errors.Is(err, consumer.ErrUnfit) {
+		t.Fatalf("17 MiB of headers: %v", err)
+	}
+	v.Bare = true
+	if err := g.Dispose(t.Context(), large, "h", v, errFlaky); err != nil {
+		t.Fatal(err)
+	}
+	l, err := g.letters.Get(t.Context(), consumer.LetterID{Group: "g", Handler: "h", ID: "m1"})
+	if err != nil || l.Offset != 1 || l.Headers != nil || l.Value != nil {
+		t.Errorf("%+v, %v", l, err)
+	}
+}
+
+// A message that comes back and fails again, spending no attempt, is scheduled again; only the same record is not.
+func TestAnUncountedScheduleIsANewEventEachTime(t *testing.T) {
+	t.Parallel()
+	g := withBox(t, nil)
+	m := failed(1, "A")
+	v := consumer.Verdict{Action: consumer.Schedule, Delay: time.Hour, Uncounted: true, Attempts: consumer.Attempts{}.Note(errFlaky, m, time.Now())}
+	for _, offset := range []int64{1, 1, 2, 3} {
+		m.Offset = offset
+		if err := g.Dispose(t.Context(), m, "h", v, errFlaky); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(g.envelopes(t)); n != 3 {
+		t.Errorf("%d scheduled events of three records", n)
 	}
 }
 

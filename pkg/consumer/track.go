@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -315,7 +316,7 @@ func (r *registration) verdict(cause error, m *Message, at Attempts) (v Verdict)
 			v = dead
 		}
 	}()
-	if v = r.decider.Decide(cause, m, at); v.Action == 0 {
+	if v = r.decider.Decide(cause, m, at); v.Action == 0 || int(v.Action) >= len(actions) {
 		v = dead
 	}
 	return v
@@ -323,15 +324,31 @@ func (r *registration) verdict(cause error, m *Message, at Attempts) (v Verdict)
 
 // dispose lets the message go where the verdict says, and its watermark pass; false if it was interrupted before. The
 // offset passes only after that.
+//
+// A disposal that can never succeed for this message is replaced by a weaker one, so that no message blocks its partition
+// for ever. What servers that are away prevent is tried until they are back.
 func (t *track) dispose(x task, v Verdict, cause error) bool {
 	s := t.p.s
 	b := retry.Reopen.Start()
-	moved := false
+	moved, lost := false, false
 	for {
 		err := error(nil)
 		if !moved {
 			err = s.move(original(x.entry), t.reg.name, v, cause)
 			moved = err == nil
+		}
+		if unfit(err) {
+			s.report(fmt.Errorf("%s of message %s for handler %q: %w", v.Action, clip(x.entry.m.ID, maxReason), t.reg.name, err))
+			v.Reason = cmp.Or(v.Reason, Class(cause)) // of the handler's failure, not of the disposal's
+			cause = errors.Join(cause, err)
+			if v, moved = weaker(v); moved {
+				lost = true
+				s.report(&LostError{Handler: t.reg.name, Topic: x.entry.m.Topic, Partition: x.entry.m.Partition, Offset: x.entry.m.Offset, Err: err})
+			}
+			if !moved {
+				continue
+			}
+			err = nil
 		}
 		if moved && t.reg.mode != inbox.None && !x.entry.orphan.Load() {
 			if err = s.inbox.Pass(s.hard, []inbox.Entry{t.inboxEntry(x)}); err != nil {
@@ -341,7 +358,10 @@ func (t *track) dispose(x task, v Verdict, cause error) bool {
 		if err == nil {
 			break
 		}
-		s.report(fmt.Errorf("%s of message %s for handler %q: %w", v.Action, x.entry.m.ID, t.reg.name, err))
+		s.report(fmt.Errorf("%s of message %s for handler %q: %w", v.Action, clip(x.entry.m.ID, maxReason), t.reg.name, err))
+		if errors.Is(err, inbox.ErrInvalid) {
+			break // the inbox has no watermark for such a place
+		}
 		if t.interrupted() {
 			return false
 		}
@@ -351,7 +371,7 @@ func (t *track) dispose(x task, v Verdict, cause error) bool {
 			return false
 		}
 	}
-	if v.Action == Discard {
+	if v.Action == Discard || lost {
 		s.c.s.observer.Dropped(t.reg.name, 1)
 	}
 	t.p.finish([]task{x})
@@ -359,6 +379,20 @@ func (t *track) dispose(x task, v Verdict, cause error) bool {
 		s.c.pauseFor(v.Pause)
 	}
 	return true
+}
+
+// weaker is the verdict that follows one that cannot be carried out for the message; last reports that there is none.
+func weaker(v Verdict) (next Verdict, last bool) {
+	next = v
+	switch {
+	case v.Bare:
+		return v, true
+	case v.Action == DeadLetter || v.Action == Park:
+		next.Bare = true
+	default:
+		next.Action, next.Topic = DeadLetter, ""
+	}
+	return next, false
 }
 
 // move calls the disposer.

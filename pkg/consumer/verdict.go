@@ -54,6 +54,9 @@ type Verdict struct {
 	Uncounted bool
 	// Pause, with any action but the retries, pauses the consumer for that long once the message is disposed of.
 	Pause time.Duration
+	// Bare makes the letter one that can always be written: without key, body, headers, and the texts of its failures. It is
+	// for messages whose whole letter cannot be written.
+	Bare bool
 	// Block keeps later messages of the key behind this one until it is done with, by the KeyGate of the Disposer.
 	Block bool
 	// Attempts is what the decision was made from.

@@ -211,7 +211,9 @@ func (v *View) setOwn(f fields, c *cursor) error {
 func (v *View) setID(c *cursor) error {
 	switch c.typ {
 	case bson.TypeString:
-		v.ID = text(c.val)
+		if v.ID = text(c.val); len(v.ID) > maxID {
+			return malformed("_id has %d bytes; at most %d are allowed", len(v.ID), maxID)
+		}
 	case bson.TypeObjectID:
 		v.ID = c.val
 	case bson.TypeBinary:

@@ -65,6 +65,7 @@ func TestMalformed(t *testing.T) {
 	}{
 		{"_id", absent, "_id is missing"},
 		{"_id", "", "_id is missing or empty"},
+		{"_id", strings.Repeat("x", 1025), "_id has 1025 bytes; at most 1024"},
 		{"_id", int32(7), "_id is of type 32-bit integer"},
 		{"_id", legacyUUID(), "subtype 3"},
 		{"_id", bson.Binary{Subtype: 4, Data: []byte{1}}, "1 bytes"},

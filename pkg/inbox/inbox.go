@@ -22,11 +22,14 @@ const maxText = 1024
 // the business that two events may share, or PlaceID.
 type Key struct{ Consumer, Namespace, ID string }
 
+// String is for errors and logs: long parts are cut.
 func (k Key) String() string {
-	if k.Namespace == "" {
-		return k.ID + " for " + k.Consumer
+	const shown = 256 // bytes
+	id, ns := k.ID[:min(len(k.ID), shown)], k.Namespace[:min(len(k.Namespace), shown)]
+	if ns == "" {
+		return id + " for " + k.Consumer
 	}
-	return k.Namespace + ":" + k.ID + " for " + k.Consumer
+	return ns + ":" + id + " for " + k.Consumer
 }
 
 // Entry is one message as the inbox sees it.
@@ -36,17 +39,24 @@ type Entry struct {
 }
 
 func (e Entry) validate() error {
+	err := e.validatePlace()
+	if k := e.Key; len(k.Consumer) > maxText || len(k.Namespace) > maxText || len(k.ID) > maxText {
+		err = errors.Join(err, fmt.Errorf("%w: consumer, namespace or id of a message for %.64q has more than %d bytes", ErrInvalid, k.Consumer, maxText))
+	}
+	return err
+}
+
+// validatePlace checks what a watermark needs of an entry. The length of the identity is no part of that.
+func (e Entry) validatePlace() error {
 	var errs []error
 	bad := func(format string, a ...any) {
 		errs = append(errs, fmt.Errorf("%w: "+format, append([]any{ErrInvalid}, a...)...))
 	}
 	switch k := e.Key; {
 	case k.Consumer == "":
-		bad("the consumer of %q is empty", k.ID)
+		bad("the consumer of %.64q is empty", k.ID)
 	case k.ID == "":
-		bad("the id of a message for %q is empty; use PlaceID where a record has none", k.Consumer)
-	case len(k.Consumer) > maxText || len(k.Namespace) > maxText || len(k.ID) > maxText:
-		bad("consumer, namespace or id of a message for %.64q has more than %d bytes", k.Consumer, maxText)
+		bad("the id of a message for %.64q is empty; use PlaceID where a record has none", k.Consumer)
 	}
 	if p := e.Place; p.Topic != "" && (p.Partition < 0 || p.Offset < 0 || p.Lane < 0 || p.Lane >= Lanes) {
 		bad("%s has partition %d, lane %d and offset %d", e.Key, p.Partition, p.Lane, p.Offset)

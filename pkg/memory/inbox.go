@@ -101,14 +101,22 @@ type lease struct {
 const maxText = 1024
 
 func validate(list []inbox.Entry) error {
+	errs := []error{validatePlaces(list)}
+	for _, e := range list {
+		if k := e.Key; len(k.Consumer) > maxText || len(k.Namespace) > maxText || len(k.ID) > maxText {
+			errs = append(errs, fmt.Errorf("%w: consumer, namespace or id of a message for %.64q has more than %d bytes", inbox.ErrInvalid, k.Consumer, maxText))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// validatePlaces checks what a watermark needs of the entries.
+func validatePlaces(list []inbox.Entry) error {
 	var errs []error
 	for _, e := range list {
 		k, p := e.Key, e.Place
 		if k.Consumer == "" || k.ID == "" {
 			errs = append(errs, fmt.Errorf("%w: consumer or id of %s is empty", inbox.ErrInvalid, k))
-		}
-		if len(k.Consumer) > maxText || len(k.Namespace) > maxText || len(k.ID) > maxText {
-			errs = append(errs, fmt.Errorf("%w: consumer, namespace or id of a message for %.64q has more than %d bytes", inbox.ErrInvalid, k.Consumer, maxText))
 		}
 		if p.Topic != "" && (p.Partition < 0 || p.Offset < 0 || p.Lane < 0 || p.Lane >= inbox.Lanes) {
 			errs = append(errs, fmt.Errorf("%w: %s has partition %d, lane %d and offset %d", inbox.ErrInvalid, k, p.Partition, p.Lane, p.Offset))
@@ -282,7 +290,7 @@ func (x *Inbox) admit(t *tx, list []inbox.Entry, write bool) ([]bool, error) {
 
 // Pass moves the watermarks past the entries without marking them.
 func (x *Inbox) Pass(ctx context.Context, list []inbox.Entry) error {
-	if err := validate(list); err != nil {
+	if err := validatePlaces(list); err != nil {
 		return fmt.Errorf("passing: %w", err)
 	}
 	err := x.db.do(ctx, func(t *tx) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -152,6 +153,11 @@ func invalidEntries(s suite) {
 			s.Errorf("%s: Claim answers %v", name, err)
 		}
 	}
+	long := placed(strings.Repeat("x", 2000), 0, 1)
+	if _, err := s.admit(s.Inbox, long); !errors.Is(err, inbox.ErrInvalid) || len(err.Error()) > 1000 {
+		s.Errorf("a long id: Admit answers %v", err)
+	}
+	s.ok(s.Inbox.Pass(s.ctx(), []inbox.Entry{long})) // a watermark does not depend on it
 }
 
 func consumersAndNamespacesAreApart(s suite) {
