@@ -57,6 +57,7 @@ type Exception struct {
 	Delay    time.Duration
 	Error    *ExceptionError // nil if it is held for no fault of its own
 	Node     string          // which node met the error
+	Seal     []byte          // of the state database, see [Registry.Seal]
 	Origin   string          // OriginStream unless it says otherwise
 	// Redelivered: its records are to be flagged, for nobody knows whether they were sent before.
 	Redelivered bool
@@ -147,6 +148,7 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 		{Key: "pos", Value: lit(x.Pos)},
 		{Key: "attempts", Value: x.Attempts},
 		{Key: "origin", Value: lit(origin)},
+		{Key: "seal", Value: x.Seal},
 	}
 	// As text also where the envelope has another type: 5 and "5" are one key, and have to stand in one order.
 	if v, err := x.Raw.LookupErr("key"); err != nil || v.Type != bson.TypeString {

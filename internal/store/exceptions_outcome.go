@@ -48,6 +48,7 @@ type Outcome struct {
 	Error *ExceptionError
 	Node  string
 
+	Seal            []byte // of the state database, see [Registry.Seal]: for a scheduled envelope that gets a state
 	State, Pos, Key string // what a scheduled envelope becomes with FateHeld; with FateFailed its state is retry
 }
 
@@ -215,7 +216,7 @@ func (o *Outcome) update() mongo.WriteModel {
 			set = append(set, bson.E{Key: "state", Value: lit(o.State)})
 		}
 		set = append(set, bson.E{Key: "origin", Value: OriginScheduled}, bson.E{Key: "pos", Value: lit(o.Pos)},
-			bson.E{Key: "key", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$key", lit(o.Key)}}}}, wasDue)
+			bson.E{Key: "seal", Value: o.Seal}, bson.E{Key: "key", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$key", lit(o.Key)}}}}, wasDue)
 		unset = bson.A{"dueAt", "claim"}
 	}
 	p := mongo.Pipeline{}
