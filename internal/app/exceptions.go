@@ -149,7 +149,7 @@ func (x *exceptions) letter(e *dispatch.Exception) deadletter.Letter {
 // held appends an envelope that waits. One that several targets gave back is written once.
 func (x *exceptions) held(list []store.Exception, e *dispatch.Exception) []store.Exception {
 	w := store.Exception{
-		NS: e.NS, Raw: e.Raw, State: e.State, Pos: e.Pos, Pending: e.Pending, Key: e.Key, Node: x.t.cfg.Node,
+		NS: e.NS, Raw: e.Raw, State: e.State, Pos: e.Pos, Pending: e.Pending, Key: e.Key, Node: x.t.cfg.Node, Seal: x.t.seal,
 		Redelivered: x.t.sweeping.Load() != nil, // a sweep drains what was before it, and is drained itself
 	}
 	if e.State == event.StateRetry {

@@ -45,6 +45,16 @@ func TestN15_AnExceptionForOneTopicDoesNotHideTheOthers(t *testing.T) {
 	}
 }
 
+// seal is the field of a document whose state a relay or an operator wrote.
+func (b *bundle) seal() bson.E {
+	b.t.Helper()
+	seal, err := store.NewRegistry(b.state.Collection("collections")).Seal(b.t.Context())
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return bson.E{Key: "seal", Value: seal}
+}
+
 // halfSent leaves an envelope as an owner does that dies when it has written down that it waits for one topic.
 func (b *bundle) halfSent(id, topic string, swept bool) {
 	b.t.Helper()
@@ -76,6 +86,7 @@ func (b *bundle) halfSent(id, topic string, swept bool) {
 		{Key: "origin", Value: store.OriginStream},
 		{Key: "attempts", Value: 0},
 		{Key: "key", Value: "0"},
+		b.seal(),
 	}}}); err != nil {
 		b.t.Fatal(err)
 	}

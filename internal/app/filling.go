@@ -1,6 +1,8 @@
 package app
 
 import (
+	"bytes"
+	"fmt"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/record"
@@ -16,6 +18,7 @@ type filling struct {
 	view    event.View
 	meta    routing.Meta
 	targets []routing.Target
+	seal    []byte // of the state database, see [store.Registry.Seal]
 }
 
 // expired is the refusal of an envelope that is past its time, nil for any other.
@@ -26,26 +29,38 @@ func (f *filling) expired(now time.Time) error {
 	return nil
 }
 
-// records appends one record for each target of the view; they share key, value and headers. Its error is a
-// *record.Refusal.
-func (f *filling) records(dst []record.Record) ([]record.Record, error) {
-	targets, err := f.router.Route(&f.view, f.targets[:0])
-	f.targets = targets
-	if err != nil {
-		return dst, err
+// refuseForged refuses an envelope with a field of the relay that neither a relay nor an operator wrote.
+func (f *filling) refuseForged() error { return refuseForged(&f.view, f.seal) }
+
+func refuseForged(v *event.View, seal []byte) error {
+	if v.RelayOwned == nil || bytes.Equal(v.Seal, seal) {
+		return nil
+	}
+	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(
+		"only the relay writes the field %s: leave it out of the insert; if the state database was lost, requeue the letter", v.RelayOwned)}
+}
+
+// records appends one record for each target of the view, or for each of topics if that is not nil; they share key, value
+// and headers. refused has an answer for each of topics that may not be written. The error is a *record.Refusal.
+func (f *filling) records(dst []record.Record, topics []string) (_ []record.Record, refused []record.Answer, err error) {
+	if f.targets, err = f.router.Route(&f.view, f.targets[:0]); err != nil {
+		return dst, nil, err
+	}
+	if topics != nil {
+		f.targets, refused = f.router.Narrow(f.targets, topics)
 	}
 	f.meta.Only = f.view.Only
-	for i := range targets {
+	for i, to := range f.targets {
 		dst = append(dst, record.Record{})
 		rec := &dst[i]
 		if i > 0 {
 			*rec = dst[0]
-			rec.Topic, rec.Partition = targets[i].Topic, targets[i].Partition
+			rec.Topic, rec.Partition = to.Topic, to.Partition
 			continue
 		}
-		if err := f.filler.Fill(&f.view, &f.meta, targets[i], rec); err != nil {
-			return dst, err
+		if err := f.filler.Fill(&f.view, &f.meta, to, rec); err != nil {
+			return dst, nil, err
 		}
 	}
-	return dst, nil
+	return dst, refused, nil
 }

@@ -133,6 +133,7 @@ func (b *bundle) sentBeside(id string) {
 		{Key: "pending", Value: bson.A{b.topic}},
 		{Key: "origin", Value: "stream"},
 		{Key: "key", Value: "0"},
+		b.seal(),
 	}}}); err != nil {
 		b.t.Fatal(err)
 	}

@@ -99,6 +99,7 @@ func TestN28_WhatIsReplayedDuringAResliceIsKnown(t *testing.T) {
 				{Key: "delivery", Value: int32(1)},
 				{Key: "pos", Value: "82"},
 				{Key: "origin", Value: store.OriginReplay},
+				b.seal(),
 			}}})
 			return err
 		})

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/outrelay/outrelay/internal/reconcile"
@@ -28,7 +29,7 @@ type outgoing struct {
 func newOutlet(t *term) *outlet {
 	o := &outlet{t: t}
 	o.pool.New = func() any {
-		return &outgoing{filling: filling{router: t.router, filler: t.preset.Filler()}}
+		return &outgoing{filling: filling{router: t.router, filler: t.preset.Filler(), seal: t.seal}}
 	}
 	return o
 }
@@ -40,6 +41,9 @@ func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []st
 	if err := event.Parse(e.Raw, &w.view); err != nil {
 		return err
 	}
+	if err := w.refuseForged(); err != nil {
+		return err
+	}
 	now := o.t.clock.now()
 	if err := w.expired(now); err != nil {
 		return err
@@ -48,21 +52,35 @@ func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []st
 		DB: e.DB, Coll: e.Coll, ClusterTime: e.TS, CommitMS: now.UnixMilli(), // N12: the time of its sending
 		MultiCollection: o.t.scope.Multiple(), Redelivered: e.Redelivered,
 	}
+	var refused []record.Answer
 	var err error
-	if w.recs, err = w.records(w.recs[:0]); err != nil {
+	if w.recs, refused, err = w.records(w.recs[:0], topics); err != nil {
 		return err
 	}
-	if topics != nil {
-		w.only(topics)
+	if len(w.recs) == 0 {
+		return refused[0].Refused
+	}
+	if len(refused) > 0 {
+		tell := answer
+		answer = func(p record.Published) {
+			p.Answers = append(slices.Clone(p.Answers), refused...)
+			tell(p)
+		}
 	}
 	return o.t.disp.Publish(ctx, w.recs, o.followed(e, w.recs, answer))
 }
+
+// check implements reconcile.Exceptions.Check.
+func (o *outlet) check(v *event.View) error { return refuseForged(v, o.t.seal) }
 
 // route tells the topics of an envelope that does not list its targets.
 func (o *outlet) route(e *reconcile.Envelope) ([]string, error) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if err := event.Parse(e.Raw, &w.view); err != nil {
+		return nil, err
+	}
+	if err := w.refuseForged(); err != nil {
 		return nil, err
 	}
 	targets, err := w.router.Route(&w.view, w.targets[:0])
@@ -87,16 +105,19 @@ func (o *outlet) take(e *reconcile.Envelope, topics []string, answer func(record
 // identify makes the records of an envelope that has neither body nor headers, for those topics or for all that it routes
 // to: what they are known by is right, and where they go.
 func (w *outgoing) identify(o *outlet, e *reconcile.Envelope, topics []string) bool {
-	if event.Parse(e.Raw, &w.view) != nil {
+	if event.Parse(e.Raw, &w.view) != nil || w.refuseForged() != nil {
 		return false
 	}
 	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.t.scope.Multiple()}
 	var err error
-	if w.recs, err = w.records(w.recs[:0]); err != nil || len(w.recs) == 0 {
+	var refused []record.Answer
+	if w.recs, refused, err = w.records(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
 		return false
 	}
-	if topics != nil {
-		w.only(topics)
+	for _, a := range refused { // an earlier owner may have sent it when the topic was allowed
+		rec := w.recs[0]
+		rec.Topic, rec.Partition = a.Topic, record.AnyPartition
+		w.recs = append(w.recs, rec)
 	}
 	return true
 }
@@ -122,24 +143,6 @@ func (o *outlet) standing(e *reconcile.Envelope, topics []string) []reconcile.Hi
 		}
 	}
 	return hits
-}
-
-// only keeps the records of those topics. One that the rules of now do not name any more gets its record as well: it was
-// promised when the envelope was held.
-func (w *outgoing) only(topics []string) {
-	model := w.recs[0]
-	kept := w.recs[:0]
-	for _, topic := range topics {
-		rec := model
-		rec.Topic, rec.Partition = topic, record.AnyPartition
-		for _, t := range w.targets {
-			if t.Topic == topic {
-				rec.Partition = t.Partition
-			}
-		}
-		kept = append(kept, rec)
-	}
-	w.recs = kept
 }
 
 // Settle implements reconcile.Outlet.

@@ -133,6 +133,12 @@ func (p *pump) hand(ctx context.Context, commitMS int64) error {
 	it := &p.item
 	*it = dispatch.Item{CommitMS: commitMS, Raw: p.ev.Document, DB: p.ev.DB, Coll: p.ev.Coll, Pos: p.ev.Data, Records: it.Records[:0]}
 	err := p.fill(it)
+	if p.ev.HasDocument { // before it can pass for an exception of an earlier owner
+		if forged := p.refuseForged(); forged != nil {
+			it.Records = it.Records[:0]
+			return p.refused(ctx, it, forged)
+		}
+	}
 	if p.owned != nil {
 		id := bson.Raw(p.ev.Document).Lookup("_id")
 		dead := false
@@ -191,7 +197,7 @@ func (p *pump) fill(it *dispatch.Item) error {
 	}
 	p.meta.DB, p.meta.Coll, p.meta.ClusterTime, p.meta.CommitMS = p.ev.DB, p.ev.Coll, p.ev.ClusterTime, p.ev.WallMS
 	var err error
-	it.Records, err = p.records(it.Records)
+	it.Records, _, err = p.records(it.Records, nil)
 	return err
 }
 

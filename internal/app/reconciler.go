@@ -44,7 +44,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 	f := reconcile.NewFinisher(reconcile.Finishing{
 		Client: t.mongo.state, Fencer: t.held, Outlet: out, Retry: t.retryPolicy(), MaxAttempts: t.cfg.Retry.MaxAttempts,
 		Recording: t.cfg.Recording, DropExpired: t.cfg.Expired == "drop", Watcher: t.cfg.Watcher, Node: t.cfg.Node, Version: t.version,
-		Epoch: doc.Epoch, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
+		Epoch: doc.Epoch, Seal: t.seal, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
 		Count: func(end reconcile.End, class record.Class, n int) {
 			t.metrics.Reconciled.WithLabelValues(end.String()).Add(float64(n))
 			if end == reconcile.Dead {
@@ -56,7 +56,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		outlet:   out,
 		finisher: f,
 		exceptions: &reconcile.Exceptions{
-			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Route: out.route,
+			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Route: out.route, Check: out.check,
 			Standing: out.standing, Take: out.take, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
 		},
 		scheduled: reconcile.NewScheduled(reconcile.ScheduledConfig{

@@ -348,6 +348,7 @@ func TestN28_ForeignExceptionsHaveOneSlot(t *testing.T) {
 			{Key: "nextAt", Value: time.Now()},
 			{Key: "delivery", Value: int32(1)},
 			{Key: "origin", Value: store.OriginRequeue},
+			b.seal(),
 		}
 		if i%4 != 0 { // those without one are slot 0's
 			doc = append(doc, bson.E{Key: "slot", Value: event.Slot([]byte(key))})

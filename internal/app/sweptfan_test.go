@@ -65,6 +65,7 @@ func TestN22_ASweepOwesTheOtherTopicsOfWhatHasNoStamp(t *testing.T) {
 		{Key: "origin", Value: store.OriginStream},
 		{Key: "attempts", Value: 0},
 		{Key: "key", Value: "0"},
+		b.seal(),
 	})
 	if err != nil {
 		t.Fatal(err)

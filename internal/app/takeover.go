@@ -36,6 +36,12 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err := t.stillDivided(ctx); err != nil {
 		return none, err
 	}
+	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		t.seal, err = t.registry.Seal(ctx)
+		return err
+	}); err != nil {
+		return none, err
+	}
 	// Before the collections are looked for: what is committed to one that appears meanwhile is behind it.
 	began, err := t.operationTime(ctx)
 	if err != nil {
@@ -216,7 +222,7 @@ func (t *term) newStream() (*changestream.Stream, error) {
 
 func (t *term) newPump(until bson.Timestamp, owned *owned) *pump {
 	p := &pump{
-		filling: filling{router: t.router, filler: t.preset.Filler()},
+		filling: filling{router: t.router, filler: t.preset.Filler(), seal: t.seal},
 		scope:   t.scope, disp: t.disp, ddl: t.onDDL, now: t.clock.now,
 		replay:      replay{until: until, end: func() { t.sink.EndReplay(); t.disp.EndReplay() }},
 		tick:        func() { t.progress.ticks.Add(1) },

@@ -58,6 +58,7 @@ type term struct {
 		sync.Mutex
 		outboxes []store.Outbox // what is watched, as far as it is known
 	}
+	seal     []byte          // of the state database: documents without it got their state from a service
 	byTime   resume.Position // where the stream was reopened by time last
 	gap      *gap            // to be swept before the stream is read
 	rounds   rounds

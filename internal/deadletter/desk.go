@@ -37,6 +37,16 @@ func NewDesk(state *mongo.Database, watcher, actor string) Desk {
 
 func (k Desk) client() *mongo.Client { return k.State.Client() }
 
+// again reads what envelopes that are delivered again have in common.
+func (k Desk) again(ctx context.Context, late bool) (again, error) {
+	now, err := store.ServerTime(ctx, k.client())
+	if err != nil {
+		return again{}, err
+	}
+	seal, err := store.NewRegistry(k.State.Collection("collections")).Seal(ctx)
+	return again{now: now, late: late, seal: seal}, err
+}
+
 func (k Desk) outbox(ns string) (*mongo.Collection, error) {
 	coll, err := store.Outboxed(k.client(), ns)
 	if err != nil {

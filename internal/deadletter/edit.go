@@ -143,11 +143,10 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 	if d.Envelope, err = e.apply(d.Envelope); err != nil {
 		return 0, &RefusedError{id, err.Error()}
 	}
-	now, err := store.ServerTime(ctx, k.client())
+	a, err := k.again(ctx, o.Late)
 	if err != nil {
 		return 0, err
 	}
-	a := again{now: now, late: o.Late}
 	if o.DryRun {
 		return k.edited(ctx, &d, e, a, true)
 	}

@@ -19,12 +19,14 @@ const maxDocument = 16<<20 - 4<<10
 var stripped = map[string]bool{
 	"state": true, "pos": true, "pending": true, "attempts": true, "nextAt": true, "lastError": true, "history": true, "claim": true,
 	"origin": true, "redelivered": true, "delivery": true, "sentAt": true, "sent": true, "replayOf": true, "only": true, "ts": true, "dueAt": true,
+	"seal": true,
 }
 
 // again makes envelopes that are delivered again out of letters.
 type again struct {
 	now  time.Time // of the server
 	late bool      // also those that have expired: they lose their expiry
+	seal []byte    // of the state database, see [store.Registry.Seal]
 }
 
 // document is the envelope of a letter as it goes back to its outbox: exactly one that waits for a retry (N18), its times
@@ -69,6 +71,7 @@ func (a again) document(d *Dead, delivery int32) (bson.D, error) {
 		bson.E{Key: "origin", Value: store.OriginRequeue},
 		bson.E{Key: "delivery", Value: delivery},
 		bson.E{Key: "replayOf", Value: d.ID.String()},
+		bson.E{Key: "seal", Value: a.seal},
 	)
 	if d.Source.Kind == FromHandler { // N18: other groups have dealt with it
 		doc = append(doc, bson.E{Key: "only", Value: d.Source.Group + "/" + d.Source.Handler})

@@ -97,7 +97,7 @@ func (k Desk) part(ctx context.Context, ns string, letters []*Dead, o Options) (
 	if o.DryRun {
 		return k.rehearse(ctx, ns, letters, o)
 	}
-	now, err := store.ServerTime(ctx, k.client())
+	a, err := k.again(ctx, o.Late)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -109,7 +109,7 @@ func (k Desk) part(ctx context.Context, ns string, letters []*Dead, o Options) (
 			got.Requeued = done
 			return err
 		}
-		plan, err := k.plan(tx, ns, left, again{now: now, late: o.Late})
+		plan, err := k.plan(tx, ns, left, a)
 		if err != nil {
 			return err
 		}
@@ -122,11 +122,11 @@ func (k Desk) part(ctx context.Context, ns string, letters []*Dead, o Options) (
 
 // rehearse judges letters as part does, and writes nothing.
 func (k Desk) rehearse(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
-	now, err := store.ServerTime(ctx, k.client())
+	a, err := k.again(ctx, o.Late)
 	if err != nil {
 		return Outcome{}, err
 	}
-	plan, err := k.plan(ctx, ns, letters, again{now: now, late: o.Late})
+	plan, err := k.plan(ctx, ns, letters, a)
 	if err != nil {
 		return Outcome{}, err
 	}

@@ -14,6 +14,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack"
+	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -107,6 +108,10 @@ type oldEnvelopes struct {
 
 func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 	began, later := time.Now(), time.Now().Add(time.Hour)
+	seal, err := store.NewRegistry(s.state().Collection("collections")).Seal(ctx)
+	if err != nil {
+		return err
+	}
 	n := protected + purgePairs*old.each
 	docs := make([]any, 0, 1000)
 	for i := range n {
@@ -125,7 +130,7 @@ func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 		case i%2 == 0:
 			doc = append(doc, bson.E{Key: "ts", Value: old.at(i)}, bson.E{Key: "dueAt", Value: later})
 		default:
-			doc = append(doc, bson.E{Key: "ts", Value: old.at(i)}, bson.E{Key: "state", Value: event.StateRetry}, bson.E{Key: "nextAt", Value: later})
+			doc = append(doc, bson.E{Key: "ts", Value: old.at(i)}, bson.E{Key: "state", Value: event.StateRetry}, bson.E{Key: "nextAt", Value: later}, bson.E{Key: "seal", Value: seal})
 		}
 		if docs = append(docs, doc); len(docs) < cap(docs) && i+1 < n {
 			continue

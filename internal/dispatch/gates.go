@@ -61,7 +61,9 @@ var seed = maphash.MakeSeed()
 // hashOf is the hash of a key in a namespace, of their bytes or of their text.
 func hashOf(ns, key string) uint32 { return mix(maphash.String(seed, ns), maphash.String(seed, key)) }
 
-func hashOfBytes(ns, key []byte) uint32 { return mix(maphash.Bytes(seed, ns), maphash.Bytes(seed, key)) }
+func hashOfBytes(ns, key []byte) uint32 {
+	return mix(maphash.Bytes(seed, ns), maphash.Bytes(seed, key))
+}
 
 func mix(ns, key uint64) uint32 { return uint32((ns*31 + key) >> 32) }
 

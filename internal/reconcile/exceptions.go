@@ -51,6 +51,9 @@ type Exceptions struct {
 	// Route tells the topics of an envelope that does not list its targets. nil: only the Outlet knows, and such an envelope
 	// takes its turn for all topics at once.
 	Route func(e *Envelope) ([]string, error)
+	// Check refuses an envelope that no relay and no operator made an exception: it is dead at once, whatever else it says.
+	// nil accepts all.
+	Check func(v *event.View) error
 	// Standing tells which records of an envelope a read-back has found, for those topics (nil: all that it routes to). Take
 	// acks those of them that are still there, and sends nothing; if there are any, answer is called once as by
 	// Outlet.Publish, else it returns false. Envelopes have neither body nor headers. nil where nothing is found late.

@@ -41,6 +41,7 @@ type item struct {
 	pos     string
 	origin  string
 	pending []string // nil: it does not say
+	refused bool     // it is malformed, or fails Check
 	topics  []string // pending, or those that it routes to, or "" for all of them
 }
 
@@ -111,6 +112,9 @@ func (x *Exceptions) consider(ctx context.Context, p *reading, ns string, raw bs
 		return err
 	}
 	malformed := event.Parse(raw, &p.view)
+	if malformed == nil && x.Check != nil {
+		malformed = x.Check(&p.view)
+	}
 	it := x.item(p, ns, raw, malformed)
 	now := x.Now().UnixMilli()
 	if it.pos > p.reached {
@@ -181,7 +185,7 @@ func (x *Exceptions) await(ctx context.Context, p *reading) error {
 
 // item reads what its turn depends on.
 func (x *Exceptions) item(p *reading, ns string, raw bson.Raw, malformed error) *item {
-	it := &item{id: raw.Lookup("_id"), state: string(p.view.State)}
+	it := &item{id: raw.Lookup("_id"), state: string(p.view.State), refused: malformed != nil}
 	it.flyID = ns + "\x00" + idKey(it.id)
 	key := raw.Lookup("key")
 	it.ref = keyRef{orderKey{ns, keyText(key, raw.Lookup("aggregateid"))}, key}

@@ -63,6 +63,9 @@ func (x *Exceptions) admit(p *reading, it *item, now int64) ([]string, *flight) 
 // ready reports whether the envelope may go at all. N15: one of the stream only once the watermark has passed it, else one
 // before it could still come; N18: any other has no such bound.
 func (x *Exceptions) ready(p *reading, it *item, now int64) bool {
+	if it.refused { // it becomes a dead letter without waiting for a time that it may have made up
+		return true
+	}
 	if it.state == event.StateRetry && p.view.NextAt > now {
 		return false
 	}

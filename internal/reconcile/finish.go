@@ -100,6 +100,7 @@ type Finishing struct {
 	Node        string
 	Version     string
 	Epoch       int64
+	Seal        []byte           // of the state database, see [store.Registry.Seal]
 	Now         func() time.Time // the server's
 	Log         *slog.Logger     // nil for none
 	// Trouble hears of each write that failed and is tried again, Well of each that succeeded after one. Both may be nil.

@@ -106,9 +106,13 @@ func (a *answered) result(fate store.Fate) *store.Outcome {
 	return &store.Outcome{Fate: fate, NS: a.NS, ID: a.ID, Delivery: a.Number, Claim: a.Claim, Key: a.Key, Pos: a.Pos}
 }
 
-// place gives a scheduled envelope that becomes an exception its position.
+// place gives a scheduled envelope that becomes an exception its position and the seal.
 func (f *Finisher) place(a *answered) {
-	if a.outcome == nil || a.Claim == "" || a.outcome.Pos != "" {
+	if a.outcome == nil || a.Claim == "" {
+		return
+	}
+	a.outcome.Seal = f.c.Seal
+	if a.outcome.Pos != "" {
 		return
 	}
 	f.mu.Lock()

@@ -183,6 +183,24 @@ func (r *Router) Route(v *event.View, dst []Target) ([]Target, error) {
 	return dst, nil
 }
 
+// Narrow returns the targets for the listed topics, in their order. It judges each topic that is not among the targets:
+// the list is stored on the document, where it may be older than the configuration. refused has an answer for each topic
+// that may not be written.
+func (r *Router) Narrow(targets []Target, topics []string) (kept []Target, refused []record.Answer) {
+	for _, topic := range topics {
+		if i := slices.IndexFunc(targets, func(t Target) bool { return t.Topic == topic }); i >= 0 {
+			kept = append(kept, targets[i])
+			continue
+		}
+		if d := r.named([]byte(topic)); d.refusal != nil {
+			refused = append(refused, record.Answer{Topic: topic, Partition: record.AnyPartition, Offset: -1, Refused: d.refusal})
+		} else {
+			kept = append(kept, d.targets[0])
+		}
+	}
+	return kept, refused
+}
+
 // named is the decision for a topic that the envelope names itself.
 func (r *Router) named(topic []byte) decision {
 	r.mu.RLock()

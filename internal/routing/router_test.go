@@ -3,6 +3,7 @@ package routing
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -244,4 +245,26 @@ func TestEveryTopicIsLegal(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Topics that are stored on a document, as those for which an exception waits, are judged as those that an envelope names.
+func TestStoredTopicsAreJudged(t *testing.T) {
+	t.Parallel()
+	r, err := New(Config{Allow: []string{"outbox.event.*", "__*"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	targets := []Target{{"outbox.event.order", 3}}
+	stored := []string{"outbox.event.order", "secret", "__consumer_offsets", "not a name", "", "outbox.event.parcel"}
+	kept, refused := r.Narrow(targets, stored)
+	if want := []Target{{"outbox.event.order", 3}, {"outbox.event.parcel", record.AnyPartition}}; !slices.Equal(kept, want) {
+		t.Errorf("kept %v, want %v", kept, want)
+	}
+	classes := map[string]record.Class{}
+	for _, a := range refused {
+		classes[a.Topic] = a.Refused.Class
+	}
+	if want := map[string]record.Class{"secret": record.NotAllowed, "__consumer_offsets": record.NotAllowed, "not a name": record.Malformed, "": record.Malformed}; !maps.Equal(classes, want) {
+		t.Errorf("refused %v, want %v", classes, want)
+	}
 }

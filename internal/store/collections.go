@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -242,7 +243,7 @@ func (r *Registry) Release(ctx context.Context, uuid [16]byte, watcher string) e
 // Claims lists a watcher's collections, or all of them for "". A watcher with claims and without a watcher document has
 // lost its state: it must not start as if it were new.
 func (r *Registry) Claims(ctx context.Context, watcher string) ([]Claim, error) {
-	filter := bson.D{}
+	filter := bson.D{{Key: "watcher", Value: bson.D{{Key: "$exists", Value: true}}}}
 	if watcher != "" {
 		filter = bson.D{{Key: "watcher", Value: watcher}}
 	}
@@ -259,6 +260,28 @@ func (r *Registry) Claims(ctx context.Context, watcher string) ([]Claim, error) 
 
 func ifNull(field string, otherwise any) bson.D {
 	return bson.D{{Key: "$ifNull", Value: bson.A{field, otherwise}}}
+}
+
+// Seal returns the seal of the state database, and makes it on the first call. Relays and operators write it into each
+// document whose state they change. A service that may only insert into its outbox cannot read the seal, so a document
+// without it got its state from somebody else.
+func (r *Registry) Seal(ctx context.Context) ([]byte, error) {
+	fresh := make([]byte, 16)
+	if _, err := rand.Read(fresh); err != nil {
+		return nil, fmt.Errorf("making the seal of the state database: %w", err)
+	}
+	var doc struct {
+		Seal []byte `bson:"seal"`
+	}
+	err := r.coll.FindOneAndUpdate(ctx, bson.D{{Key: "_id", Value: "seal"}}, bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "seal", Value: fresh}}}},
+		options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)).Decode(&doc)
+	if mongo.IsDuplicateKeyError(err) { // another process made the seal at the same moment
+		return r.Seal(ctx)
+	}
+	if err != nil {
+		return nil, privilege(err, "reading the seal of the state database", "find, insert and update", Namespace(r.coll), "")
+	}
+	return doc.Seal, nil
 }
 
 func lit(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }

@@ -51,6 +51,7 @@ type Exception struct {
 	Delay    time.Duration
 	Error    *ExceptionError // nil if it is held for no fault of its own
 	Node     string          // which node met the error
+	Seal     []byte          // of the state database, see [Registry.Seal]
 	Origin   string          // OriginStream unless it says otherwise
 	// Redelivered: its records are to be flagged, for nobody knows whether they were sent before.
 	Redelivered bool
@@ -141,6 +142,7 @@ func (x *Exception) upsert() (mongo.WriteModel, error) {
 		{Key: "pos", Value: lit(x.Pos)},
 		{Key: "attempts", Value: x.Attempts},
 		{Key: "origin", Value: lit(origin)},
+		{Key: "seal", Value: x.Seal},
 	}
 	// As text also where the envelope has another type: 5 and "5" are one key, and have to stand in one order. An empty key is none.
 	if key, _ := x.Raw.Lookup("key").StringValueOK(); key == "" {

@@ -48,6 +48,7 @@ type Outcome struct {
 	Error *ExceptionError
 	Node  string
 
+	Seal            []byte // of the state database, see [Registry.Seal]: for a scheduled envelope that gets a state
 	State, Pos, Key string // what a scheduled envelope becomes with FateHeld; with FateFailed its state is retry
 }
 
@@ -214,7 +215,7 @@ func (o *Outcome) update() mongo.WriteModel {
 		if o.Fate != FateFailed {
 			set = append(set, bson.E{Key: "state", Value: lit(o.State)})
 		}
-		set = append(set, bson.E{Key: "origin", Value: OriginScheduled}, bson.E{Key: "pos", Value: lit(o.Pos)}, wasDue)
+		set = append(set, bson.E{Key: "origin", Value: OriginScheduled}, bson.E{Key: "pos", Value: lit(o.Pos)}, bson.E{Key: "seal", Value: o.Seal}, wasDue)
 		if o.Key != "" {
 			set = append(set, bson.E{Key: "key", Value: lit(o.Key)})
 		}

@@ -154,9 +154,13 @@ func (r *Replays) Queue(ctx context.Context, id string, watcher string, b Replay
 	if err != nil {
 		return 0, 0, err
 	}
+	seal, err := NewRegistry(r.state.Collection("collections")).Seal(ctx)
+	if err != nil {
+		return 0, 0, fmt.Errorf("replay %s: %w", id, err)
+	}
 	models := make([]mongo.WriteModel, len(b.Envelopes))
 	for i := range b.Envelopes {
-		models[i] = b.Envelopes[i].update(id)
+		models[i] = b.Envelopes[i].update(id, seal)
 	}
 	again := false
 	err = Foreign(ctx, r.state, watcher, []string{b.NS}, func(tx context.Context) error {
@@ -216,7 +220,7 @@ func (r *Replays) move(tx context.Context, id string, b ReplayBatch) (bool, erro
 }
 
 // update is the write to one envelope.
-func (q *Requeue) update(replay string) mongo.WriteModel {
+func (q *Requeue) update(replay string, seal []byte) mongo.WriteModel {
 	set := bson.D{
 		{Key: "state", Value: "retry"},
 		{Key: "nextAt", Value: "$$NOW"},
@@ -224,6 +228,7 @@ func (q *Requeue) update(replay string) mongo.WriteModel {
 		{Key: "delivery", Value: bson.D{{Key: "$add", Value: bson.A{bson.D{{Key: "$ifNull", Value: bson.A{"$delivery", int32(0)}}}, int32(1)}}}},
 		{Key: "origin", Value: OriginReplay},
 		{Key: "replayOf", Value: lit(replay)},
+		{Key: "seal", Value: seal},
 		{Key: "pos", Value: StampPos(q.TS)},
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 	}

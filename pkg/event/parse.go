@@ -71,7 +71,11 @@ const (
 	fAttempts
 	fNextAt
 	fOnly
+	fSeal
 )
+
+// relayOwned are the fields by which a document changes where, when or as which delivery it is published.
+const relayOwned = fState | fDelivery | fOnly
 
 // fieldOf is the field of that name, 0 for one that the envelope does not know.
 func fieldOf(name []byte) fields {
@@ -124,6 +128,8 @@ func fieldOf(name []byte) fields {
 		return fNextAt
 	case "only":
 		return fOnly
+	case "seal":
+		return fSeal
 	}
 	return 0
 }
@@ -171,6 +177,9 @@ func (v *View) set(f fields, c *cursor) error {
 // setOwn takes the fields that the server or the relay writes. A stamp or a slot of another type counts as missing (N25,
 // N28); so do the fields of an exception, which mean nothing without a state.
 func (v *View) setOwn(f fields, c *cursor) error {
+	if f&relayOwned != 0 && v.RelayOwned == nil && c.typ != bson.TypeNull {
+		v.RelayOwned = c.name
+	}
 	switch f {
 	case fTS:
 		if c.typ == bson.TypeTimestamp {
@@ -195,6 +204,10 @@ func (v *View) setOwn(f fields, c *cursor) error {
 	case fOnly:
 		if c.typ == bson.TypeString {
 			v.Only = text(c.val)
+		}
+	case fSeal:
+		if c.typ == bson.TypeBinary {
+			v.Seal, _, _ = blob(c.val)
 		}
 	case fAttempts:
 		if n, ok := integer(c); ok && n >= 0 && n <= math.MaxInt32 {

@@ -45,6 +45,11 @@ type View struct {
 	NextAt   int64  // Unix milliseconds, 0 if absent
 	Only     []byte // the one handler, as group/handler, that a requeued letter is for; nil is everybody (N18)
 
+	// RelayOwned names the first field of the document that only a relay or an operator writes; nil if it has none. Such
+	// fields count only in a document whose Seal is that of the state database.
+	RelayOwned []byte
+	Seal       []byte
+
 	idText, keyText, versionText [36]byte // canonical text of values that are not strings
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
 	"github.com/outrelay/outrelay/pkg/outbox"
@@ -164,6 +165,10 @@ func (s *scene) run(f func(context.Context) error) {
 // prepare writes what is there before a relay: envelopes that were refused and are tried again in an hour, a saga, and an inbox with a marker that is a week old and a message that somebody holds.
 func (s *scene) prepare() {
 	now := time.Now()
+	seal, err := store.NewRegistry(s.state.Collection("collections")).Seal(s.t.Context())
+	if err != nil {
+		s.t.Fatal(err)
+	}
 	for i := range refused {
 		s.insert("outbox", bson.D{
 			{Key: "_id", Value: fmt.Sprintf("refused-%d", i+1)},
@@ -173,6 +178,7 @@ func (s *scene) prepare() {
 			{Key: "payload", Value: "x"},
 			{Key: "key", Value: fmt.Sprintf("customer-r%d", i)},
 			{Key: "state", Value: "retry"},
+			{Key: "seal", Value: seal},
 			{Key: "attempts", Value: 3},
 			{Key: "nextAt", Value: now.Add(time.Hour)},
 			{Key: "ts", Value: bson.Timestamp{T: uint32(now.Unix())}},

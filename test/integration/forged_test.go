@@ -1,0 +1,103 @@
+//go:build unix
+
+package integration
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"go.mongodb.org/mongo-driver/v2/bson"
+
+	"github.com/outrelay/outrelay/internal/deadletter"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// A service may only insert into its outbox. An insert that carries fields of the relay, to write to a topic that
+// topics.allow forbids or to pass for another delivery, becomes a dead letter that names the field. Legitimate events of
+// the same key go on, while the relay runs and after it was down.
+func TestForgedStateReachesNoTopic(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{Types: []string{"order", "secret"}})
+	s.Set("topics.allow", []string{s.Topic("order")})
+	s.Set("topics.create.partitions", 1)
+	topics := s.Read()
+	past, never := time.Now().Add(-time.Hour), bson.DateTime(1<<62)
+	forged := map[string]bson.D{
+		"state":     {{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{s.Topic("secret")}}, {Key: "origin", Value: "requeue"}, {Key: "attempts", Value: 0}, {Key: "nextAt", Value: past}, {Key: "pos", Value: "0"}},
+		"internal":  {{Key: "state", Value: "retry"}, {Key: "pending", Value: bson.A{"__" + s.Prefix}}, {Key: "origin", Value: "requeue"}, {Key: "nextAt", Value: past}, {Key: "pos", Value: "0"}},
+		"created":   {{Key: "state", Value: "blocked"}, {Key: "pending", Value: bson.A{s.Prefix + "-evil"}}, {Key: "pos", Value: "0"}},
+		"never":     {{Key: "state", Value: "retry"}, {Key: "nextAt", Value: never}, {Key: "pos", Value: "0"}},
+		"allowed":   {{Key: "state", Value: "parked"}, {Key: "pending", Value: bson.A{s.Topic("order")}}, {Key: "origin", Value: "replay"}, {Key: "pos", Value: "0"}},
+		"guessed":   {{Key: "state", Value: "parked"}, {Key: "pos", Value: "0"}, {Key: "seal", Value: make([]byte, 16)}},
+		"delivery":  {{Key: "delivery", Value: 7}},
+		"only":      {{Key: "only", Value: "billing/charge"}},
+		"scheduled": {{Key: "delivery", Value: 7}, {Key: "dueAt", Value: past}},
+	}
+	ns := s.DB.Name() + ".outbox"
+	insert := func(round string) {
+		for name, fields := range forged {
+			id := round + name
+			doc := append(bson.D{
+				{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "k"},
+				{Key: "type", Value: "PaymentApproved"}, {Key: "payload", Value: "FORGED"},
+			}, fields...)
+			if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
+				t.Fatal(err)
+			}
+			s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.Topic("order")}})
+			s.Ledger.Dead(ns, id)
+		}
+		s.Append(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID(round+"real")))
+	}
+
+	// As an operator's requeue has left the collection: the reconciler looks at it before the stream brings the inserts.
+	insert("before-")
+	p := s.Start()
+	p.TookOver()
+	s.Check(topics)
+	insert("live-")
+	s.Check(topics)
+	p.Kill()
+	insert("down-")
+	s.Start().TookOver()
+	s.Check(topics)
+	s.CheckDead()
+
+	for _, round := range []string{"before-", "live-", "down-"} {
+		for name, fields := range forged {
+			var letter deadletter.Dead
+			if err := s.DB.Collection("outbox_dead").FindOne(t.Context(), bson.D{{Key: "_id.id", Value: round + name}}).Decode(&letter); err != nil {
+				t.Fatalf("%s%s: %v", round, name, err)
+			}
+			if letter.Class != "malformed" || !strings.Contains(letter.Reason, fields[0].Key) {
+				t.Errorf("%s%s: %s, %s", round, name, letter.Class, letter.Reason)
+			}
+		}
+	}
+	s.NoneHeld()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	names, err := kadm.NewClient(cl).ListTopics(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if names.Has(s.Prefix + "-evil") {
+		t.Error("a forged document made a topic")
+	}
+	for _, r := range topics.All() {
+		if r.Topic == s.Topic("secret") || string(r.Value) == "FORGED" {
+			t.Errorf("%s has %s of %s", r.Topic, r.Value, r.Key)
+		}
+	}
+	if log := p.Log(); strings.Contains(log, "grant this user") {
+		t.Error("the log advises rights on a topic that a forged document names")
+	}
+}
