@@ -73,6 +73,12 @@ func TestWaitRuleSeesSleepsAndSkips(t *testing.T) {
 		{"internal/lease/a.go", `func f() { time.Sleep(1) }`, ""},
 		{"internal/lease/a_test.go", `func f(t *testing.T) { t.Skip("x") }`, "Skip"},
 		{"internal/lease/a_test.go", `func f(t *testing.T) { t.SkipNow() }`, "Skip"},
+		{"internal/devstack/stacktest/flags.go", `func OnlyWith(t testing.TB) { t.Skipf("x") }`, ""},
+		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func TestA(t *testing.T) { if !*long { return }; f() }`, "OnlyWith"},
+		{"test/fault/a_test.go", `var n = flag.Int("l", 0, ""); func TestA(t *testing.T) { if *n == 0 { t.Log("x"); return }; f() }`, "OnlyWith"},
+		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func cases() []string { if !*long { return nil }; return all }`, "OnlyWith"},
+		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func cases() []string { if *long { return all }; return nil }`, "OnlyWith"},
+		{"test/fault/a_test.go", `var long = flag.Bool("l", false, ""); func rounds(few, many int) int { if *long { return many }; return few }`, ""},
 		{"internal/lease/a_test.go", `func f(t *testing.T) { synctest.Test(t, func(t *testing.T) { time.Sleep(1) }) }`, ""},
 	} {
 		finds(t, waitProblems([]source{parse(t, c.file, []byte("package x\n"+c.text+"\n"))}), c.want)
@@ -121,11 +127,123 @@ func waitProblems(files []source) []string {
 				if !inside {
 					out = append(out, fmt.Sprintf("%s: time.Sleep; wait for a signal, or until a deadline for a condition", at))
 				}
-			case name == "Skip" || name == "Skipf" || name == "SkipNow":
+			case (name == "Skip" || name == "Skipf" || name == "SkipNow") && f.path != onlyWith:
 				out = append(out, fmt.Sprintf("%s: %s; a test that cannot run fails", at, name))
 			}
 			return true
 		})
 	}
+	return append(out, emptyWithoutFlag(files)...)
+}
+
+// onlyWith is the file of stacktest.OnlyWith, which alone may skip tests.
+const onlyWith = "internal/devstack/stacktest/flags.go"
+
+// emptyWithoutFlag finds tests that return, or have no cases, unless a flag is set: go test would report PASS.
+func emptyWithoutFlag(files []source) []string {
+	flags := map[string]bool{} // directory and name of variables that flag.Bool and the like have made
+	for _, f := range files {
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			v, ok := n.(*ast.ValueSpec)
+			for i := 0; ok && i < len(v.Values); i++ {
+				if call, ok := v.Values[i].(*ast.CallExpr); ok && selects(call.Fun, "flag") {
+					flags[f.dir+"."+v.Names[i].Name] = true
+				}
+			}
+			return true
+		})
+	}
+
+	var out []string
+	for _, f := range files {
+		if !f.test {
+			continue
+		}
+		for _, d := range f.ast.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || fn.Body == nil {
+				continue
+			}
+			for i, stmt := range fn.Body.List {
+				cond, ok := stmt.(*ast.IfStmt)
+				if !ok || !mentionsFlag(cond.Cond, f.dir, flags) {
+					continue
+				}
+				if returnsNothing(cond.Body.List) || i+2 == len(fn.Body.List) && returnsNothing(fn.Body.List[i+1:]) {
+					out = append(out, fmt.Sprintf("%s: without a flag, %s does nothing and passes; use stacktest.OnlyWith", f.fset.Position(stmt.Pos()), fn.Name.Name))
+				}
+			}
+		}
+	}
 	return out
+}
+
+func selects(e ast.Expr, pkg string) bool {
+	sel, ok := e.(*ast.SelectorExpr)
+	if !ok {
+		return false
+	}
+	x, ok := sel.X.(*ast.Ident)
+	return ok && x.Name == pkg
+}
+
+func mentionsFlag(e ast.Expr, dir string, flags map[string]bool) bool {
+	found := false
+	ast.Inspect(e, func(n ast.Node) bool {
+		star, ok := n.(*ast.StarExpr)
+		if ok {
+			x, ok := star.X.(*ast.Ident)
+			found = found || ok && flags[dir+"."+x.Name]
+		}
+		return true
+	})
+	return found
+}
+
+// returnsNothing reports whether the statements end with `return` or `return nil`.
+func returnsNothing(list []ast.Stmt) bool {
+	if len(list) == 0 {
+		return false
+	}
+	r, ok := list[len(list)-1].(*ast.ReturnStmt)
+	if !ok || len(r.Results) > 1 {
+		return false
+	}
+	if len(r.Results) == 0 {
+		return true
+	}
+	x, ok := r.Results[0].(*ast.Ident)
+	return ok && x.Name == "nil"
+}
+
+// The README names each test that runs only with a flag.
+func TestReadmeNamesTestsThatNeedAFlag(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	listed := map[string]bool{}
+	for _, f := range tree(t) {
+		for _, d := range f.ast.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok || !f.test || !strings.HasPrefix(fn.Name.Name, "Test") {
+				continue
+			}
+			ast.Inspect(fn, func(n ast.Node) bool {
+				if call, ok := n.(*ast.CallExpr); ok && selects(call.Fun, "stacktest") && call.Fun.(*ast.SelectorExpr).Sel.Name == "OnlyWith" {
+					listed[fn.Name.Name] = true
+				}
+				return true
+			})
+		}
+	}
+	if len(listed) == 0 {
+		t.Fatal("no test calls stacktest.OnlyWith")
+	}
+	for name := range listed {
+		if !strings.Contains(string(readme), "`"+name+"`") {
+			t.Errorf("the README does not say that %s runs only with a flag", name)
+		}
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/test/kit"
 )
@@ -40,10 +41,7 @@ func TestKillAtEveryCrashPoint(t *testing.T) {
 
 // Every pair of crash points, one right after the other.
 func TestKillAtEveryPairOfCrashPoints(t *testing.T) {
-	if !*long {
-		t.Log("a part of -fault.long")
-		return
-	}
+	stacktest.OnlyWith(t, "about 200 pairs of crash points", "fault.long")
 	for _, a := range points {
 		for _, b := range points {
 			t.Run(fmt.Sprintf("%s,%s", a, b), func(t *testing.T) {

@@ -18,10 +18,7 @@ import (
 // Kafka is away with a backlog of tens of thousands, while some envelopes are held for reasons of their own: that it cannot
 // be reached spends no attempt, kills nothing and parks nothing, and everything is in order when it is back.
 func TestKafkaAwayWithABacklog(t *testing.T) {
-	if !*long {
-		t.Log("a part of -fault.long")
-		return
-	}
+	stacktest.OnlyWith(t, "tens of thousands of events wait for a broker of its own", "fault.long")
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
 	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s", "retry.base": "200ms", "retry.cap": "500ms"}})
@@ -99,10 +96,7 @@ func bulk(t *testing.T, s *kit.Scene, n int) {
 // A take-over with more parked envelopes than there are gates for keys: it is quick, needs little memory, and everything of
 // every key is in order, also what is appended meanwhile.
 func TestTakeOverWithManyParked(t *testing.T) {
-	if !*long {
-		t.Log("a part of -fault.long")
-		return
-	}
+	stacktest.OnlyWith(t, "more envelopes are parked than there are gates for keys", "fault.long")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
 	history := s.Follow()

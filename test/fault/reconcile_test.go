@@ -13,6 +13,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 	"github.com/outrelay/outrelay/test/kit"
@@ -132,10 +133,7 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 // Records are refused for a reason of their own by the setting of their topic, while owners die: each failure counts one
 // attempt, the key waits, and when the topic takes them everything follows in order.
 func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
-	if !*long {
-		t.Log("a part of -fault.long")
-		return
-	}
+	stacktest.OnlyWith(t, "eight owners die one after the other", "fault.long")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.base": "500ms", "retry.cap": "1s", "retry.max_attempts": 1000})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})

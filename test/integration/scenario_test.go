@@ -20,8 +20,8 @@ import (
 )
 
 var (
-	long      = flag.Bool("integration.long", false, "run all scenarios of dev, at their full size")
-	scenarios = flag.Bool("integration.scenarios", false, "run also the scenarios of dev whose faults test/fault injects, at a small size")
+	long = flag.Bool("integration.long", false, "run all scenarios of dev, at their full size")
+	_    = flag.Bool("integration.scenarios", false, "run also the scenarios of dev whose faults test/fault injects, at a small size")
 )
 
 // onSharedServers is the environment of an `outrelay dev` that takes the servers that all tests share.
@@ -120,19 +120,13 @@ func TestScenarioConsumer(t *testing.T) {
 	}
 }
 
-// others are the scenarios whose faults test/fault injects as well.
-func others() map[string]func(*testing.T) {
-	if !*scenarios && !*long {
-		return nil
-	}
-	return map[string]func(*testing.T){
-		"retry": retryScenario, "rebalances": rebalancesScenario, "saga": sagaScenario, "slots": slotsScenario,
-	}
-}
-
+// The scenarios whose faults test/fault injects as well.
 func TestScenariosOfOtherFaults(t *testing.T) {
+	stacktest.OnlyWith(t, "test/fault injects the same faults", "integration.scenarios", "integration.long")
 	t.Parallel()
-	for name, play := range others() {
+	for name, play := range map[string]func(*testing.T){
+		"retry": retryScenario, "rebalances": rebalancesScenario, "saga": sagaScenario, "slots": slotsScenario,
+	} {
 		t.Run(name, play)
 	}
 }
@@ -173,17 +167,11 @@ func slotsScenario(t *testing.T) {
 	above(t, r, 0, "one_slot_eps", "two_slot_eps", "one_slot_near_eps", "two_slot_near_eps", "handovers", "shared_s")
 }
 
-// fullSize are the scenarios whose faults the tests of test/fault inject as well.
-func fullSize() []string {
-	if *long {
-		return []string{"broker-outage", "drop", "lost-history", "purge", "slots"}
-	}
-	return nil
-}
-
+// The scenarios at their full size, on servers of their own.
 func TestScenariosOfFullSize(t *testing.T) {
+	stacktest.OnlyWith(t, "each scenario takes a minute or two", "integration.long")
 	t.Parallel()
-	for _, name := range fullSize() {
+	for _, name := range []string{"broker-outage", "drop", "lost-history", "purge", "slots"} {
 		t.Run(name, func(t *testing.T) {
 			r := scenario(t, name)
 			switch name {

@@ -17,6 +17,7 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -276,9 +277,7 @@ func (o *chaosOwner) moving(tb testing.TB, events int64) {
 // TestN04_Chaos kills brokers and leaves a zombie behind in every round, and then counts: nothing lost, nothing twice,
 // nothing out of order, and nothing of an earlier owner above the offset at which its partition was released.
 func TestN04_Chaos(t *testing.T) {
-	if *chaosRounds == 0 {
-		return // it takes minutes; TestN04_SickPartitions has its cases one by one
-	}
+	stacktest.OnlyWith(t, "it takes minutes; TestN04_SickPartitions has its cases one by one", "fault.long")
 	k := newCluster(t)
 	topic := k.topic(t, "2", [][]int{{1, 2, 3}, {2, 3, 1}, {3, 1, 2}, {1, 3, 2}, {2, 1, 3}, {3, 2, 1}, {1, 2, 3}, {2, 3, 1}, {1, 2}, {2, 3}, {3, 1}, {2, 1}})
 	d := &chaosDoc{offsets: make([]int64, chaosParts), next: make([]int, chaosParts)}
