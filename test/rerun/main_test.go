@@ -1,0 +1,78 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// once is the body of a test package whose statement runs only in the first of two runs.
+const once = `package x
+
+import (
+	"flag"
+	"os"
+	"testing"
+)
+
+var given = flag.String("x.given", "", "")
+
+func first() bool {
+	_, err := os.Stat("was-run")
+	_ = os.WriteFile("was-run", nil, 0o644)
+	return err != nil
+}
+
+func TestOther(t *testing.T) { t.Log("a line of a test that passes") }
+`
+
+func TestOnlyATestThatFailsTwiceFailsTheRun(t *testing.T) {
+	t.Parallel()
+	program := filepath.Join(t.TempDir(), "rerun")
+	if words, err := exec.CommandContext(t.Context(), "go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, words)
+	}
+	for name, c := range map[string]struct {
+		test  string
+		code  int
+		says  string
+		never string
+	}{
+		"good":    {`func TestX(t *testing.T) {}`, 0, "ok  \texample.com/x", "FLAKY"},
+		"flaky":   {`func TestX(t *testing.T) { t.Run("sub", func(t *testing.T) { if *given != "1" || first() { t.Error("not this time") } }) }`, 0, "FLAKY example.com/x.TestX", "a line of a test that passes"},
+		"broken":  {`func TestX(t *testing.T) { t.Error("never") }`, 1, "FAILED example.com/x.TestX", "FLAKY"},
+		"panic":   {`func TestX(t *testing.T) { if first() { panic("x") } }`, 1, "FAILED example.com/x: panic", "FLAKY"},
+		"hangs":   {`func TestX(t *testing.T) { if first() { select {} } }`, 1, "FAILED example.com/x: panic or time-out", "FLAKY"},
+		"build":   {`func TestX(t *testing.T) { absent() }`, 1, "FAILED example.com/x: build failed", "FLAKY"},
+		"main":    {`func TestMain(m *testing.M) { m.Run(); if first() { os.Exit(1) } }`, 1, "although none of its tests did", "FLAKY"},
+		"many":    {"func TestX(t *testing.T) { t.Error() }\n" + manyTests(), 1, "too many to be run again", "FLAKY"},
+		"skipped": {`func TestX(t *testing.T) { t.Skip("why") }`, 0, "1 passed, 0 failed, 1 skipped", "FLAKY"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			dir := t.TempDir()
+			for file, text := range map[string]string{"go.mod": "module example.com/x\n\ngo 1.26\n", "x_test.go": once + c.test + "\n"} {
+				if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cmd := exec.CommandContext(t.Context(), program, "-timeout", "10s", "--", ".", "-args", "-x.given=1")
+			cmd.Dir = dir
+			out, _ := cmd.CombinedOutput()
+			if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) || strings.Contains(string(out), c.never) {
+				t.Errorf("ended with %d, want %d and %q, but not %q:\n%s", code, c.code, c.says, c.never, out)
+			}
+		})
+	}
+}
+
+// manyTests are more tests that fail than are run again.
+func manyTests() string {
+	var b strings.Builder
+	for i := range mostReruns {
+		b.WriteString("func TestMany" + string(rune('A'+i)) + "(t *testing.T) { t.Error() }\n")
+	}
+	return b.String()
+}
