@@ -332,6 +332,47 @@ func (c movedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop: brokers put off three partitions, none of which holds much. They are parked
+// as soon as the memory or the window is nearly full and they hold its low end, and not before.
+func TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(3, "a"), kfake.SeedTopics(1, "b"))
+	var on atomic.Bool
+	on.Store(true)
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: kerr.NotEnoughReplicas, Count: -1, When: func(kmsg.Request) bool { return on.Load() }})
+	d := sit(t, onFake(brokers...))
+	low, full := record.Ticket(1_000_000), false
+	d.mu.Lock()
+	d.pressed = func() (record.Ticket, bool, bool) { return low, full, false }
+	d.mu.Unlock()
+	for i := range 30 {
+		_, _ = d.send(rec("a", fmt.Sprint("k", i%6), fmt.Sprintf("k%d/%d", i%6, i/6)))
+	}
+	d.sequence("b", 0, 5)
+	d.r.acks.until(patient, "the other topic flows", func() bool { return len(d.r.acks.acked) == 5 })
+	look := func() int {
+		d.r.parkAll(time.Now().Add(time.Second))
+		return d.count()
+	}
+	if look() != 0 {
+		t.Fatal("parked although there is room")
+	}
+	d.mu.Lock()
+	full = true
+	d.mu.Unlock()
+	if look() != 0 {
+		t.Fatal("parked although another event is the first")
+	}
+	d.mu.Lock()
+	low = 0
+	d.mu.Unlock()
+	until(t, "all three are parked", func() bool { return look() == 30 }) // one may be in flight
+	on.Store(false)
+	until(t, "all of it is released", func() bool { d.try(); return d.count() == 0 })
+	d.answered(35)
+	inOrder(t, read(t, brokers, "a"), 6, 5)
+}
+
 func TestN11_LoadParksAtOnce(t *testing.T) {
 	t.Parallel()
 	u := setUp{cfg: Config{ParkAfter: time.Hour, ParkBytes: 40 << 10}}
