@@ -66,8 +66,17 @@ func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
 	}
 	by := replays + watermark.Hold(d.found.Add(1))
 	d.tracker.Hold(tp, by, offset)
-	begun := d.tracker.Begun() // some of these may be turned away already, and not written down yet
-	d.cfg.Found(func() bool { return d.tracker.Resolved(begun) }, func() { d.tracker.Unhold(tp, by) })
+	_, begun := d.tracker.Window() // some of these may be turned away already, and not written down yet
+	ready := func() bool { low, _ := d.tracker.Window(); return low >= begun }
+	d.cfg.Found(ready, func() { d.tracker.Unhold(tp, by) })
+}
+
+// Pressed implements record.Holder: more than three quarters count as most.
+func (d *Dispatcher) Pressed() (low record.Ticket, stream, side bool) {
+	low, next := d.tracker.Window()
+	most := func(used, of int64) bool { return 4*used > 3*of }
+	stream = most(int64(next-low), d.maxTickets.Load()) || most(d.budget.inUse(), d.budget.bound()) || d.budget.blocked()
+	return low, stream, most(d.spare.inUse(), d.spare.bound()) || d.spare.blocked()
 }
 
 // Ready implements record.Holder.

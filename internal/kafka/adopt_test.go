@@ -360,6 +360,76 @@ func TestN07_FoundAlsoWhenTheTopicHasGrownSince(t *testing.T) {
 	inOrder(t, read(t, stacktest.Brokers(t), topic), 10, 5)
 }
 
+// TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash: the stored offsets know of the new partitions, and the position lies before
+// events that were acknowledged in the old ones.
+func TestN07_FoundAlsoWhenTheGrowthWasAdoptedBeforeTheCrash(t *testing.T) {
+	t.Parallel()
+	topic := stacktest.Topic(t, 1)
+	txid, c := "outrelay.test."+topic, &claims{}
+	first := takeOver(t, txid, c)
+	send := func(r *rig, n int) {
+		for i := range n {
+			r.send(t, rec(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
+		}
+		r.Flush()
+	}
+	send(first, 30)
+	first.acks.resolved(30)
+	grow(t, topic, 4)
+	until(t, "the new partitions are adopted", func() bool {
+		wake(first.renew)
+		first.mu.Lock()
+		defer first.mu.Unlock()
+		return len(first.topics[topic].parts) == 4 && first.topics[topic].ready()
+	})
+	if err := first.kill(); err != nil {
+		t.Fatal(err)
+	}
+	second := takeOver(t, txid, c)
+	send(second, 50)
+	second.acks.resolved(50)
+	inOrder(t, read(t, stacktest.Brokers(t), topic), 10, 5)
+}
+
+// TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere: the topic has grown since the crash, and the partition that
+// the keys had before cannot be read at the take-over. What may stand there is not sent to the new partitions, and is found.
+func TestN07_TheOldPartitionOfAKeyIsReadBeforeItsRecordsGoElsewhere(t *testing.T) {
+	t.Parallel()
+	topic := stacktest.Topic(t, 1)
+	txid, c := "outrelay.test."+topic, &claims{}
+	first := takeOver(t, txid, c)
+	for i := range 30 {
+		first.send(t, rec(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
+	}
+	first.Flush()
+	first.acks.resolved(30)
+	if err := first.kill(); err != nil {
+		t.Fatal(err)
+	}
+	grow(t, topic, 4)
+	d := newDesk(t)
+	d.r = open(t, setUp{txid: txid, claims: c, noRun: true, holder: d})
+	p, hits := d.r.hold(topic)
+	d.r.run(t)
+	until(t, "the new partitions are adopted", func() bool {
+		wake(d.r.renew)
+		d.r.mu.Lock()
+		defer d.r.mu.Unlock()
+		return len(d.r.topics[topic].parts) == 4 && d.r.topics[topic].ready()
+	})
+	for i := range 50 {
+		_, _ = d.send(rec(topic, fmt.Sprint("k", i%10), fmt.Sprintf("k%d/%d", i%10, i/10)))
+	}
+	d.r.Flush()
+	d.r.EndReplay()
+	if err := d.r.admitTails(t.Context(), map[record.TopicPartition]*fence.Tail{p.tp: {From: 0, Next: p.end, Hits: hits}}); err != nil {
+		t.Fatal(err)
+	}
+	d.release()
+	d.answered(50)
+	inOrder(t, read(t, stacktest.Brokers(t), topic), 10, 5)
+}
+
 func TestN04_DeposedOwnerWritesNothing(t *testing.T) {
 	t.Parallel()
 	topic := stacktest.Topic(t, 3)

@@ -23,7 +23,8 @@ func (*openDoors) Withdrawn(list []record.Withdrawn)   { panic(list) }
 func (d *openDoors) Found(_ record.TopicPartition, offset int64) {
 	d.found = append(d.found, offset)
 }
-func (*openDoors) Ready(topic string) { panic(topic) }
+func (*openDoors) Pressed() (record.Ticket, bool, bool) { return 0, false, false }
+func (*openDoors) Ready(topic string)                   { panic(topic) }
 
 // exception is a record that is held, under the ticket that its event has in the stream.
 type exception struct {
@@ -46,6 +47,7 @@ type desk struct {
 	calls   [][]record.Withdrawn
 	found   map[record.TopicPartition]int64
 	ready   []string
+	pressed func() (low record.Ticket, stream, side bool)
 	changed chan struct{}
 }
 
@@ -191,6 +193,15 @@ func (d *desk) Found(tp record.TopicPartition, offset int64) {
 	defer d.mu.Unlock()
 	d.found[tp] = offset
 	d.change()
+}
+
+func (d *desk) Pressed() (low record.Ticket, stream, side bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.pressed == nil {
+		return 0, false, false
+	}
+	return d.pressed()
 }
 
 func (d *desk) Ready(topic string) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/record"
@@ -52,6 +53,17 @@ func load(q []*pending) int {
 	return n
 }
 
+// load is what the records that wait in obstructed partitions have reserved.
+func (t *topic) load() int {
+	n := 0
+	for _, p := range t.parts {
+		if !p.why.none() {
+			n += load(p.q)
+		}
+	}
+	return n
+}
+
 // parker parks what cannot be written.
 func (s *Sink) parker(ctx context.Context) error {
 	if s.holder == nil {
@@ -73,13 +85,14 @@ func (s *Sink) parker(ctx context.Context) error {
 func (s *Sink) parkAll(now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	full := s.inTheWay(now)
 	for _, t := range s.topics {
 		parted := false
 		for _, p := range t.parts {
 			if s.ended != nil {
 				return
 			}
-			if !p.busy && s.hopeless(p, now) {
+			if !p.busy && s.hopeless(p, now, full) {
 				s.parkPart(p, now)
 			}
 			if p.unread && p.lane != nil && s.c.mayReopen(now) {
@@ -93,16 +106,38 @@ func (s *Sink) parkAll(now time.Time) {
 	}
 }
 
+// inTheWay reports whether everything would soon stop for partitions that brokers only put off: the memory or the window is
+// nearly full, and one of them holds its low end. The lock is held.
+func (s *Sink) inTheWay(now time.Time) bool {
+	low, stream, side := s.holder.Pressed()
+	if !stream && !side {
+		return false
+	}
+	for _, t := range s.topics {
+		for _, p := range t.parts {
+			if s.putOff(p, now) && slices.ContainsFunc(p.q[0].tickets, func(k record.Ticket) bool { return stream && k == low || side && k.IsSide() }) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// putOff reports whether brokers have put off what is queued for a partition for as long as it may be. The lock is held.
+func (s *Sink) putOff(p *part, now time.Time) bool {
+	return p.why.kind == kindRefused && now.Sub(p.since) >= s.c.cfg.ParkAfter && len(p.q) > 0
+}
+
 // hopeless reports whether what is queued for a partition is to be given back. One that brokers only put off waits, unless
-// it takes more than its share of the memory. The lock is held.
-func (s *Sink) hopeless(p *part, now time.Time) bool {
+// its topic takes more than its share of the memory, or full says that the others would stop. The lock is held.
+func (s *Sink) hopeless(p *part, now time.Time, full bool) bool {
 	switch {
 	case p.parked:
 		return s.failed(p, now)
 	case p.why.parks():
-		return now.Sub(p.bad) >= s.c.cfg.ParkAfter || load(p.q) > s.share()
+		return now.Sub(p.bad) >= s.c.cfg.ParkAfter || p.t.load() > s.share()
 	}
-	return p.why.kind == kindRefused && now.Sub(p.since) >= s.c.cfg.ParkAfter && load(p.q) > s.share()
+	return s.putOff(p, now) && (full || p.t.load() > s.share())
 }
 
 // failed reports whether what was let through to a parked partition is to be given back: at once if it was certainly not

@@ -89,6 +89,34 @@ func (k *sick) forbid() {
 	k.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: kerr.TopicAuthorizationFailed, Count: -1, When: func(kmsg.Request) bool { return k.on.Load() }})
 }
 
+// layout makes the metadata say that a has so many partitions, and whether the first of them has no leader.
+func (k *sick) layout(is func() (partitions int, leaderless bool)) {
+	host, port, _ := net.SplitHostPort(k.brokers[0])
+	n, _ := strconv.Atoi(port)
+	k.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		k.KeepControl()
+		res := req.ResponseKind().(*kmsg.MetadataResponse)
+		res.Brokers = []kmsg.MetadataResponseBroker{{NodeID: 0, Host: host, Port: int32(n)}}
+		count, leaderless := is()
+		for _, asked := range req.(*kmsg.MetadataRequest).Topics {
+			name := *asked.Topic
+			topic := kmsg.MetadataResponseTopic{Topic: kmsg.StringPtr(name)}
+			for p := range count {
+				part := kmsg.MetadataResponseTopicPartition{Partition: int32(p), Replicas: []int32{0}, ISR: []int32{0}}
+				if leaderless && name == "a" && p == 0 {
+					part.Leader, part.ErrorCode = -1, kerr.LeaderNotAvailable.Code
+				}
+				topic.Partitions = append(topic.Partitions, part)
+				if name == "b" {
+					break
+				}
+			}
+			res.Topics = append(res.Topics, topic)
+		}
+		return res, nil, true
+	})
+}
+
 func (d *desk) sequence(topic string, from, to int) {
 	d.tb.Helper()
 	for i := from; i < to; i++ {
@@ -244,24 +272,7 @@ func TestN11_AMovedLeaderMayHaveTheBatch(t *testing.T) {
 		c, err := (&net.Dialer{}).DialContext(ctx, network, addr)
 		return movedConn{c, &moved}, err
 	}
-	k.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
-		k.KeepControl()
-		if !leaderless.Load() {
-			return nil, nil, false
-		}
-		res := req.ResponseKind().(*kmsg.MetadataResponse)
-		host, port, _ := net.SplitHostPort(k.brokers[0])
-		n, _ := strconv.Atoi(port)
-		res.Brokers = []kmsg.MetadataResponseBroker{{NodeID: 0, Host: host, Port: int32(n)}}
-		for _, name := range []string{"a", "b"} {
-			part := kmsg.MetadataResponseTopicPartition{Leader: -1, ErrorCode: kerr.LeaderNotAvailable.Code}
-			if name == "b" {
-				part = kmsg.MetadataResponseTopicPartition{Replicas: []int32{0}, ISR: []int32{0}}
-			}
-			res.Topics = append(res.Topics, kmsg.MetadataResponseTopic{Topic: kmsg.StringPtr(name), Partitions: []kmsg.MetadataResponseTopicPartition{part}})
-		}
-		return res, nil, true
-	})
+	k.layout(func() (int, bool) { return 1, leaderless.Load() })
 	d := sit(t, u)
 	d.sequence("a", 0, 1)
 	d.answered(1)
@@ -319,6 +330,47 @@ func (c movedConn) Read(p []byte) (int, error) {
 		}
 	}
 	return n, err
+}
+
+// TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop: brokers put off three partitions, none of which holds much. They are parked
+// as soon as the memory or the window is nearly full and they hold its low end, and not before.
+func TestN11_WhatIsPutOffIsParkedBeforeTheOthersStop(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(3, "a"), kfake.SeedTopics(1, "b"))
+	var on atomic.Bool
+	on.Store(true)
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Err: kerr.NotEnoughReplicas, Count: -1, When: func(kmsg.Request) bool { return on.Load() }})
+	d := sit(t, onFake(brokers...))
+	low, full := record.Ticket(1_000_000), false
+	d.mu.Lock()
+	d.pressed = func() (record.Ticket, bool, bool) { return low, full, false }
+	d.mu.Unlock()
+	for i := range 30 {
+		_, _ = d.send(rec("a", fmt.Sprint("k", i%6), fmt.Sprintf("k%d/%d", i%6, i/6)))
+	}
+	d.sequence("b", 0, 5)
+	d.r.acks.until(patient, "the other topic flows", func() bool { return len(d.r.acks.acked) == 5 })
+	look := func() int {
+		d.r.parkAll(time.Now().Add(time.Second))
+		return d.count()
+	}
+	if look() != 0 {
+		t.Fatal("parked although there is room")
+	}
+	d.mu.Lock()
+	full = true
+	d.mu.Unlock()
+	if look() != 0 {
+		t.Fatal("parked although another event is the first")
+	}
+	d.mu.Lock()
+	low = 0
+	d.mu.Unlock()
+	until(t, "all three are parked", func() bool { return look() == 30 }) // one may be in flight
+	on.Store(false)
+	until(t, "all of it is released", func() bool { d.try(); return d.count() == 0 })
+	d.answered(35)
+	inOrder(t, read(t, brokers, "a"), 6, 5)
 }
 
 func TestN11_LoadParksAtOnce(t *testing.T) {
@@ -505,4 +557,66 @@ func TestN11_ADeletedTopicIsParkedByPartition(t *testing.T) {
 	d.release()
 	d.answered(15)
 	inOrder(t, read(t, stacktest.Brokers(t), topic), 2, 5)
+}
+
+// TestN11_AGrownTopicFlowsBesideALeaderlessPartition: an old partition has no leader, and a batch that may stand in it. The
+// new partitions are used all the same, but not for what may stand in the old one.
+func TestN11_AGrownTopicFlowsBesideALeaderlessPartition(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(4, "a"), kfake.SeedTopics(1, "b"))
+	k := &sick{Cluster: kc, brokers: brokers}
+	var partitions atomic.Int32
+	var leaderless atomic.Bool
+	partitions.Store(2)
+	k.layout(func() (int, bool) { return int(partitions.Load()), leaderless.Load() })
+	d := sit(t, onFake(brokers...))
+	const keys = 12
+	round := func(n int) {
+		for i := range keys {
+			_, _ = d.send(rec("a", fmt.Sprint("k", i), fmt.Sprintf("k%d/%d", i, n)))
+		}
+		d.r.Flush()
+	}
+	round(0)
+	d.answered(keys)
+	k.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Partitions: []int32{0}, Err: kerr.NotEnoughReplicasAfterAppend, Count: 1})
+	k.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Partitions: []int32{0}, Err: kerr.NotEnoughReplicas, Count: -1, When: func(kmsg.Request) bool { return k.on.Load() }})
+	k.on.Store(true)
+	round(1)
+	head := func() *part { return d.r.topics["a"].parts[0] }
+	until(t, "the batch may stand", func() bool {
+		d.r.mu.Lock()
+		defer d.r.mu.Unlock()
+		return len(head().q) > 0 && head().q[0].unsure
+	})
+	leaderless.Store(true)
+	wake(d.r.renew)
+	d.until("the partition is parked", func() bool { return len(d.held) > 0 })
+	old := d.count()
+	partitions.Store(4)
+	until(t, "the new partitions are adopted", func() bool {
+		wake(d.r.renew)
+		d.r.mu.Lock()
+		defer d.r.mu.Unlock()
+		top := d.r.topics["a"]
+		return len(top.parts) == 4 && top.ready() && !top.parked
+	})
+	d.try() // nothing of the old partition goes to a new one
+	if n := d.count(); n != old {
+		t.Errorf("%d of %d records of the old partition were sent elsewhere", old-n, old)
+	}
+	round(2)
+	acked := 3*keys - old*2
+	d.r.acks.until(patient, "the other keys flow", func() bool { return len(d.r.acks.acked) == acked })
+	k.on.Store(false)
+	leaderless.Store(false)
+	wake(d.r.renew)
+	if err := d.r.end(t); !errors.Is(err, ErrReopen) {
+		t.Fatalf("the sink ended with %v", err)
+	}
+	d.follow()
+	d.release()
+	d.answered(3 * keys)
+	log := read(t, brokers, "a")
+	inOrder(t, log, keys, 3)
 }

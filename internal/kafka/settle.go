@@ -73,7 +73,7 @@ func (s *Sink) settle(l *lane, err error) {
 		if len(p.q) == 0 && p.t.grows && p.t.idle() {
 			wake(s.adopt)
 		}
-		if s.holder != nil && !p.why.none() && s.hopeless(p, now) {
+		if s.holder != nil && !p.why.none() && s.hopeless(p, now, false) {
 			wake(s.park) // it may be in flight whenever the clock looks
 		}
 	}

@@ -59,6 +59,10 @@ type Holder interface {
 	// what of it belongs to envelopes that are not the stream's to send: those that an earlier owner had sent outside of the
 	// stream's order, and those that were given back or turned away before the partition was read (N8).
 	Found(tp TopicPartition, offset int64)
+	// Pressed reports whether most of the memory or of the window is taken, of the stream or of the deliveries outside of its
+	// order, so that a target which does not get on would stop the others. low is the first event of the stream that is not
+	// resolved.
+	Pressed() (low Ticket, stream, side bool)
 	// Ready says that a topic that was parked, or a partition of it, can be written again.
 	Ready(topic string)
 }

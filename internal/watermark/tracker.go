@@ -154,18 +154,11 @@ func (t *Tracker[P]) advance() {
 	}
 }
 
-// Begun is the ticket of the next event.
-func (t *Tracker[P]) Begun() record.Ticket {
+// Window is the first event that is not resolved, and the next one to begin.
+func (t *Tracker[P]) Window() (low, next record.Ticket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.next
-}
-
-// Resolved reports whether every event with a ticket below k is resolved.
-func (t *Tracker[P]) Resolved(k record.Ticket) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.low >= k
+	return t.low, t.next
 }
 
 // Reached is the watermark: everything up to it is acked by Kafka, recorded as an exception, or deleted by an operator.
