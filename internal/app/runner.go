@@ -163,8 +163,9 @@ func (r *runner) own(stop, work context.Context) error {
 			backoff.Reset()
 		}
 		if again, halt := r.ended(stop, err); halt != nil {
-			r.haltWithout(stop, halt)
-			return nil
+			if r.haltWithout(stop, halt) != nil {
+				return nil
+			}
 		} else if again {
 			continue
 		}
@@ -210,6 +211,8 @@ func (r *runner) ended(stop context.Context, err error) (again bool, halt *HaltE
 const (
 	fencedLimit = 3
 	fencedSpan  = time.Minute
+	// fencedHalt is how long the lease is left alone then. Another take-over loses nothing, so nobody has to start the process again.
+	fencedHalt = 5 * time.Minute
 )
 
 // fencedAgain is N5's limit: somebody else uses the transactional id, and taking it from each other for ever helps nobody.
@@ -221,15 +224,17 @@ func (r *runner) fencedAgain(now time.Time, err error) *HaltError {
 	return &HaltError{
 		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: another program uses its transactional id", r.name(), fencedLimit, fencedSpan),
 		Err:  err,
-		Fix:  "find the other program (was the state database copied to another cluster?), then start this process again",
+		Fix:  fmt.Sprintf("find the other program (was the state database copied to another cluster?); this process tries again every %s", fencedHalt),
 	}
 }
 
-// haltWithout waits for stop without the lease.
-func (r *runner) haltWithout(stop context.Context, halt *HaltError) {
+// haltWithout waits without the lease, for [fencedHalt] or until stop ends, which is its error.
+func (r *runner) haltWithout(stop context.Context, halt *HaltError) error {
 	r.state.setRole(RoleHalted)
 	r.report("halted", halt, true)
-	<-stop.Done()
+	defer r.state.clear("halted")
+	r.fenced = nil
+	return retry.Sleep(stop, fencedHalt)
 }
 
 // report tells of a problem once, not at each attempt.

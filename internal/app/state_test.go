@@ -1,10 +1,13 @@
 package app
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/health"
@@ -35,6 +38,35 @@ func TestN05_FencedThreeTimesHalts(t *testing.T) {
 			t.Fatalf("%v does not say why", halt)
 		}
 	}
+}
+
+// TestN05_HaltOfAFencedOwnerEnds: another take-over loses nothing, so a halted process tries again without a person.
+func TestN05_HaltOfAFencedOwnerEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		r := &runner{Relay: &Relay{}, state: newState(30*time.Second, time.Now), log: slog.New(slog.DiscardHandler)}
+		var halt *HaltError
+		for range fencedLimit {
+			halt = r.fencedAgain(time.Now(), kafka.ErrFenced)
+		}
+		begin, ended := time.Now(), make(chan error)
+		go func() { ended <- r.haltWithout(t.Context(), halt) }()
+		synctest.Wait()
+		if ok, role, _ := r.state.Ready(); ok || role != "halted" {
+			t.Errorf("ready %v, role %q", ok, role)
+		}
+		if err := <-ended; err != nil || time.Since(begin) != fencedHalt {
+			t.Errorf("after %s: %v", time.Since(begin), err)
+		}
+		if _, _, reasons := r.state.Ready(); len(reasons) != 0 || r.fencedAgain(time.Now(), kafka.ErrFenced) != nil {
+			t.Errorf("what happened before the halt still counts: %q", reasons)
+		}
+		stop, cancel := context.WithCancel(t.Context())
+		cancel()
+		if r.haltWithout(stop, halt) == nil {
+			t.Error("a process that stops goes on")
+		}
+	})
 }
 
 func TestReadiness(t *testing.T) {

@@ -102,7 +102,9 @@ func (r *runner) serve(stop, work context.Context, held *lease.Held) error {
 	}
 	r.running.set(nil)
 	if !errors.Is(err, lease.ErrLeaseLost) {
-		t.release(work, err)
+		if e := t.release(work, err); e != nil && errors.Is(err, kafka.ErrFenced) {
+			err = e // the lease was not ours any more, or nobody knows: the new owner has fenced this one, as it should
+		}
 	}
 	cancel(nil)
 	if e := g.Wait(); err == nil && e != nil {
@@ -232,15 +234,16 @@ func (t *term) blocked() bool {
 	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 && !b.Parked })
 }
 
-// release writes the last checkpoint and gives the lease back.
-func (t *term) release(work context.Context, why error) {
+// release writes the last checkpoint and gives the lease back. Only if it succeeds this process held the lease until then.
+func (t *term) release(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.cfg.Lease.TTL)
 	defer cancel()
 	if err := t.held.Release(ctx, t.checkpoint()); err != nil {
 		t.log.Warn("the lease could not be released; it expires by itself", "reason", err, "ttl", t.cfg.Lease.TTL)
-		return
+		return err
 	}
 	t.tellReleased(work, why)
+	return nil
 }
 
 // halted keeps the lease when only a person can help, so that no standby runs into the same, until stop ends, the lease is

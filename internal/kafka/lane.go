@@ -72,16 +72,6 @@ func (l *lane) run(ctx context.Context, s *Sink) {
 				return
 			}
 		}
-		for !s.gate() { // N2: past the local deadline nothing is produced
-			if retry.Sleep(ctx, gatePoll) != nil {
-				s.giveUp(l)
-				return
-			}
-		}
-		if ctx.Err() != nil {
-			s.giveUp(l)
-			return
-		}
 		err := l.send(ctx, s)
 		s.settle(l, err)
 		if err == nil {
@@ -150,16 +140,6 @@ func (s *Sink) freeze(p *part, b *pending, now time.Time) {
 	}
 }
 
-// giveUp returns what was taken and not sent.
-func (s *Sink) giveUp(l *lane) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, f := range l.out {
-		f.p.busy = false
-		s.list(f.p)
-	}
-}
-
 // send seals, writes one request and reads its answer into l.results.
 func (l *lane) send(ctx context.Context, s *Sink) error {
 	l.wrote = false
@@ -179,6 +159,13 @@ func (l *lane) send(ctx context.Context, s *Sink) error {
 	k, err := l.connect(ctx, s)
 	if err != nil {
 		return err
+	}
+	// N2: past the local deadline nothing is produced. A process that was suspended wakes up anywhere, so this is the last step
+	// before the write.
+	for !s.gate() {
+		if err := retry.Sleep(ctx, gatePoll); err != nil {
+			return err
+		}
 	}
 	crash.At("before-produce")
 	l.wrote = true

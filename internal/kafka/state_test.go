@@ -1,6 +1,9 @@
 package kafka
 
 import (
+	"context"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,4 +44,47 @@ func TestStateListsOnlyWhatWaits(t *testing.T) {
 			t.Errorf("%+v", b)
 		}
 	}
+}
+
+// TestN02_TheGateIsAskedRightBeforeTheWrite: the lease may lapse while a connection is made, or while the process is suspended.
+func TestN02_TheGateIsAskedRightBeforeTheWrite(t *testing.T) {
+	t.Parallel()
+	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	var lapses, shut atomic.Bool
+	var asked atomic.Int32
+	u := onFake(brokers...)
+	u.cfg.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		if lapses.Load() {
+			shut.Store(true)
+		}
+		return (&net.Dialer{}).DialContext(ctx, network, addr)
+	}
+	u.gate = func() bool {
+		if shut.Load() {
+			asked.Add(1)
+		}
+		return !shut.Load()
+	}
+	r := open(t, u)
+	r.send(t, rec("a", "k", "k/0"))
+	r.Flush()
+	r.acks.resolved(1)
+	r.mu.Lock()
+	k := r.lanes[laneID{}].link
+	r.mu.Unlock()
+	k.close()
+	lapses.Store(true)
+	r.send(t, rec("a", "k", "k/1"))
+	r.Flush()
+	until(t, "the gate is asked again", func() bool {
+		r.acks.mu.Lock()
+		defer r.acks.mu.Unlock()
+		if shut.Load() && len(r.acks.acked) > 1 {
+			t.Fatal("a record was sent past the deadline of the lease")
+		}
+		return asked.Load() > 5
+	})
+	lapses.Store(false)
+	shut.Store(false)
+	r.acks.resolved(2)
 }
