@@ -52,7 +52,7 @@ var rooms = []room{
 	{dir: "internal/kafka", layer: 3, why: "the sink"},
 	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
 	{dir: "internal/retention", layer: 3, why: "the purge"},
-	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga"}, why: "use-cases behind the CLI, the API and the page"},
+	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/reconcile"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "what operators look at, for tests of what they see"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
