@@ -219,3 +219,24 @@ func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestN27_AQuestionMarkInWatchIsOneCharacter: in the name of a collection and of a database, for the server and for the relay.
+func TestN27_AQuestionMarkInWatchIsOneCharacter(t *testing.T) {
+	t.Parallel()
+	for _, watch := range []string{"%.outbox_?", "^?.outbox_?"} {
+		t.Run(watch, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			name := b.db.Name()
+			b.into("outbox_1", "before")
+			b.start("watch=" + strings.NewReplacer("%", name, "^", name[:len(name)-1]).Replace(watch))
+			b.delivered("before")
+			b.into("outbox_", "unwatched")
+			b.into("outbox_22", "unwatched")
+			b.into("outbox_2", "after")
+			if got, want := b.delivered("after"), []string{"before", "after"}; !slices.Equal(got, want) {
+				t.Errorf("delivered %q, want %q", got, want)
+			}
+		})
+	}
+}

@@ -19,6 +19,7 @@ var rooms = []room{
 	// Layer 0: words and tools. They know nothing of the project but each other's words.
 	{dir: "internal/record", layer: 0, only: none, why: "the vocabulary of the stages"},
 	{dir: "internal/crash", layer: 0, only: none, why: "points at which a test may kill the process"},
+	{dir: "internal/glob", layer: 0, only: none, why: "the patterns of watch, topics, rules and handlers"},
 	{dir: "internal/retry", layer: 0, only: none, why: "the one place that knows how to back off"},
 	{dir: "internal/hold", layer: 0, only: none, why: "one handler at a time, while a lease is renewed"},
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
