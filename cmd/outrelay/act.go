@@ -65,7 +65,7 @@ func (a *acting) run(ctx context.Context, f func(ctx context.Context, o admin.Op
 		return err
 	}
 	defer closeClient()
-	return outcome(f(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: a.who(), Source: source}))
+	return outcome(f(ctx, admin.Operator{State: state, Watcher: cfg.Watcher, Actor: a.who(), Source: source, Outboxes: app.Outboxes(cfg, state.Client())}))
 }
 
 // source is the way by which an actor came, in the events log.
@@ -257,6 +257,9 @@ func thousands(n int64) string {
 	return s
 }
 
+// zoned are the forms of a time that say its zone.
+var zoned = []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00"}
+
 // since reads the value of a flag that is a time or, as in 2h, so long ago. "" is the zero time. Without a zone it is UTC.
 func since(flag, text string, now time.Time) (time.Time, error) {
 	if text == "" {
@@ -265,12 +268,26 @@ func since(flag, text string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil && d >= 0 {
 		return now.Add(-d), nil
 	}
-	for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00", "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateOnly} {
+	for _, layout := range append(zoned, "2006-01-02T15:04:05", "2006-01-02T15:04", time.DateOnly) {
 		if at, err := time.Parse(layout, text); err == nil {
 			return at, nil
 		}
 	}
 	return time.Time{}, fmt.Errorf("--%s %q is neither a time such as 2026-11-20T08:00:00Z nor a duration such as 2h", flag, text)
+}
+
+// instant is since for what an action depends on: a time has to say its zone there.
+func instant(flag, text string, now time.Time) (time.Time, error) {
+	at, err := since(flag, text, now)
+	if _, d := time.ParseDuration(text); err != nil || text == "" || d == nil {
+		return at, err
+	}
+	for _, layout := range zoned {
+		if at, err := time.Parse(layout, text); err == nil {
+			return at, nil
+		}
+	}
+	return time.Time{}, fmt.Errorf("--%s %q does not say its time zone: write %s if that is what is meant, or a duration such as 2h", flag, text, at.Format(time.RFC3339))
 }
 
 func isTerminal(stream any) bool {

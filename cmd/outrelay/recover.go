@@ -33,7 +33,8 @@ func newRecoverCommand(p *program) *cobra.Command {
 		Long: `Without a flag, order a sweep: the next owner of the watcher delivers every envelope of the watched collections that
 lies at or after --from (default: all they hold), each flagged outrelay-redelivered, and goes on with the stream. It is
 for a watcher whose document vanished, or that halted over lost history or a dropped collection. Consumers may see
-envelopes a second time, with the same id.
+envelopes a second time, with the same id. What is not delivered yet is swept in any case, and the sweep begins some
+minutes earlier for the sake of transactions that were open; --dry-run counts by the same rules.
 
 --adopt makes state that was copied from another replica set this one's. --release NS lets another watcher read NS.`,
 		Args: cobra.NoArgs,
@@ -41,11 +42,11 @@ envelopes a second time, with the same id.
 	a := p.acting(c)
 	c.Flags().BoolVar(&adopt, "adopt", false, "make state that was copied from another replica set this one's")
 	c.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
-	c.Flags().StringVar(&from, "from", "", "sweep from this `time` on, or as in 2h from so long ago; default: everything")
+	c.Flags().StringVar(&from, "from", "", "sweep from this `time` on, with its zone, or as in 2h from so long ago; default: everything")
 	ofSlot(c, &slot)
 	c.MarkFlagsMutuallyExclusive("adopt", "release", "from")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		at, err := since("from", from, time.Now())
+		at, err := instant("from", from, time.Now())
 		if err != nil {
 			return err
 		}

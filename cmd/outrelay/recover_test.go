@@ -30,6 +30,13 @@ func TestRecoverCommand(t *testing.T) {
 	if text := g.call(exitConfig, nil, "recover", "--from", "yesterday", "--yes"); !strings.Contains(text, "--from") {
 		t.Errorf("%s", text)
 	}
+	for _, from := range []string{"2026-11-20T09:45", "2026-11-20", "2199-01-01T00:00:00Z"} { // no zone, and the future
+		for _, how := range []string{"--dry-run", "--yes"} {
+			if text := g.call(exitConfig, nil, "recover", "--from", from, how); !strings.Contains(text, "zone") {
+				t.Errorf("recover --from %s %s: %s", from, how, text)
+			}
+		}
+	}
 	g.call(exitConfig, nil, "recover", "--adopt", "--release", ns)
 	if gap() {
 		t.Fatal("a sweep is ordered already")

@@ -9,7 +9,6 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
-	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/slot"
@@ -23,6 +22,8 @@ type Operator struct {
 	Actor   string
 	Source  string // the way by which the actor came: cli, api or page; "" is not written down
 	Slot    string // only this slot of it, such as "0of2", where an action is one on the lease; "" is all (N28)
+	// Outboxes lists what the watcher reads by its configuration. Without it the registry tells what the watcher has read so far.
+	Outboxes func(ctx context.Context) ([]store.Outbox, error)
 }
 
 // ids are the watcher documents that an action is on. A watcher that never ran has one, which is not there.
@@ -205,28 +206,40 @@ const bounce = time.Second
 // Recover orders a sweep: the next owner delivers, flagged as redelivered, every envelope of the watched collections that
 // its place in the stream does not cover, and goes on with the stream behind it. It serves a watcher whose document
 // vanished, which is made anew, and one that halted over lost history or a dropped collection. from is the time from which
-// on envelopes are swept; the zero time is everything that the collections hold.
+// on envelopes are swept, which must not be in the future; the zero time is everything that the collections hold. What the
+// watcher has not delivered yet is swept in any case. An order that comes during a sweep is carried out as well.
 func (o Operator) Recover(ctx context.Context, from time.Time) error {
-	since := bson.Timestamp{}
-	if !from.IsZero() {
-		since.T = uint32(from.Unix())
+	since, err := o.sweptFrom(ctx, from)
+	if err != nil {
+		return err
 	}
-	gap := lease.Gap{Reason: lease.GapOrdered, From: since, Since: time.Now()}
 	ids, err := o.all(ctx)
 	if err != nil {
 		return err
 	}
 	for _, id := range ids { // a repetition orders what is ordered
-		_, err := o.watchers().UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, bson.D{
-			{Key: "$set", Value: bson.D{{Key: "gap", Value: gap}}},
-			{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: nil}, {Key: "expiresAt", Value: time.UnixMilli(0)}}},
-		}, options.UpdateOne().SetUpsert(true))
-		if err != nil {
-			return fmt.Errorf("ordering a sweep for watcher %s: %w", o.Watcher, err)
-		}
-		if err := lease.StepDown(ctx, o.watchers(), id, bounce); err != nil && !errors.Is(err, lease.ErrNotFound) {
+		if err := lease.OrderSweep(ctx, o.watchers(), id, since, bounce); err != nil {
 			return err
 		}
 	}
 	return o.note(ctx, "recover_ordered", bson.D{{Key: "from", Value: from}})
+}
+
+// sweptFrom is the cluster time of an order to sweep. One of the future would skip what is not delivered, or mean a mistake
+// with a time zone.
+func (o Operator) sweptFrom(ctx context.Context, from time.Time) (bson.Timestamp, error) {
+	if from.IsZero() {
+		return bson.Timestamp{}, nil
+	}
+	now, err := store.ServerTime(ctx, o.State.Client())
+	if err != nil {
+		return bson.Timestamp{}, err
+	}
+	if from.After(now) {
+		return bson.Timestamp{}, invalid("nothing can be swept from %s on, which is in the future: for MongoDB it is %s; check the time zone", from.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
+	}
+	if from.Unix() <= 0 {
+		return bson.Timestamp{}, invalid("%s is before 1970; leave the time out to sweep everything", from.UTC().Format(time.RFC3339))
+	}
+	return bson.Timestamp{T: uint32(from.Unix())}, nil
 }

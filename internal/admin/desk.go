@@ -43,7 +43,7 @@ var ErrUnavailable = errors.New("this process was started without what is needed
 
 // For is the desk of an actor at the configured watcher. It costs nothing.
 func (d *Deployment) For(a Actor) Desk {
-	return Desk{Operator: Operator{State: d.State, Watcher: d.Watcher, Actor: a.Name, Source: a.Source}, d: d}
+	return Desk{Operator: Operator{State: d.State, Watcher: d.Watcher, Actor: a.Name, Source: a.Source, Outboxes: d.Outboxes}, d: d}
 }
 
 // Desk is everything that an operator can see and do. Its methods are safe for concurrent use.
@@ -58,8 +58,8 @@ type Desk struct {
 
 // Of is the same desk at another watcher of the same state database.
 func (k Desk) Of(watcher string) Desk {
-	if watcher != "" {
-		k.Watcher = watcher
+	if watcher != "" && watcher != k.Watcher {
+		k.Watcher, k.Outboxes = watcher, nil // the configuration is that of another
 	}
 	return k
 }

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
-	"go.mongodb.org/mongo-driver/v2/bson"
-
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/reconcile"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -20,10 +23,15 @@ type Swept struct {
 	Envelopes  int64  `json:"envelopes"`
 }
 
-// RecoverPlan counts what [Operator.Recover] would have delivered: of each collection that the watcher has registered, the
-// envelopes from that time on, and those without a stamp, that neither wait nor were marked as sent. A sweep begins some
-// minutes before from, so it is a few more; what is appended until it runs comes on top. It reads the collections.
+// RecoverPlan counts what [Operator.Recover] would have delivered of each collection, by the conditions of the sweep itself:
+// the envelopes from that time on, less the margin for open transactions, and those without a stamp, that neither wait nor
+// were marked as sent; of a collection that was renamed behind the position, all. What is appended until the sweep runs
+// comes on top. It reads the collections.
 func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]Swept, error) {
+	since, err := o.sweptFrom(ctx, from)
+	if err != nil {
+		return nil, err
+	}
 	claims, err := store.NewRegistry(o.State.Collection("collections")).Claims(ctx, o.Watcher)
 	if err != nil {
 		return nil, err
@@ -31,22 +39,51 @@ func (o Operator) RecoverPlan(ctx context.Context, from time.Time) ([]Swept, err
 	if len(claims) == 0 {
 		return nil, fmt.Errorf("watcher %s: %w", o.Watcher, ErrNoCollections)
 	}
-	filter := bson.D{{Key: "state", Value: nil}, {Key: "dueAt", Value: nil}, {Key: "sentAt", Value: nil}}
-	if !from.IsZero() {
-		earlier := bson.D{{Key: "$gt", Value: bson.Timestamp{}}, {Key: "$lt", Value: bson.Timestamp{T: uint32(from.Unix())}}}
-		filter = append(filter, bson.E{Key: "$nor", Value: bson.A{bson.D{{Key: "ts", Value: earlier}}}})
+	boxes, err := o.boxes(ctx, claims)
+	if err != nil {
+		return nil, err
 	}
-	out := make([]Swept, len(claims))
-	for i, c := range claims {
-		coll, err := store.Outboxed(o.State.Client(), c.NS)
-		if err != nil {
+	ids, err := o.all(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Swept, len(boxes))
+	margin := store.Margin(ctx, o.State.Client())
+	for _, id := range ids {
+		_, part, _ := slot.ParseID(id)
+		doc, _, err := lease.Read(ctx, o.watchers(), id)
+		if err != nil && !errors.Is(err, lease.ErrNotFound) {
 			return nil, err
 		}
-		n, err := store.Majority(coll).CountDocuments(ctx, filter)
-		if err != nil {
-			return nil, fmt.Errorf("counting envelopes of %s: %w", c.NS, err)
+		begin := doc.SweepFrom(since)
+		s := reconcile.Sweep{Client: o.State.Client(), From: begin, ReadUpTo: store.ReadUpTo(claims, boxes, doc.ClusterTime, begin), Margin: margin}
+		for i, box := range boxes {
+			box.Part = part
+			n, err := s.Count(ctx, box)
+			if err != nil {
+				return nil, err
+			}
+			out[i].Collection = box.NS()
+			out[i].Envelopes += n
 		}
-		out[i] = Swept{c.NS, n}
+	}
+	return out, nil
+}
+
+// boxes are the collections that a sweep would read.
+func (o Operator) boxes(ctx context.Context, claims []store.Claim) ([]store.Outbox, error) {
+	if o.Outboxes != nil {
+		return o.Outboxes(ctx)
+	}
+	var out []store.Outbox
+	for _, c := range claims {
+		db, coll, _ := strings.Cut(c.NS, ".")
+		box := store.Outbox{DB: db, Coll: coll}
+		copy(box.UUID[:], c.UUID.Data)
+		// A collection that was made anew has two entries by its name.
+		if !c.Away() && !slices.ContainsFunc(out, func(b store.Outbox) bool { return b.NS() == c.NS }) {
+			out = append(out, box)
+		}
 	}
 	return out, nil
 }

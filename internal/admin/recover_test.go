@@ -12,6 +12,20 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
+// TestRecoverRefusesTheFuture: an order from a time to come would skip what is not delivered, and is a mistake with a time zone.
+func TestRecoverRefusesTheFuture(t *testing.T) {
+	t.Parallel()
+	f := openOffice(t)
+	for _, from := range []time.Time{time.Now().Add(time.Hour), time.Unix(-1, 0)} {
+		if _, err := f.op.RecoverPlan(t.Context(), from); !isInvalid(err) {
+			t.Errorf("a dry run from %v: %v", from, err)
+		}
+		if err := f.op.Recover(t.Context(), from); !isInvalid(err) {
+			t.Errorf("an order from %v: %v", from, err)
+		}
+	}
+}
+
 func TestRecoverPlanCountsWhatASweepBrings(t *testing.T) {
 	t.Parallel()
 	f := openOffice(t)
@@ -23,7 +37,7 @@ func TestRecoverPlanCountsWhatASweepBrings(t *testing.T) {
 		append(letterOf("waits", planted), bson.E{Key: "state", Value: "parked"}),
 		append(letterOf("later", planted), bson.E{Key: "dueAt", Value: time.Now().Add(time.Hour)}),
 		append(letterOf("sent", planted), bson.E{Key: "sentAt", Value: time.Now()}))
-	for from, want := range map[time.Time]int64{{}: 3, before: 2, time.Now().Add(time.Hour): 1} {
+	for from, want := range map[time.Time]int64{{}: 3, before: 2} {
 		got, err := f.op.RecoverPlan(t.Context(), from)
 		if err != nil || len(got) != 2 || !slices.Contains(got, admin.Swept{Collection: store.Namespace(f.a), Envelopes: want}) {
 			t.Errorf("from %v: %+v, %v; want %d", from, got, err, want)

@@ -47,6 +47,28 @@ func (b *bundle) aged(collection string, payloads ...string) {
 	}
 }
 
+// age makes the stamps of what a collection holds older than all margins.
+func (b *bundle) age(collection string) {
+	b.t.Helper()
+	coll := b.db.Collection(collection)
+	var docs []struct {
+		ID bson.RawValue  `bson:"_id"`
+		TS bson.Timestamp `bson:"ts"`
+	}
+	cur, err := coll.Find(b.t.Context(), bson.D{})
+	if err == nil {
+		err = cur.All(b.t.Context(), &docs)
+	}
+	for _, d := range docs {
+		if err == nil {
+			_, err = coll.UpdateByID(b.t.Context(), d.ID, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{T: d.TS.T - 3600, I: d.TS.I}}}}})
+		}
+	}
+	if err != nil {
+		b.t.Fatal(err)
+	}
+}
+
 // rename gives a collection the name of another, in its place. The relay may be making indexes, which a rename does not wait for.
 func (b *bundle) rename(from, to string) {
 	b.t.Helper()
@@ -163,9 +185,10 @@ func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
 					t.Parallel()
 					b := setup(t)
 					set := []string{"watch=" + strings.ReplaceAll(watch.pattern, "%", b.db.Name()), "node=" + b.topic}
-					b.aged("outbox", "before")
+					b.into("outbox", "before")
 					stop := b.start(set...)
 					b.delivered("before")
+					b.age("outbox")
 					if relay != "up" {
 						if err := stop(); err != nil {
 							t.Fatal(err)
@@ -194,5 +217,26 @@ func TestN27_WhatAppearsUnderAWatchedNameIsDeliveredOnce(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// TestN27_AQuestionMarkInWatchIsOneCharacter: in the name of a collection and of a database, for the server and for the relay.
+func TestN27_AQuestionMarkInWatchIsOneCharacter(t *testing.T) {
+	t.Parallel()
+	for _, watch := range []string{"%.outbox_?", "^?.outbox_?"} {
+		t.Run(watch, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			name := b.db.Name()
+			b.into("outbox_1", "before")
+			b.start("watch=" + strings.NewReplacer("%", name, "^", name[:len(name)-1]).Replace(watch))
+			b.delivered("before")
+			b.into("outbox_", "unwatched")
+			b.into("outbox_22", "unwatched")
+			b.into("outbox_2", "after")
+			if got, want := b.delivered("after"), []string{"before", "after"}; !slices.Equal(got, want) {
+				t.Errorf("delivered %q, want %q", got, want)
+			}
+		})
 	}
 }

@@ -111,8 +111,12 @@ var errAnew = errors.New("the stretch behind the position is lost, and envelopes
 
 // planSweep writes the gap down, together with u.
 func (t *term) planSweep(ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update) (changestream.Start, error) {
-	if from.After(to) {
-		from = bson.Timestamp{}
+	switch {
+	case !from.After(to):
+	case reason == lease.GapOrdered:
+		from = to // it was of the future when it was ordered
+	default:
+		from = bson.Timestamp{} // of another history
 	}
 	t.gap = &gap{Gap: lease.Gap{Reason: reason, From: from, To: to, Since: t.clock.now()}}
 	u.Gap = &t.gap.Gap
@@ -131,7 +135,8 @@ func (t *term) resumeGap(ctx context.Context, doc *lease.Document, u lease.Updat
 			t.from = resume.Position{ClusterTime: began}
 			u.Checkpoint.Position = t.from
 		}
-		return t.planSweep(ctx, doc.Gap.Reason, doc.Gap.From, began, u)
+		u.GapSince = doc.Gap.Since
+		return t.planSweep(ctx, doc.Gap.Reason, doc.SweepFrom(doc.Gap.From), began, u)
 	}
 	if t.cfg.LostHistory == resume.HaltLostHistory && doc.Gap.Reason != lease.GapOrdered {
 		return changestream.Start{}, &HaltError{What: "a gap of the change stream is half swept", Fix: "set lost_history: sweep until it is closed"}
@@ -158,8 +163,8 @@ func (t *term) unstampedBacklog(ctx context.Context, now bson.Timestamp) (found 
 	return false, nil
 }
 
-// readUpTo tells, of the collections that got a watched name behind a cluster time, up to where they were read before.
-func (t *term) readUpTo(ctx context.Context, from bson.Timestamp) (map[string]bson.Timestamp, error) {
+// readUpTo tells, of the collections that got a watched name behind the position, up to where they were read before.
+func (t *term) readUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
 	var claims []store.Claim
 	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
 		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
@@ -167,7 +172,11 @@ func (t *term) readUpTo(ctx context.Context, from bson.Timestamp) (map[string]bs
 	}); err != nil {
 		return nil, err
 	}
-	return store.ReadUpTo(claims, t.outboxes(), from), nil
+	position := t.gap.From // which is the position, unless an operator has said otherwise
+	if t.gap.Reason == lease.GapOrdered {
+		position = t.from.ClusterTime
+	}
+	return store.ReadUpTo(claims, t.outboxes(), position, t.gap.From), nil
 }
 
 // sweep delivers what the gap holds and closes it.
@@ -177,7 +186,7 @@ func (t *term) sweep(ctx context.Context) error {
 	if t.pump.skip == nil {
 		t.pump.skip = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
 	}
-	appeared, err := t.readUpTo(ctx, g.From)
+	appeared, err := t.readUpTo(ctx)
 	if err != nil {
 		return err
 	}
@@ -207,7 +216,7 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	hash, identities := t.scope.PipelineHash(), t.identities()
 	u := lease.Update{
 		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
-		PipelineHash: &hash, Collections: &identities, ClearGap: true,
+		PipelineHash: &hash, Collections: &identities, ClearGap: true, GapSince: g.Since,
 		Rewind:      g.From.IsZero(), // the stored position may be one of another history
 		ClearPassed: true,            // and so may be those of earlier slots; all of them have been swept
 	}
@@ -243,7 +252,7 @@ func (t *term) saveCursor(ctx context.Context) error {
 		return nil
 	}
 	g.Cursor = at
-	return t.held.Save(ctx, lease.Update{Checkpoint: lease.Checkpoint{Offsets: offsets}, Gap: &g.Gap})
+	return t.held.Save(ctx, lease.Update{Checkpoint: lease.Checkpoint{Offsets: offsets}, Gap: &g.Gap, GapSince: g.Since})
 }
 
 // sweeper publishes what a sweep finds, by the way of stream events.

@@ -31,8 +31,10 @@ type pump struct {
 	ddl    func(ctx context.Context, ev *changestream.Event) error
 	now    func() time.Time // the server's time, for expiry
 	replay replay
-	tick   func() // after each batch, empty ones too
-	tap    *tracing.Tap
+	// standing reports whether the read-back has found a record in its topic.
+	standing func(record.Record) bool
+	tick     func() // after each batch, empty ones too
+	tap      *tracing.Tap
 
 	passed      []passed          // of slots that are no more; nil when the stream is past them (N28)
 	skip        *reconcile.Skip   // what a sweep has sent of the stream that follows it; nil when the stream is past that
@@ -192,12 +194,17 @@ func (p *pump) fill(it *dispatch.Item) error {
 	if p.ownedByReconciler() {
 		return nil
 	}
-	if err := p.expired(p.now()); err != nil {
-		return err
+	expired := p.expired(p.now())
+	if expired != nil && p.replay.end == nil {
+		return expired
 	}
 	p.meta.DB, p.meta.Coll, p.meta.ClusterTime, p.meta.CommitMS = p.ev.DB, p.ev.Coll, p.ev.ClusterTime, p.ev.WallMS
 	var err error
 	it.Records, _, err = p.records(it.Records, nil)
+	// What an earlier owner sent in time has not expired. It began all targets together, so the others get theirs as well.
+	if err == nil && expired != nil && !slices.ContainsFunc(it.Records, p.standing) {
+		it.Records, err = it.Records[:0], expired
+	}
 	return err
 }
 

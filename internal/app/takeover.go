@@ -224,7 +224,11 @@ func (t *term) newPump(until bson.Timestamp, owned *owned) *pump {
 	p := &pump{
 		filling: filling{router: t.router, filler: t.preset.Filler(), seal: t.seal},
 		scope:   t.scope, disp: t.disp, ddl: t.onDDL, now: t.clock.now,
-		replay:      replay{until: until, end: func() { t.sink.EndReplay(); t.disp.EndReplay() }},
+		replay: replay{until: until, end: func() { t.sink.EndReplay(); t.disp.EndReplay() }},
+		standing: func(r record.Record) bool {
+			_, _, ok := t.sink.Standing(&r)
+			return ok
+		},
 		tick:        func() { t.progress.ticks.Add(1) },
 		tap:         t.tap,
 		dropExpired: t.cfg.Expired == "drop",

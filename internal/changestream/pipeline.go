@@ -10,13 +10,15 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/glob"
 )
 
 // Pipeline is what the server filters by. Beside the inserts it lets through whatever ends or moves a collection: a stream
 // of inserts alone is closed by a drop without a word, and the driver's token would reopen and close it for ever.
 //
-// Names without a star become conditions on `ns.db` and `ns.coll`, which the server pushes down into its scan of the oplog.
-// Names with a star do not: such a regular expression, pushed down, costs every foreign entry 10 µs, against 4 for a literal
+// Plain names become conditions on `ns.db` and `ns.coll`, which the server pushes down into its scan of the oplog.
+// Patterns do not: such a regular expression, pushed down, costs every foreign entry 10 µs, against 4 for a literal
 // and 5 for an expression, which the server evaluates on what passed the literals (MongoDB 6.0.5). `{ns: {db, coll}}` is never used:
 // it is evaluated on every event of the cluster.
 func (s *Scope) Pipeline() mongo.Pipeline {
@@ -89,7 +91,7 @@ func (s *Scope) databaseBranches(names []string) []bson.D {
 func (s *Scope) except(coll string, dbs []string) bson.D {
 	var nor bson.A
 	for _, x := range s.exclude {
-		reached := meet(x.coll, coll) && slices.ContainsFunc(dbs, func(db string) bool { return meet(x.db, db) })
+		reached := glob.Meet(x.coll, coll) && slices.ContainsFunc(dbs, func(db string) bool { return glob.Meet(x.db, db) })
 		if !reached || serversOwn(x) {
 			continue
 		}
@@ -106,6 +108,9 @@ func serversOwn(p pattern) bool {
 	return p.db == "admin" || p.db == "local" || p.db == "config" || p.coll == "system.*"
 }
 
+// wildcards makes a quoted pattern an expression.
+var wildcards = strings.NewReplacer(`\*`, `.*`, `\?`, `.`)
+
 // condition is true if the database's or the collection's name matches one of the patterns; nil if any name does.
 func condition(part string, patterns []string) bson.D {
 	if slices.Contains(patterns, "*") {
@@ -117,11 +122,7 @@ func condition(part string, patterns []string) bson.D {
 	}
 	alternatives := make([]string, 0, len(patterns))
 	for _, p := range slices.Concat(plain, globs) {
-		quoted := strings.Split(p, "*")
-		for i := range quoted {
-			quoted[i] = regexp.QuoteMeta(quoted[i])
-		}
-		alternatives = append(alternatives, strings.Join(quoted, ".*"))
+		alternatives = append(alternatives, wildcards.Replace(regexp.QuoteMeta(p)))
 	}
 	return bson.D{{Key: "$expr", Value: bson.D{{Key: "$regexMatch", Value: bson.D{
 		{Key: "input", Value: bson.D{{Key: "$ifNull", Value: bson.A{"$ns." + part, ""}}}}, // a dropDatabase names no collection
@@ -144,7 +145,7 @@ func merge(a, b bson.D) bson.D {
 
 func split(patterns []string) (plain, globs []string) {
 	for _, p := range slices.Compact(slices.Sorted(slices.Values(patterns))) {
-		if wild(p) {
+		if glob.Any(p) {
 			globs = append(globs, p)
 		} else {
 			plain = append(plain, p)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
@@ -41,20 +42,22 @@ func (s *Scope) Of(p slot.Part) *Scope {
 // Part is that of the slot.
 func (s *Scope) Part() slot.Part { return s.part }
 
-// pattern is "db.coll" where each part may hold any number of `*`, each standing for any run of bytes. The dot between
-// the parts is the first one: a database's name has none, a collection's may.
+// pattern is "db.coll" where each part may be a pattern of package glob. The dot between the parts is the first one: a
+// database's name has none, a collection's may.
 type pattern struct{ db, coll string }
 
 func (p pattern) String() string { return p.db + "." + p.coll }
 
-func (p pattern) matches(db, coll []byte) bool { return glob(p.db, db) && glob(p.coll, coll) }
-
-// covers reports whether everything that q matches is matched by p: a star of q can only be met by a star of p.
-func (p pattern) covers(q pattern) bool {
-	return p.matches([]byte(q.db), []byte(q.coll))
+func (p pattern) matches(db, coll []byte) bool {
+	return glob.Match(p.db, db) && glob.Match(p.coll, coll)
 }
 
-func (p pattern) meets(q pattern) bool { return meet(p.db, q.db) && meet(p.coll, q.coll) }
+// covers reports whether everything that q matches is matched by p.
+func (p pattern) covers(q pattern) bool {
+	return glob.Covers(p.db, q.db) && glob.Covers(p.coll, q.coll)
+}
+
+func (p pattern) meets(q pattern) bool { return glob.Meet(p.db, q.db) && glob.Meet(p.coll, q.coll) }
 
 // ownCollections are never watched, whatever a pattern says (N27): dead letters would be published again, and inboxes,
 // sagas, the server's own databases and system collections hold no envelopes. What the server copies for $out and for a
@@ -130,9 +133,9 @@ func (s *Scope) settle() {
 		return !slices.ContainsFunc(s.include, x.meets)
 	})
 	first := s.include[0]
-	oneDB := !wild(first.db) && !slices.ContainsFunc(s.include, func(p pattern) bool { return p.db != first.db })
+	oneDB := !glob.Any(first.db) && !slices.ContainsFunc(s.include, func(p pattern) bool { return p.db != first.db })
 	switch {
-	case oneDB && len(s.include) == 1 && !wild(first.coll):
+	case oneDB && len(s.include) == 1 && !glob.Any(first.coll):
 		s.kind, s.db, s.coll = Collection, first.db, first.coll
 	case oneDB:
 		s.kind, s.db = Database, first.db
@@ -153,7 +156,7 @@ func parsePattern(text string) (pattern, error) {
 	db, coll, found := strings.Cut(text, ".")
 	switch {
 	case !found || db == "" || coll == "":
-		return pattern{}, fmt.Errorf("%q is not a collection: write database.collection, where * stands for any run of characters", text)
+		return pattern{}, fmt.Errorf("%q is not a collection: write database.collection, where * stands for any run of characters and ? for one", text)
 	case strings.ContainsAny(db, "/\\ \"$\x00"):
 		return pattern{}, fmt.Errorf(`%q: a database's name has no space and none of / \ " $`, text)
 	case strings.ContainsAny(coll, "$\x00"):
@@ -185,11 +188,11 @@ func (s *Scope) String() string {
 	return strings.Join(names, ",")
 }
 
-// Exact lists the collections that are named without a star.
+// Exact lists the collections that are named without a star or a question mark.
 func (s *Scope) Exact() []string {
 	var names []string
 	for _, p := range s.include {
-		if !wild(p.db) && !wild(p.coll) {
+		if !glob.Any(p.db) && !glob.Any(p.coll) {
 			names = append(names, p.String())
 		}
 	}
@@ -219,7 +222,7 @@ func (s *Scope) Matches(db, coll []byte) bool {
 // MatchesDatabase reports whether a database may hold a watched collection: what a dropDatabase may concern.
 func (s *Scope) MatchesDatabase(db []byte) bool {
 	for i := range s.include {
-		if glob(s.include[i].db, db) {
+		if glob.Match(s.include[i].db, db) {
 			return true
 		}
 	}
@@ -228,49 +231,3 @@ func (s *Scope) MatchesDatabase(db []byte) bool {
 
 // Multiple reports whether more than one collection can be in the scope: then records say which one they are from (N7).
 func (s *Scope) Multiple() bool { return s.kind != Collection }
-
-func wild(s string) bool { return strings.Contains(s, "*") }
-
-// glob matches name against a pattern whose only special character is the star. Going back to the last star is enough,
-// so it takes at most len(p)·len(name) steps and no memory.
-func glob(p string, name []byte) bool {
-	if p == "*" {
-		return true
-	}
-	if !wild(p) {
-		return string(name) == p
-	}
-	i, j, star, mark := 0, 0, -1, 0
-	for j < len(name) {
-		switch {
-		case i < len(p) && p[i] == '*':
-			star, mark = i, j
-			i++
-		case i < len(p) && p[i] == name[j]:
-			i++
-			j++
-		case star >= 0:
-			mark++
-			i, j = star+1, mark
-		default:
-			return false
-		}
-	}
-	for i < len(p) && p[i] == '*' {
-		i++
-	}
-	return i == len(p)
-}
-
-// meet reports whether some name matches both patterns.
-func meet(a, b string) bool {
-	switch {
-	case a == "" && b == "":
-		return true
-	case a != "" && a[0] == '*':
-		return meet(a[1:], b) || b != "" && meet(a, b[1:])
-	case b != "" && b[0] == '*':
-		return meet(b, a)
-	}
-	return a != "" && b != "" && a[0] == b[0] && meet(a[1:], b[1:])
-}

@@ -35,7 +35,7 @@ type Config struct {
 	// leaves the purge to the owner after it. Defaults to relay, cleaner, admin.
 	Roles   []string `yaml:"roles"`
 	MongoDB MongoDB  `yaml:"mongodb"`
-	// Watch lists the outbox collections as database.collection; * stands for any run of characters
+	// Watch lists the outbox collections as database.collection; * stands for any run of characters, ? for one
 	// (tenant_*.outbox). One exact name opens a stream on that collection, several in one database a stream on the
 	// database, patterns one on the cluster. Defaults to <database of mongodb.uri>.outbox, or *.outbox where the URI names
 	// no database.

@@ -56,10 +56,31 @@ func Pin(ctx context.Context, coll *mongo.Collection, id, node string) error {
 
 // StepDown makes the present owner release and keep away for hold, by the server's clock.
 func StepDown(ctx context.Context, coll *mongo.Collection, id string, hold time.Duration) error {
-	return order(ctx, coll, id, mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "control", Value: op("$mergeObjects", "$control", bson.D{
+	return order(ctx, coll, id, mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "control", Value: stepDown(hold)}}}}})
+}
+
+func stepDown(hold time.Duration) bson.D {
+	return op("$mergeObjects", "$control", bson.D{
 		{Key: "stepDownUntil", Value: op("$add", "$$NOW", hold.Milliseconds())},
 		{Key: "stepDownNode", Value: "$node"},
-	})}}}}})
+	})
+}
+
+// OrderSweep makes the next owner sweep from a time on, and makes the present one step down for hold. A document that is not
+// there is made. A stretch that is half swept is part of the order from then on.
+func OrderSweep(ctx context.Context, coll *mongo.Collection, id string, from bson.Timestamp, hold time.Duration) error {
+	open := op("$ne", ifNull("$gap", nil), nil)
+	gap := Gap{Reason: GapOrdered, From: from, Since: time.Now()}
+	_, err := majority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+		{Key: "gap", Value: op("$mergeObjects", lit(gap), bson.D{{Key: "from", Value: op("$cond", open, op("$min", "$gap.from", from), from)}})},
+		{Key: "control", Value: stepDown(hold)},
+		{Key: "owner", Value: ifNull("$owner", nil)},
+		{Key: "expiresAt", Value: ifNull("$expiresAt", time.UnixMilli(0))},
+	}}}}, options.UpdateOne().SetUpsert(true))
+	if err != nil {
+		return fmt.Errorf("ordering a sweep for watcher %s: %w", id, err)
+	}
+	return nil
 }
 
 // Adopt makes the state of a watcher that was copied from another replica set this one's (N5): it stores here, the id of

@@ -113,6 +113,19 @@ type Gap struct {
 	Since       time.Time      `bson:"since"`
 }
 
+// SweepFrom is where a sweep of the document begins that is ordered from a time on: nothing that is not delivered may be left
+// out, so it is the position if that is earlier, and the beginning of a stretch that is half swept.
+func (d Document) SweepFrom(ordered bson.Timestamp) bson.Timestamp {
+	from := ordered
+	if !d.ClusterTime.IsZero() && d.ClusterTime.Before(from) {
+		from = d.ClusterTime
+	}
+	if d.Gap != nil && d.Gap.From.Before(from) {
+		from = d.Gap.From
+	}
+	return from
+}
+
 func toMap(list []TopicOffsets) map[string][]int64 {
 	m := make(map[string][]int64, len(list))
 	for _, t := range list {

@@ -297,3 +297,43 @@ func TestSaveAndRenewalsAreOneDocument(t *testing.T) {
 		t.Errorf("saving after the release: %v", err)
 	}
 }
+
+// TestN22_AnOrderOutlivesTheSweepUnderWay: what the owner writes of its own sweep does not replace a sweep that an operator
+// has ordered meanwhile, and nothing that was to be swept is left out.
+func TestN22_AnOrderOutlivesTheSweepUnderWay(t *testing.T) {
+	t.Parallel()
+	coll, _ := place(t)
+	h := acquire(t, newLease(t, config(coll, "a")))
+	own := Gap{Reason: "286", From: bson.Timestamp{T: 50}, To: bson.Timestamp{T: 90}, Since: time.Now().Add(-time.Minute)}
+	save := func(u Update) {
+		t.Helper()
+		if err := h.Save(t.Context(), u); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ordered := func(from uint32) {
+		t.Helper()
+		if g := stored(t, coll).Gap; g == nil || g.Reason != GapOrdered || g.From.T != from || !g.To.IsZero() {
+			t.Fatalf("the document has the gap %+v, want the order, from %d on", g, from)
+		}
+	}
+	save(Update{Gap: &own})
+	if err := OrderSweep(t.Context(), coll, "orders/0of1", bson.Timestamp{T: 70}, time.Second); err != nil {
+		t.Fatal(err)
+	}
+	ordered(50)
+	own.Cursor = bson.Timestamp{T: 80}
+	save(Update{Gap: &own, GapSince: own.Since})
+	ordered(50)
+	save(Update{ClearGap: true, GapSince: own.Since})
+	ordered(50)
+	earlier := Gap{Reason: "280", To: bson.Timestamp{T: 95}, Since: time.Now()}
+	save(Update{Gap: &earlier}) // a gap that is found before the order is seen
+	ordered(0)
+	order := stored(t, coll).Gap
+	save(Update{Gap: &own, GapSince: order.Since}) // the owner that carries it out
+	save(Update{ClearGap: true, GapSince: own.Since})
+	if g := stored(t, coll).Gap; g != nil {
+		t.Errorf("the gap %+v is left", g)
+	}
+}

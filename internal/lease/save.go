@@ -27,9 +27,12 @@ type Update struct {
 	Collections  *[]Collection
 	PipelineHash *string
 	Dirty        []string // added to those stored
-	Gap          *Gap
-	ClearGap     bool
-	ClearPassed  bool
+	// Gap is stored in the place of the one that began at GapSince; ClearGap removes that one. Another one in the document is
+	// a sweep that an operator has ordered meanwhile: it stays, and begins no later than Gap does.
+	Gap         *Gap
+	GapSince    time.Time
+	ClearGap    bool
+	ClearPassed bool
 	// Rewind writes the checkpoint's position although the stored one may be beyond it: for a stored one that turned out to
 	// be of another history, so that the two have no order.
 	Rewind bool
@@ -105,11 +108,12 @@ func (u *Update) fields() bson.D {
 	if u.ClearPassed {
 		put("passed", "$$REMOVE")
 	}
+	mine := op("$or", op("$eq", ifNull("$gap", nil), nil), op("$eq", "$gap.since", lit(u.GapSince)))
 	switch {
 	case u.ClearGap:
-		put("gap", "$$REMOVE")
+		put("gap", op("$cond", mine, "$$REMOVE", "$gap"))
 	case u.Gap != nil:
-		put("gap", lit(*u.Gap))
+		put("gap", op("$cond", mine, lit(*u.Gap), op("$mergeObjects", "$gap", bson.D{{Key: "from", Value: op("$min", "$gap.from", u.Gap.From)}})))
 	}
 	return set
 }

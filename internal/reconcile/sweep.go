@@ -100,6 +100,20 @@ func (s *Sweep) lower(c store.Outbox) bson.Timestamp {
 	return low
 }
 
+// Count is how many envelopes a sweep that begins now would find in a collection, at this moment.
+func (s *Sweep) Count(ctx context.Context, c store.Outbox) (int64, error) {
+	coll := store.Majority(s.Client.Database(c.DB).Collection(c.Coll))
+	total := int64(0)
+	for _, filter := range []bson.D{unstamped(), stamped(s.lower(c), lastStamp)} {
+		n, err := coll.CountDocuments(ctx, c.Part.And(filter))
+		if err != nil {
+			return 0, fmt.Errorf("counting envelopes of %s: %w", c.NS(), err)
+		}
+		total += n
+	}
+	return total, nil
+}
+
 // Run sweeps until the end of the stretch and returns nil, or until ctx ends or the publisher refuses; then it returns the
 // cause of the one or the error of the other. It may be called once.
 func (s *Sweep) Run(ctx context.Context) (Result, error) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -243,7 +244,7 @@ func (r *Router) names(v *event.View) []string {
 	to := []template{r.fallback}
 	aggregateType, typ := string(v.AggregateType), string(v.Type)
 	for _, one := range r.rules {
-		if match(one.aggregateType, aggregateType) && match(one.typ, typ) {
+		if glob.Match(one.aggregateType, aggregateType) && glob.Match(one.typ, typ) {
 			to = one.to
 			break
 		}
@@ -289,7 +290,7 @@ func (r *Router) judge(name string) *record.Refusal {
 	if strings.HasPrefix(name, "__") {
 		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q is internal to Kafka", name)}
 	}
-	if len(r.allow) == 0 || slices.ContainsFunc(r.allow, func(pattern string) bool { return match(pattern, name) }) {
+	if len(r.allow) == 0 || slices.ContainsFunc(r.allow, func(pattern string) bool { return glob.Match(pattern, name) }) {
 		return nil
 	}
 	return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q matches nothing in topics.allow", name)}

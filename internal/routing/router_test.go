@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -201,28 +202,6 @@ func TestTypesOfOneAggregateAreToldApart(t *testing.T) {
 	}
 }
 
-// TestMatch compares the matcher with the obvious recursive definition.
-func TestMatch(t *testing.T) {
-	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		pattern := rapid.StringOfN(rapid.SampledFrom([]rune("ab*?")), 0, 8, -1).Draw(t, "pattern")
-		s := rapid.StringOfN(rapid.SampledFrom([]rune("ab")), 0, 8, -1).Draw(t, "s")
-		if got, want := match(pattern, s), naive(pattern, s); got != want {
-			t.Fatalf("match(%q, %q) = %v", pattern, s, got)
-		}
-	})
-}
-
-func naive(pattern, s string) bool {
-	switch {
-	case pattern == "":
-		return s == ""
-	case pattern[0] == '*':
-		return naive(pattern[1:], s) || s != "" && naive(pattern, s[1:])
-	}
-	return s != "" && (pattern[0] == '?' || pattern[0] == s[0]) && naive(pattern[1:], s[1:])
-}
-
 // TestEveryTopicIsLegal feeds hostile names: whatever comes out is a topic that Kafka takes and the list allows.
 func TestEveryTopicIsLegal(t *testing.T) {
 	t.Parallel()
@@ -240,7 +219,7 @@ func TestEveryTopicIsLegal(t *testing.T) {
 			t.Fatalf("%v with %v", targets, err)
 		}
 		for _, one := range targets {
-			if topicName(one.Topic) != "" || strings.HasPrefix(one.Topic, "__") || !slices.ContainsFunc(allow, func(p string) bool { return naive(p, one.Topic) }) {
+			if topicName(one.Topic) != "" || strings.HasPrefix(one.Topic, "__") || !slices.ContainsFunc(allow, func(p string) bool { return glob.Match(p, one.Topic) }) {
 				t.Fatalf("routed to %q", one.Topic)
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -114,6 +115,8 @@ func (o Outbox) NameHolder(ctx context.Context, client *mongo.Client) (uuid [16]
 	return uuid, nil
 }
 
+var lastStamp = bson.Timestamp{T: math.MaxUint32, I: math.MaxUint32}
+
 // ErrClaimed is what a *ClaimedError is.
 var ErrClaimed = errors.New("collection claimed by another watcher")
 
@@ -161,15 +164,23 @@ func (c Claim) ReadUpTo(at bson.Timestamp) (upTo bson.Timestamp, appeared bool) 
 	return c.Left, true
 }
 
-// ReadUpTo is [Claim.ReadUpTo] of those collections that got their names behind at, by name.
-func ReadUpTo(claims []Claim, list []Outbox, at bson.Timestamp) map[string]bson.Timestamp {
+// ReadUpTo is [Claim.ReadUpTo] of those collections that got their names behind a position, by name, for a sweep that begins
+// at from. One that is not in the registry was never read.
+func ReadUpTo(claims []Claim, list []Outbox, position, from bson.Timestamp) map[string]bson.Timestamp {
 	of := make(map[string]Claim, len(claims))
 	for _, c := range claims {
 		of[string(c.UUID.Data)] = c
 	}
 	out := map[string]bson.Timestamp{}
 	for _, o := range list {
-		if upTo, appeared := of[string(o.UUID[:])].ReadUpTo(at); appeared {
+		claim, known := of[string(o.UUID[:])]
+		if !known && o.Identified() {
+			claim.Seen = lastStamp
+		}
+		if upTo, appeared := claim.ReadUpTo(position); appeared {
+			if from.Before(upTo) {
+				upTo = from
+			}
 			out[o.NS()] = upTo
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
@@ -75,7 +76,7 @@ func (h *handlers) of(typ string) []*registration {
 }
 
 func (r *registration) takes(typ string) bool {
-	return slices.ContainsFunc(r.patterns, func(p string) bool { return matches(p, typ) })
+	return slices.ContainsFunc(r.patterns, func(p string) bool { return glob.Match(p, typ) })
 }
 
 func (g *registry) snapshot() *handlers {
@@ -98,7 +99,7 @@ func (g *registry) add(r *registration) error {
 			continue
 		}
 		for _, p := range r.patterns {
-			if slices.ContainsFunc(other.patterns, func(q string) bool { return overlap(p, q) }) {
+			if slices.ContainsFunc(other.patterns, func(q string) bool { return glob.Meet(p, q) }) {
 				return &DuplicateHandlerError{Pattern: p, Name: other.name}
 			}
 		}
@@ -128,7 +129,7 @@ func (g *registry) remove(cond func(r *registration) bool) int {
 }
 
 // Handle registers a handler for the messages whose type matches the pattern: the type itself, or with * for any run of
-// characters, as "order.*" or "*". All handlers that match a type get its messages, each with a name and so with a place
+// characters and ? for one, as "order.*" or "*". All handlers that match a type get its messages, each with a name and so with a place
 // in the inbox, attempts and a fate of its own; the order among them is not fixed. It may be called while the consumer
 // runs: messages that are read from then on see it. What is wrong, with any of the arguments, is returned at once.
 func (c *Consumer) Handle(pattern string, h Handler, opts ...HandlerOption) error {
@@ -301,7 +302,7 @@ func (w *watch) sees(m *Message) (yes bool) {
 			yes = false
 		}
 	}()
-	return matches(w.pattern, m.Type) && (w.cond == nil || w.cond(m))
+	return glob.Match(w.pattern, m.Type) && (w.cond == nil || w.cond(m))
 }
 
 // finished tells those who wait.

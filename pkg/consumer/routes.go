@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/outrelay/outrelay/internal/glob"
 )
 
 // Route says which Publisher topics of a pattern go to.
@@ -24,7 +26,7 @@ func (e *UnroutedError) Error() string { return fmt.Sprintf("no route for topic 
 // Publish hands on to the Publisher of the topic.
 func (r Routes) Publish(ctx context.Context, topic string, ms []*Message) error {
 	for _, x := range r {
-		if matches(x.Pattern, topic) {
+		if glob.Match(x.Pattern, topic) {
 			if x.Publisher == nil {
 				return errors.New("consumer: the publisher of route " + x.Pattern + " is nil")
 			}

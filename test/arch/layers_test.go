@@ -19,6 +19,7 @@ var rooms = []room{
 	// Layer 0: words and tools. They know nothing of the project but each other's words.
 	{dir: "internal/record", layer: 0, only: none, why: "the vocabulary of the stages"},
 	{dir: "internal/crash", layer: 0, only: none, why: "points at which a test may kill the process"},
+	{dir: "internal/glob", layer: 0, only: none, why: "the patterns of watch, topics, rules and handlers"},
 	{dir: "internal/retry", layer: 0, only: none, why: "the one place that knows how to back off"},
 	{dir: "internal/hold", layer: 0, only: none, why: "one handler at a time, while a lease is renewed"},
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
@@ -53,7 +54,7 @@ var rooms = []room{
 	{dir: "internal/kafka", layer: 3, why: "the sink"},
 	{dir: "internal/reconcile", layer: 3, why: "scheduled, retried, orphaned"},
 	{dir: "internal/retention", layer: 3, why: "the purge"},
-	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga"}, why: "use-cases behind the CLI, the API and the page"},
+	{dir: "internal/admin", layer: 3, also: []string{"pkg/saga", "internal/reconcile"}, why: "use-cases behind the CLI, the API and the page; a dry run counts by the conditions of the sweep"},
 	{dir: "internal/admin/admintest", layer: 3, testsOnly: true, why: "what operators look at, for tests of what they see"},
 	{dir: "pkg/consumer", layer: 3, why: "from Kafka to handlers"},
 	{dir: "pkg/entity", layer: 3, also: []string{"pkg/consumer"}, why: "documents and their events in one transaction; the projector is a handler"},
