@@ -88,7 +88,8 @@ func newMigrateUpCommand(p *program) *cobra.Command {
 		Short: "Apply the migrations that are pending and make the indexes that are missing",
 		Long: `Apply the migrations that are not in the ledger yet, in their order, and give every watched collection the indexes that
 it lacks. It waits while another process migrates, and may be repeated. What a privilege is missing for is named, and
-done as soon as it is granted and this is run again. Exit code 1 if something is left to do.`,
+done as soon as it is granted and this is run again. An index is not made while a transaction that has written to its collection
+stays open, because inserts would have to wait: this is tried for a minute. Exit code 1 if something is left to do.`,
 		Args: cobra.NoArgs,
 	}
 	a := p.acting(c)
@@ -123,7 +124,7 @@ func printUp(w io.Writer, r admin.MigrationReport) error {
 		text string
 	}{
 		{r.Applied, "applied: "},
-		{r.Pending, "still to do, for want of privileges: "},
+		{r.Pending, "still to do: "},
 		{r.Newer, "of a newer version, borne: "},
 	} {
 		if len(line.ids) > 0 {
@@ -135,6 +136,9 @@ func printUp(w io.Writer, r admin.MigrationReport) error {
 	}
 	for _, g := range r.Missing {
 		printGrant(w, g.Action, g.On, g.Advice)
+	}
+	for _, text := range r.Busy {
+		fmt.Fprintln(w, text)
 	}
 	if r.OK() {
 		fmt.Fprintln(w, "every collection has its indexes")

@@ -1,6 +1,12 @@
 package app
 
-import "github.com/outrelay/outrelay/internal/migrate"
+import (
+	"time"
+
+	"github.com/outrelay/outrelay/internal/migrate"
+)
+
+func init() { indexesAgain = time.Second }
 
 // SetMigrations makes the relay one of a version that knows these steps. It must not have run yet.
 func (r *Relay) SetMigrations(steps []migrate.Step) {

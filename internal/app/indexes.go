@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -23,40 +25,70 @@ func (t *term) migrator() *migrate.Migrator {
 	return t.Relay.migrator(func(context.Context) ([]store.Outbox, error) { return t.outboxes(), nil })
 }
 
+// indexesAgain is between two attempts at what a missing privilege or a long transaction stood in the way of.
+var indexesAgain = 30 * time.Second
+
+// indexesShare bounds what that may cost: where an attempt takes long, the next one comes so many times later.
+const indexesShare = 10
+
 // indexes runs the migrations that are pending, beside the delivery: without an index nothing is lost, only slow.
 func (t *term) indexes(ctx context.Context) {
-	if t.cfg.MongoDB.Indexes {
-		report, err := t.migrator().Up(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		level := slog.LevelWarn
-		if errors.Is(err, migrate.ErrNewer) || errors.Is(err, migrate.ErrChanged) {
-			level = slog.LevelError
-		}
-		if err != nil {
-			t.log.Log(ctx, level, "migrations did not run; delivery goes on", "reason", err, "advice", "run `outrelay migrate status`")
-		}
-		t.tellMigration(report, "")
-	}
-	for _, o := range t.outboxes() {
-		if ctx.Err() != nil {
-			return
-		}
-		t.expiries(ctx, o)
-	}
+	t.arrange(ctx, "", t.outboxes, t.migrator().Up)
 }
 
 // index prepares a collection that appeared while the relay runs.
 func (t *term) index(ctx context.Context, o store.Outbox) {
-	if t.cfg.MongoDB.Indexes {
-		report, err := t.migrator().Prepare(ctx, o)
-		if err != nil && ctx.Err() == nil {
-			t.log.Warn("an index is missing; sweeps and scheduled deliveries of this collection are slow without it", "collection", o.NS(), "reason", err)
+	t.arrange(ctx, o.NS(), func() []store.Outbox { return []store.Outbox{o} }, func(ctx context.Context) (migrate.Report, error) {
+		return t.migrator().Prepare(ctx, o)
+	})
+}
+
+// arrange makes indexes, and expiries as they are configured, until all are there: what a privilege is missing for is done soon after it
+// was granted, and what a long transaction stood in the way of when that is over. It tells of each obstacle once.
+func (t *term) arrange(ctx context.Context, ns string, outboxes func() []store.Outbox, up func(context.Context) (migrate.Report, error)) {
+	told := map[string]bool{}
+	tell := func(level slog.Level, text string, args ...any) {
+		if key := text + fmt.Sprint(args...); !told[key] && ctx.Err() == nil {
+			told[key] = true
+			t.log.Log(ctx, level, text, args...)
 		}
-		t.tellMigration(report, o.NS())
 	}
-	t.expiries(ctx, o)
+	for {
+		began, done := time.Now(), true
+		if t.cfg.MongoDB.Indexes {
+			done = t.migrated(ctx, ns, up, tell)
+		}
+		for _, o := range outboxes() {
+			done = t.expiries(ctx, o, tell) && done
+		}
+		if done || retry.Sleep(ctx, max(indexesAgain, indexesShare*time.Since(began))) != nil {
+			return
+		}
+	}
+}
+
+// migrated makes one attempt, and reports whether a further one would change nothing.
+func (t *term) migrated(ctx context.Context, ns string, up func(context.Context) (migrate.Report, error), tell func(slog.Level, string, ...any)) bool {
+	report, err := up(ctx)
+	final := errors.Is(err, migrate.ErrNewer) || errors.Is(err, migrate.ErrChanged)
+	if err != nil {
+		level := slog.LevelWarn
+		if final {
+			level = slog.LevelError
+		}
+		tell(level, "migrations did not run; delivery goes on", "reason", err, "advice", "run `outrelay migrate status`")
+	}
+	for _, g := range report.Missing {
+		tell(slog.LevelWarn, "an index is missing for want of a privilege; sweeps, scheduled deliveries and queries are slow without it",
+			"collection", ns, "grant", g.Action, "on", g.On, "advice", g.Advice)
+	}
+	for _, c := range report.Conflicts {
+		tell(slog.LevelWarn, "an index differs from what is declared and is left alone", "collection", ns, "index", c, "advice", "run `outrelay migrate verify --repair`")
+	}
+	for _, b := range report.Busy {
+		tell(slog.LevelWarn, "an index is missing because long transactions are open; sweeps, scheduled deliveries and queries are slow without it", "reason", b)
+	}
+	return final || err == nil && len(report.Missing)+len(report.Busy) == 0
 }
 
 // firstLetters prepares the collections that got their first dead letters of this term: those have indexes of their own,
@@ -76,25 +108,19 @@ func (t *term) firstLetters(letters []deadletter.Letter) {
 	}
 }
 
-func (t *term) tellMigration(r migrate.Report, ns string) {
-	for _, g := range r.Missing {
-		t.log.Warn("an index is missing for want of a privilege; sweeps, scheduled deliveries and queries are slow without it",
-			"collection", ns, "grant", g.Action, "on", g.On, "advice", g.Advice)
+// expiries makes what the server removes by itself as it is configured: marked envelopes, and dead letters. It reports whether that
+// is done.
+func (t *term) expiries(ctx context.Context, o store.Outbox, tell func(slog.Level, string, ...any)) bool {
+	db, done := t.mongo.state.Database(o.DB), true
+	if _, err := store.EnsureSentTTL(ctx, db.Collection(o.Coll), t.cfg.Purge.TTL); err != nil {
+		done = false
+		tell(slog.LevelWarn, "purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
 	}
-	for _, c := range r.Conflicts {
-		t.log.Warn("an index differs from what is declared and is left alone", "collection", ns, "index", c, "advice", "run `outrelay migrate verify --repair`")
+	if err := deadletter.SetExpiry(ctx, db.Collection(deadletter.Collection(o.Coll)), t.cfg.DeadLetters.Expire); err != nil {
+		done = false
+		tell(slog.LevelWarn, "dead_letters.expire is not in force for this collection", "collection", o.NS(), "reason", err)
 	}
-}
-
-// expiries makes what the server removes by itself as it is configured: marked envelopes, and dead letters.
-func (t *term) expiries(ctx context.Context, o store.Outbox) {
-	db := t.mongo.state.Database(o.DB)
-	if _, err := store.EnsureSentTTL(ctx, db.Collection(o.Coll), t.cfg.Purge.TTL); err != nil && ctx.Err() == nil {
-		t.log.Warn("purge.ttl is not in force for this collection", "collection", o.NS(), "reason", err)
-	}
-	if err := deadletter.SetExpiry(ctx, db.Collection(deadletter.Collection(o.Coll)), t.cfg.DeadLetters.Expire); err != nil && ctx.Err() == nil {
-		t.log.Warn("dead_letters.expire is not in force for this collection", "collection", o.NS(), "reason", err)
-	}
+	return done
 }
 
 // guardSchema halts before anything is read where a newer version did what this one would do harm with. A ledger that cannot

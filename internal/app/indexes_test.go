@@ -3,10 +3,12 @@ package app_test
 import (
 	"slices"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -57,4 +59,46 @@ func TestNoIndexIsMadeIfSwitchedOff(t *testing.T) {
 	if n, err := b.state.Collection("migrations").CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
 		t.Errorf("%d entries in the ledger, %v", n, err)
 	}
+}
+
+// allIndexes reports whether the outbox has those that are declared.
+func (b *bundle) allIndexes() bool {
+	have := b.indexesOf(b.db.Collection("outbox"))
+	return !slices.ContainsFunc(store.Indexes(), func(i store.Index) bool { return !slices.Contains(have, i.Name) })
+}
+
+// TestAFirstStartBesideAnOpenTransaction: a relay that has to make its indexes keeps no insert waiting for a service's transaction,
+// delivers meanwhile, and makes them when that is over.
+func TestAFirstStartBesideAnOpenTransaction(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(5)
+	box := b.db.Collection("outbox")
+	open := stacktest.OpenTransaction(t, box)
+	worst := stacktest.SlowestInsert(t, b.db.Collection("outbox"))
+	b.start("recording=mark", "purge.ttl=2h")
+	b.consume(5)
+	open.CommitAfter(5 * time.Second)
+	if d := worst(); d > stacktest.InsertPatience {
+		t.Errorf("an insert took %v", d)
+	}
+	waitFor(t, func() bool { return b.allIndexes() && slices.Contains(b.indexesOf(box), store.SentIndexName) })
+}
+
+// TestAGrantedPrivilegeIsUsedByTheRunningRelay: indexes that it was not allowed to make are made soon after that is granted.
+func TestAGrantedPrivilegeIsUsedByTheRunningRelay(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	b.append(1)
+	node := stacktest.Name(t)
+	grant := stacktest.FailCommand(t, "outrelay state "+node, "alwaysOn", bson.D{
+		{Key: "failCommands", Value: bson.A{"createIndexes"}}, {Key: "errorCode", Value: 13},
+	})
+	b.start("node=" + node)
+	b.log.wait(t, "an index is missing for want of a privilege")
+	if b.allIndexes() {
+		t.Fatal("there are indexes without the privilege")
+	}
+	grant()
+	waitFor(t, b.allIndexes)
 }

@@ -10,6 +10,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/schema"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -63,18 +64,20 @@ func SetExpiry(ctx context.Context, letters *mongo.Collection, after time.Durati
 	}{{expiryIndex, "movedAt", after}, {chunkExpiryIndex, "chunkedAt", after + time.Hour}} {
 		seconds := int64(min(x.after/time.Second, math.MaxInt32))
 		was, there := have[x.name]
+		var command bson.D
 		switch {
 		case there && was == seconds:
 			continue
 		case there:
-			err = letters.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: letters.Name()}, {Key: "index", Value: bson.D{
+			command = bson.D{{Key: "collMod", Value: letters.Name()}, {Key: "index", Value: bson.D{
 				{Key: "name", Value: x.name}, {Key: "expireAfterSeconds", Value: seconds},
-			}}}).Err()
+			}}}
 		default:
-			err = letters.Database().RunCommand(ctx, bson.D{{Key: "createIndexes", Value: letters.Name()}, {Key: "indexes", Value: bson.A{bson.D{
+			command = bson.D{{Key: "createIndexes", Value: letters.Name()}, {Key: "indexes", Value: bson.A{bson.D{
 				{Key: "key", Value: bson.D{{Key: x.field, Value: int32(1)}}}, {Key: "name", Value: x.name}, {Key: "expireAfterSeconds", Value: seconds},
-			}}}}).Err()
+			}}}}
 		}
+		err = schema.Change(ctx, letters, func(ctx context.Context) error { return letters.Database().RunCommand(ctx, command).Err() })
 		if err != nil {
 			return fmt.Errorf("letting the letters of %s expire after %s; it needs createIndex and collMod there: %w", store.Namespace(letters), after, err)
 		}
@@ -125,7 +128,7 @@ func dropExpiry(ctx context.Context, letters *mongo.Collection) error {
 		return err
 	}
 	for name := range have {
-		if err := letters.Indexes().DropOne(ctx, name); err != nil {
+		if err := schema.Change(ctx, letters, func(ctx context.Context) error { return letters.Indexes().DropOne(ctx, name) }); err != nil {
 			return fmt.Errorf("ending the expiry of letters of %s; it needs dropIndex there: %w", store.Namespace(letters), err)
 		}
 	}

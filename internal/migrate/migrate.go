@@ -15,6 +15,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/schema"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -52,15 +53,18 @@ type Grant struct {
 // Report is what Up did and found.
 type Report struct {
 	Applied []string `json:"applied"` // ids of steps that are done now
-	Pending []string `json:"pending"` // ids of steps that could not be done for want of a privilege
+	Pending []string `json:"pending"` // ids of steps that could not be done for want of a privilege, or beside a long transaction
 	Newer   []string `json:"newer"`   // ids in the ledger that this version does not know and can bear
 	// Conflicts are indexes that stand where others are declared, as text. They are left alone: verify repairs them.
 	Conflicts []string `json:"conflicts"`
 	Missing   []Grant  `json:"missing"` // privileges, each once
+	Busy      []string `json:"busy"`    // what open transactions stood in the way of, as text: it is to be tried again
 }
 
 // OK reports whether everything is as it is declared.
-func (r Report) OK() bool { return len(r.Pending) == 0 && len(r.Conflicts) == 0 && len(r.Missing) == 0 }
+func (r Report) OK() bool {
+	return len(r.Pending) == 0 && len(r.Conflicts) == 0 && len(r.Missing) == 0 && len(r.Busy) == 0
+}
 
 func (m *Migrator) steps() []Step {
 	if m.Steps != nil {
@@ -81,8 +85,8 @@ func (m *Migrator) ledger() ledger {
 }
 
 // Up takes the steps that are not in the ledger yet, in their order and under the lock, and then makes sure that every
-// collection has its indexes. It waits while another process holds the lock. What a missing privilege or an index of
-// somebody else stood in the way of is in the report; such a step stays pending. The error is a [*ChangedError] or a
+// collection has its indexes. It waits while another process holds the lock. What a missing privilege, an index of
+// somebody else or a long transaction stood in the way of is in the report; such a step stays pending. The error is a [*ChangedError] or a
 // [*NewerError], with nothing done, that of Ready, or that of a server that does not answer.
 func (m *Migrator) Up(ctx context.Context) (Report, error) {
 	r := newReport()
@@ -167,24 +171,26 @@ func (m *Migrator) take(ctx context.Context, l ledger, outboxes []store.Outbox, 
 			return r.bear(err)
 		}
 		began := time.Now()
-		missing, err := m.apply(ctx, s, outboxes, r)
+		own, err := m.apply(ctx, s, outboxes)
 		if err != nil {
 			return fmt.Errorf("migration %s (%s): %w", s.ID, s.Name, err)
 		}
+		r.join(own)
+		missing := own.Missing
 		if !listed {
 			missing = append(missing, r.grants()...)
 		}
 		outcome := applied
-		if len(missing) > 0 {
+		if len(missing)+len(own.Busy) > 0 {
 			outcome = incomplete
 		}
 		if err := l.record(ctx, s, time.Since(began), outcome, missing); err != nil {
 			r.pend([]Step{s})
 			return r.bear(err)
 		}
-		if len(missing) > 0 {
+		if outcome == incomplete {
 			r.pend([]Step{s})
-			m.log().Warn("a migration is not complete for want of privileges; it is tried again", "migration", s.ID, "name", s.Name, "missing", len(missing))
+			m.log().Debug("a migration is not complete; it is tried again", "migration", s.ID, "name", s.Name, "missing privileges", len(missing), "busy", own.Busy)
 			continue
 		}
 		r.did(s)
@@ -194,7 +200,7 @@ func (m *Migrator) take(ctx context.Context, l ledger, outboxes []store.Outbox, 
 }
 
 // apply does one step on every collection that it is about. What may not be done somewhere is done elsewhere all the same.
-func (m *Migrator) apply(ctx context.Context, s Step, outboxes []store.Outbox, r *collector) ([]Grant, error) {
+func (m *Migrator) apply(ctx context.Context, s Step, outboxes []store.Outbox) (*collector, error) {
 	own := newReport()
 	for _, name := range stateCollections([]Step{s}) {
 		if err := own.bear(applyTo(ctx, m.steps(), s, State(name), m.State.Collection(name))); err != nil {
@@ -213,8 +219,7 @@ func (m *Migrator) apply(ctx context.Context, s Step, outboxes []store.Outbox, r
 		}
 		return nil
 	})
-	r.join(own)
-	return own.Missing, err
+	return own, err
 }
 
 // applyTo makes only those of the step's indexes that no later step drops: a collection that is new to the relay does not
@@ -323,7 +328,7 @@ type collector struct {
 }
 
 func newReport() *collector {
-	return &collector{Report: Report{Applied: []string{}, Pending: []string{}, Newer: []string{}, Conflicts: []string{}, Missing: []Grant{}}}
+	return &collector{Report: Report{Applied: []string{}, Pending: []string{}, Newer: []string{}, Conflicts: []string{}, Missing: []Grant{}, Busy: []string{}}}
 }
 
 // bear takes an error that ends nothing into the report, and returns any other.
@@ -332,6 +337,10 @@ func (c *collector) bear(err error) error {
 	defer c.mu.Unlock()
 	if p, ok := errors.AsType[*store.PrivilegeError](err); ok {
 		c.grant(Grant{Action: p.Action, On: p.On, Advice: p.Advice})
+		return nil
+	}
+	if errors.Is(err, schema.ErrBusy) {
+		c.Busy = append(c.Busy, err.Error())
 		return nil
 	}
 	if errors.Is(err, store.ErrIndexConflict) {
@@ -355,6 +364,7 @@ func (c *collector) join(o *collector) {
 	for _, g := range o.Missing {
 		c.grant(g)
 	}
+	c.Busy = append(c.Busy, o.Busy...)
 	for _, text := range o.Conflicts {
 		if !slices.Contains(c.Conflicts, text) {
 			c.Conflicts = append(c.Conflicts, text)
@@ -390,6 +400,8 @@ func (c *collector) sorted() Report {
 		return strings.Compare(a.On+" "+a.Action, b.On+" "+b.Action)
 	})
 	slices.Sort(c.Conflicts)
+	slices.Sort(c.Busy)
+	c.Busy = slices.Compact(c.Busy)
 	return c.Report
 }
 

@@ -11,6 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/schema"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -180,7 +181,7 @@ func (v *verifier) compare(ctx context.Context, kind Kind, coll *mongo.Collectio
 		if v.repair {
 			err := store.RepairIndex(ctx, coll.Database().Client(), f)
 			d.Repaired = err == nil
-			if errors.Is(err, store.ErrIndexConflict) {
+			if errors.Is(err, store.ErrIndexConflict) || errors.Is(err, schema.ErrBusy) {
 				d.Detail, err = err.Error(), nil
 			}
 			if err := v.report.bear(err); err != nil {

@@ -9,6 +9,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/schema"
 )
 
 const codeIndexNotFound = 27
@@ -136,7 +138,9 @@ func createIndexes(ctx context.Context, coll *mongo.Collection, list []Index) er
 		specs[i] = x.Spec()
 		statements[i] = x.Statement(coll.Database().Name(), coll.Name())
 	}
-	err := coll.Database().RunCommand(ctx, bson.D{{Key: "createIndexes", Value: coll.Name()}, {Key: "indexes", Value: specs}}).Err()
+	err := schema.Change(ctx, coll, func(ctx context.Context) error {
+		return coll.Database().RunCommand(ctx, bson.D{{Key: "createIndexes", Value: coll.Name()}, {Key: "indexes", Value: specs}}).Err()
+	})
 	if hasCode(err, codeIndexOptionsConflict, codeIndexKeySpecsConflict) {
 		return fmt.Errorf("creating indexes on %s: %w: drop it or rename it, then run: %s (%w)",
 			Namespace(coll), ErrIndexConflict, strings.Join(statements, "; "), err)
@@ -162,7 +166,7 @@ func DropIndex(ctx context.Context, coll *mongo.Collection, index Index) (remove
 }
 
 func dropIndex(ctx context.Context, coll *mongo.Collection, name string) (removed bool, err error) {
-	err = coll.Indexes().DropOne(ctx, name)
+	err = schema.Change(ctx, coll, func(ctx context.Context) error { return coll.Indexes().DropOne(ctx, name) })
 	if hasCode(err, codeNamespaceNotFound, codeIndexNotFound) {
 		return false, nil // somebody was faster
 	}

@@ -8,6 +8,8 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/internal/schema"
 )
 
 // SentIndexName is the index by which the server removes marked envelopes.
@@ -46,9 +48,11 @@ func EnsureSentTTL(ctx context.Context, coll *mongo.Collection, ttl time.Duratio
 	case found && have == want:
 		return false, nil
 	case found && have > 0:
-		err = coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: coll.Name()}, {Key: "index", Value: bson.D{
-			{Key: "name", Value: SentIndexName}, {Key: "expireAfterSeconds", Value: want},
-		}}}).Err()
+		err = schema.Change(ctx, coll, func(ctx context.Context) error {
+			return coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: coll.Name()}, {Key: "index", Value: bson.D{
+				{Key: "name", Value: SentIndexName}, {Key: "expireAfterSeconds", Value: want},
+			}}}).Err()
+		})
 		if err != nil {
 			return false, privilege(err, "changing the TTL of "+Namespace(coll), "collMod", Namespace(coll), "")
 		}

@@ -13,6 +13,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/readconcern"
 	"go.mongodb.org/mongo-driver/v2/mongo/readpref"
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
+
+	"github.com/outrelay/outrelay/internal/schema"
 )
 
 // DefaultLetters is the name of the collection of dead letters.
@@ -90,7 +92,10 @@ func (d *DeadLetters) EnsureIndexes(ctx context.Context) error {
 			Options: options.Index().SetName("expiry").SetExpireAfterSeconds(int32(d.expire / time.Second)),
 		})
 	}
-	if _, err := d.coll.Indexes().CreateMany(ctx, models); err != nil {
+	if err := schema.Change(ctx, d.coll, func(ctx context.Context) error {
+		_, err := d.coll.Indexes().CreateMany(ctx, models)
+		return err
+	}); err != nil {
 		return &MaintenanceError{Task: "creating the indexes of " + d.name, Err: err}
 	}
 	return nil

@@ -9,6 +9,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/internal/schema"
 )
 
 const (
@@ -61,7 +63,10 @@ func (x *Inbox) EnsureIndexes(ctx context.Context) error {
 
 func index(ctx context.Context, coll *mongo.Collection, field string, opts *options.IndexOptionsBuilder) error {
 	on := coll.Database().Name() + "." + coll.Name()
-	_, err := coll.Indexes().CreateOne(ctx, mongo.IndexModel{Keys: bson.D{{Key: field, Value: 1}}, Options: opts})
+	err := schema.Change(ctx, coll, func(ctx context.Context) error {
+		_, err := coll.Indexes().CreateOne(ctx, mongo.IndexModel{Keys: bson.D{{Key: field, Value: 1}}, Options: opts})
+		return err
+	})
 	if hasCode(err, codeIndexOptionsConflict) || hasCode(err, codeIndexKeySpecs) {
 		return fmt.Errorf("the index on %s of %s exists with other options; drop it and start again, or configure the inbox as it was: %w", field, on, err)
 	}

@@ -16,6 +16,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/writeconcern"
 
 	"github.com/outrelay/outrelay/pkg/outbox"
+
+	"github.com/outrelay/outrelay/internal/schema"
 )
 
 // DefaultTypes is the collection in which Prepare writes down which sagas a database has.
@@ -200,10 +202,14 @@ func (s *MongoStore) Prepare(ctx context.Context, t TypeInfo) error {
 		t.Messages = nil
 		return &OwnerError{Want: t, Found: found}
 	}
-	_, err = s.collection(t.Name).Indexes().CreateOne(ctx, mongo.IndexModel{
+	coll, tombstones := s.collection(t.Name), mongo.IndexModel{
 		Keys: bson.D{{Key: "expiresAt", Value: 1}},
 		Options: options.Index().SetExpireAfterSeconds(0).
 			SetPartialFilterExpression(bson.D{{Key: "expiresAt", Value: bson.D{{Key: "$exists", Value: true}}}}),
+	}
+	err = schema.Change(ctx, coll, func(ctx context.Context) error {
+		_, err := coll.Indexes().CreateOne(ctx, tombstones)
+		return err
 	})
 	if err != nil {
 		return fmt.Errorf("making the index for tombstones of saga %s: %w", t.Name, err)

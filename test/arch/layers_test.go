@@ -21,6 +21,7 @@ var rooms = []room{
 	{dir: "internal/crash", layer: 0, only: none, why: "points at which a test may kill the process"},
 	{dir: "internal/glob", layer: 0, only: none, why: "the patterns of watch, topics, rules and handlers"},
 	{dir: "internal/retry", layer: 0, only: none, why: "the one place that knows how to back off"},
+	{dir: "internal/schema", layer: 0, only: []string{"internal/retry"}, why: "changes of collections that do not keep writers waiting"},
 	{dir: "internal/hold", layer: 0, only: none, why: "one handler at a time, while a lease is renewed"},
 	{dir: "internal/metrics", layer: 0, only: none, why: "the metric set; the stages get it handed in"},
 	{dir: "internal/logging", layer: 0, only: none, why: "the handler of slog; only the process's entry chooses it"},
