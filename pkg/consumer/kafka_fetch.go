@@ -1,11 +1,13 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -132,7 +134,7 @@ type walker struct {
 	tp      TopicPartition
 	from    int64
 	next    int64
-	aborted []fetched.Aborted // by first offset
+	aborted []fetched.Aborted // that did not begin yet; walk sorts them
 	dropped map[int64]struct{}
 	out     []Record
 }
@@ -140,6 +142,8 @@ type walker struct {
 // walk goes through the batches. The next offset after one comes from its last offset delta: a compacted batch ends with a
 // hole, and a marker is one (N29).
 func (w *walker) walk(set []byte) error {
+	// A broker lists transactions in the order in which they ended, and pass goes by where they began.
+	slices.SortFunc(w.aborted, func(a, b fetched.Aborted) int { return cmp.Compare(a.First, b.First) })
 	for b, err := range fetched.Batches(set) {
 		if err = w.batch(&b, err); err != nil {
 			if len(w.out) > 0 {

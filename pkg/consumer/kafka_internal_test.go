@@ -118,6 +118,30 @@ func TestN29_HolesArePassed(t *testing.T) {
 	}
 }
 
+// A broker lists the transactions in the order in which they were aborted, here the one that began last first.
+func TestRecordsOfInterleavedAbortedTransactionsAreDropped(t *testing.T) {
+	t.Parallel()
+	var set []byte
+	for _, b := range []batchOf{
+		{base: 50, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 8},
+		{base: 51, last: 0, offsets: []int32{0}},
+		{base: 52, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 9},
+		{base: 53, last: 0, attributes: 0x30, producer: 9},
+		{base: 54, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 8},
+		{base: 55, last: 0, attributes: 0x30, producer: 8},
+		{base: 56, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 9}, // its next transaction, committed
+	} {
+		set = append(set, b.bytes(t)...)
+	}
+	w := walker{from: 50, next: 50, aborted: []fetched.Aborted{{Producer: 9, First: 52}, {Producer: 8, First: 50}}}
+	if err := w.walk(set); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]int64{51, 56}, offsetsOf(w.out)); d != "" {
+		t.Error(d)
+	}
+}
+
 func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
 	t.Parallel()
 	good := batchOf{base: 0, last: 0, offsets: []int32{0}}.bytes(t)
