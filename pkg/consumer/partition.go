@@ -77,9 +77,11 @@ type partition struct {
 	tracking sync.WaitGroup
 }
 
+// trackKey is a lane and the name of a handler. What was registered under a name before, and is taken back, has the same
+// place in the inbox: its messages that began are finished before those of the next registration begin.
 type trackKey struct {
-	lane int32
-	reg  *registration
+	lane    int32
+	handler string
 }
 
 func newPartition(s *session, a Assignment) *partition {
@@ -298,10 +300,10 @@ func (p *partition) enqueue(e *entry) {
 			continue
 		}
 		x.state = queued
-		k := trackKey{e.lane, x.reg}
+		k := trackKey{e.lane, x.reg.name}
 		t := p.tracks[k]
 		if t == nil {
-			t = &track{p: p, reg: x.reg, lane: e.lane}
+			t = &track{p: p, key: k, lane: e.lane}
 			p.tracks[k] = t
 		}
 		t.queue = append(t.queue, task{e, x})
