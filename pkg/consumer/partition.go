@@ -269,7 +269,10 @@ func (p *partition) add(e *entry) {
 			p.unfire(e)
 			old := p.entries[i]
 			if old.m == nil {
-				old.rec, old.m, old.cause = e.rec, e.m, e.cause
+				old.rec, old.m = e.rec, e.m
+				if old.parts[0].reg != p.s.c.poison || e.cause != nil { // what could not be decoded stays that
+					old.cause = e.cause
+				}
 				p.bodies++
 				p.bytes += old.size
 			}
@@ -335,7 +338,7 @@ func (p *partition) shed(e *entry) {
 	if p.gone || e.m == nil || !p.idle(e) {
 		return
 	}
-	e.rec, e.m, e.cause = Record{}, nil, nil
+	e.rec, e.m = Record{}, nil
 	p.bodies--
 	p.bytes -= e.size
 	p.s.held(-1, -int64(e.size))

@@ -256,6 +256,9 @@ func (t *track) together(list []task) outcome {
 	if blamed, _ := t.blame(err); blamed {
 		return tryAlone
 	}
+	if expired(err) {
+		t.reg.pace.overran(len(list), nil)
+	}
 	if !t.trouble.wait(t, err) {
 		return isInterrupted
 	}
