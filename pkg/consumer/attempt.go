@@ -39,8 +39,9 @@ func (e *TimeoutError) Error() string {
 	return fmt.Sprintf("handler %s did not end within %v: %v", e.Handler, e.After, e.Err)
 }
 
-// Unwrap is context.DeadlineExceeded: what a handler that was cut off returned says nothing about the servers.
-func (e *TimeoutError) Unwrap() error { return context.DeadlineExceeded }
+// Unwrap is context.DeadlineExceeded and what the handler returned. That says nothing about the database: Transient does not
+// match it.
+func (e *TimeoutError) Unwrap() []error { return []error{context.DeadlineExceeded, e.Err} }
 
 // recovered turns a panic into an error.
 func recovered(err *error) {
@@ -57,10 +58,6 @@ func (t *track) attempt(list []task) (res result, err error) {
 	if t.reg.system {
 		return res, &taskError{t.refuse(list[0])}
 	}
-	if !t.turn() {
-		return res, t.p.s.soft.Err()
-	}
-	defer t.giveTurn()
 	defer recovered(&err)
 	for _, x := range list {
 		if x.entry.orphan.Load() {
@@ -68,6 +65,10 @@ func (t *track) attempt(list []task) (res result, err error) {
 		}
 	}
 	ctx := t.contextOf()
+	if t.transactional() {
+		t.trouble.awaits(t)
+		defer t.trouble.answered()
+	}
 	if t.reg.mode != inbox.None {
 		if err := t.p.attach(ctx, t.reg); err != nil {
 			return res, err
@@ -96,9 +97,25 @@ func (t *track) handle(ctx context.Context, list []task, res *result) (err error
 	case t.reg.mode == inbox.Optimistic:
 		return t.optimistic(ctx, list, res)
 	case t.reg.inTx:
-		return t.p.s.transact(ctx, func(ctx context.Context) error { return t.call(ctx, list, nil, res) })
+		return t.transact(ctx, list, func(ctx context.Context) error { return t.call(ctx, list, nil, res) })
 	}
 	return t.call(ctx, list, nil, res)
+}
+
+// transact runs f in a transaction. The driver runs f again after a transient failure, for up to two minutes. That ends at
+// once if the server aborted a transaction of several messages, as it does when one is open for too long: the same messages
+// would take as long again.
+func (t *track) transact(ctx context.Context, list []task, f func(ctx context.Context) error) error {
+	began := time.Now()
+	ran, last := false, error(nil)
+	return t.p.s.transact(ctx, func(ctx context.Context) error {
+		long := last == nil && time.Since(began) > span/2 // the commit failed, and only the driver knows why
+		if ran && len(list) > 1 && (long || expired(last)) {
+			return &overrunError{after: time.Since(began), err: last}
+		}
+		ran, last = true, f(ctx)
+		return last
+	})
 }
 
 // traceEnds calls the end of a trace. A panic there is reported, and changes nothing of what became of the messages.
@@ -131,25 +148,6 @@ func (t *track) refuse(x task) error {
 	return fmt.Errorf("%w takes type %q: register one, or say AckUnknown", ErrNoHandler, x.entry.m.Type)
 }
 
-// turn waits for the handler's own limit; false if the generation ends first.
-func (t *track) turn() bool {
-	if t.reg.slots == nil {
-		return true
-	}
-	select {
-	case t.reg.slots <- struct{}{}:
-		return true
-	case <-t.p.s.soft.Done():
-		return false
-	}
-}
-
-func (t *track) giveTurn() {
-	if t.reg.slots != nil {
-		<-t.reg.slots
-	}
-}
-
 func messages(list []task) []*Message {
 	out := make([]*Message, len(list))
 	for i, x := range list {
@@ -164,7 +162,7 @@ func (t *track) optimistic(ctx context.Context, list []task, res *result) error 
 	for i, x := range list {
 		entries[i] = t.inboxEntry(x)
 	}
-	return t.p.s.transact(ctx, func(ctx context.Context) error {
+	return t.transact(ctx, list, func(ctx context.Context) error {
 		ctx = inbox.Remember(ctx)
 		fresh, err := t.p.s.inbox.Admit(ctx, entries)
 		if err != nil {
@@ -193,7 +191,7 @@ func (t *track) eager(ctx context.Context, x task, res *result) error {
 		}
 	}()
 	return claim.Hold(ctx, func(ctx context.Context) error {
-		return s.transact(ctx, func(ctx context.Context) error {
+		return t.transact(ctx, []task{x}, func(ctx context.Context) error {
 			if err := t.call(ctx, []task{x}, nil, res); err != nil {
 				return err
 			}
@@ -226,7 +224,18 @@ func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result
 	*res = result{}
 	ctx = withHandlerName(ctx, t.reg.name)
 	batch := &collection{}
+	defer batch.end(ErrDrop) // unless the batch was run
+
+	if t.transactional() { // what takes long from here on is the handler, and behind it the database again
+		t.trouble.answered()
+		defer t.trouble.awaits(t)
+	}
+
+	began := time.Now()
 	for i, x := range list {
+		if n := res.handled + res.dropped; n > 0 && t.transactional() && t.reg.batched == nil && time.Since(began) > 2*span {
+			return &overrunError{after: time.Since(began), handled: n}
+		}
 		if fresh != nil && !fresh[i] {
 			res.duplicates++
 			continue
@@ -234,6 +243,9 @@ func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result
 		on := ctx
 		if t.reg.batched != nil {
 			on = context.WithValue(ctx, collectionKey{}, batch)
+		}
+		if x.entry.cause != nil { // it could be decoded when it was read at first
+			return &taskError{x.entry.cause}
 		}
 		m := x.entry.m.Copy()
 		m.Attempt += x.part.at.Failed - x.part.at.Spared
@@ -244,21 +256,32 @@ func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result
 		case errors.Is(err, ErrDrop):
 			res.dropped++
 		default:
-			return &taskError{err}
+			return t.failed(ctx, err)
 		}
 	}
 	if len(batch.list) == 0 {
 		return nil
 	}
 	err := t.bounded(ctx, func(ctx context.Context) error { return t.reg.batched(ctx, slices.Clip(batch.list)) })
+	if ctx.Err() == nil { // else it was told to stop, which says nothing
+		batch.end(err)
+	}
 	switch {
 	case err == nil:
 	case errors.Is(err, ErrDrop):
 		res.dropped, res.handled = res.dropped+res.handled, 0
 	default:
-		return &taskError{err}
+		return t.failed(ctx, err)
 	}
 	return nil
+}
+
+// failed is a failure of the handler, unless the handler was cut off because its claim was lost.
+func (t *track) failed(ctx context.Context, err error) error {
+	if lost := context.Cause(ctx); errors.Is(lost, inbox.ErrClaimLost) {
+		return &storeError{lost}
+	}
+	return &taskError{err}
 }
 
 // bounded calls f within the handler's time, and turns a panic into an error.
@@ -274,7 +297,31 @@ func (t *track) bounded(ctx context.Context, f func(ctx context.Context) error) 
 }
 
 // collection gathers what middleware lets through to a batch handler.
-type collection struct{ list []*Message }
+type collection struct {
+	list  []*Message
+	after []func(err error)
+}
+
+// end hands the outcome of the batch to those who asked for it, once.
+func (b *collection) end(err error) {
+	after := b.after
+	b.after = nil
+	for _, f := range after {
+		f(err)
+	}
+}
+
+// AfterBatch lets a middleware of a batch handler see what becomes of the batch: f is called, once and before the
+// transaction is committed, with the outcome of the batch that the message is part of, or with ErrDrop if the batch was
+// never run. A middleware runs for each message on its way into the batch, so its next handler has returned by then. It
+// returns false, and f is never called, if ctx is not that of a batch handler.
+func AfterBatch(ctx context.Context, f func(err error)) bool {
+	b, ok := ctx.Value(collectionKey{}).(*collection)
+	if ok {
+		b.after = append(b.after, f)
+	}
+	return ok
+}
 
 type collectionKey struct{}
 
@@ -290,12 +337,18 @@ func collect(ctx context.Context, m *Message) error {
 
 // blame tells a failure that the policy decides about from trouble that the message is not to blame for: the database away,
 // transactions that met, somebody else's claim, a partition that has changed. Trouble costs no attempts and is waited out.
+//
+// A handler's failure is judged by what the handler returned. What the driver makes of that around it, as the time-out of the
+// whole transaction, says nothing about the message.
 func (t *track) blame(err error) (blamed bool, cause error) {
-	if errors.Is(err, outbox.ErrStandalone) || errors.Is(err, inbox.ErrClaimLost) || errors.Is(err, inbox.ErrClaimed) || errors.Is(err, inbox.ErrStale) {
-		return false, nil
+	failed, ofHandler := errors.AsType[*taskError](err)
+	for _, trouble := range []error{outbox.ErrStandalone, inbox.ErrClaimLost, inbox.ErrClaimed, inbox.ErrStale} {
+		if errors.Is(err, trouble) && (!ofHandler || !errors.Is(failed.error, trouble)) {
+			return false, nil
+		}
 	}
-	if failed, ok := errors.AsType[*taskError](err); ok {
-		return !t.transactional() || !transient(err), failed.error
+	if ofHandler {
+		return !t.transactional() || !transient(failed.error), failed.error
 	}
 	if _, ok := errors.AsType[*storeError](err); ok && !errors.Is(err, inbox.ErrInvalid) {
 		return false, nil

@@ -126,7 +126,10 @@ func (b *Breaker) Middleware() Middleware {
 			}
 			outcome := error(&PanicError{}) // what it was if next does not return
 			defer func() {
-				if ctx.Err() != nil && outcome != nil {
+				if outcome == nil && AfterBatch(ctx, done) {
+					return // the batch is still to be handled
+				}
+				if outcome != nil && ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 					outcome = ErrDrop // it was told to stop: that says nothing
 				}
 				done(outcome)

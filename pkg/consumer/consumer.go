@@ -109,7 +109,6 @@ type run struct {
 	disposer Disposer
 	inbox    Inbox
 	transact Transactor
-	slots    chan struct{} // one for each lane that runs
 	kept     kept
 	busy     atomic.Int64
 	messages atomic.Int64
@@ -130,7 +129,7 @@ func (c *Consumer) Run(ctx context.Context) error {
 	if _, err := c.retryTopics(c.s.topics); err != nil {
 		return fmt.Errorf("consumer: %w", err)
 	}
-	r := &run{c: c, ctx: ctx, inbox: c.s.inbox, transact: c.transactor(), slots: make(chan struct{}, c.s.concurrency)}
+	r := &run{c: c, ctx: ctx, inbox: c.s.inbox, transact: c.transactor()}
 	r.disposer = c.s.disposer
 	if r.disposer == nil {
 		d, err := c.defaultDisposer(r.report)

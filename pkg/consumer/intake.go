@@ -45,6 +45,9 @@ func sizeOf(r *Record) int {
 // decode makes the message of a record. A panic of what a user gave is an error.
 func (s *session) decode(r *Record) (m *Message, err error) {
 	defer recovered(&err)
+	if r.Err != nil {
+		return nil, r.Err
+	}
 	m, err = s.c.s.decoder(r)
 	if err != nil {
 		return nil, err

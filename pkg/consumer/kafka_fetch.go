@@ -1,11 +1,13 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -132,14 +134,17 @@ type walker struct {
 	tp      TopicPartition
 	from    int64
 	next    int64
-	aborted []fetched.Aborted // by first offset
+	aborted []fetched.Aborted // that did not begin yet; walk sorts them
 	dropped map[int64]struct{}
 	out     []Record
+	size    int // of out
 }
 
 // walk goes through the batches. The next offset after one comes from its last offset delta: a compacted batch ends with a
 // hole, and a marker is one (N29).
 func (w *walker) walk(set []byte) error {
+	// A broker lists transactions in the order in which they ended, and pass goes by where they began.
+	slices.SortFunc(w.aborted, func(a, b fetched.Aborted) int { return cmp.Compare(a.First, b.First) })
 	for b, err := range fetched.Batches(set) {
 		if err = w.batch(&b, err); err != nil {
 			if len(w.out) > 0 {
@@ -147,9 +152,16 @@ func (w *walker) walk(set []byte) error {
 			}
 			return err
 		}
+		if w.size >= fetchRoom {
+			return nil
+		}
 	}
 	return nil
 }
+
+// fetchRoom is how many bytes of records one fetch takes, decompressed and with what they cost in memory. What a batch has
+// beyond that is read by the next fetch, which begins in the middle of the batch.
+const fetchRoom = 16 << 20
 
 func (w *walker) batch(b *fetched.Batch, corrupt error) error {
 	if b.Format != fetched.Format {
@@ -165,8 +177,8 @@ func (w *walker) batch(b *fetched.Batch, corrupt error) error {
 		delete(w.dropped, b.Producer) // a marker ends the producer's transaction, this way or that
 	case b.Transactional && aborted, b.End <= w.from:
 	default:
-		if err := w.records(b); err != nil {
-			return fmt.Errorf("partition %s, batch at offset %d: %w", w.tp, b.Base, err)
+		if !w.records(b) {
+			return nil
 		}
 	}
 	w.next = max(w.next, b.End)
@@ -184,33 +196,56 @@ func (w *walker) pass(base int64) {
 	}
 }
 
-// records takes those of a batch, or none of them.
-func (w *walker) records(b *fetched.Batch) error {
-	list, err := b.Records(nil)
+// records takes those of a batch; false if there is no room for all of them. What cannot be read, although it is as the
+// producer has sent it, is a record with an error: it could never be read, and nothing behind it.
+func (w *walker) records(b *fetched.Batch) (all bool) {
+	next := max(b.Base, w.from)
+	list, err := b.Stream()
 	if err != nil {
-		return err
+		w.broken(b, next, err)
+		return true
 	}
-	kept := len(w.out)
+	defer list.Close()
+
 	var x fetched.Record
 	for {
-		more, err := list.Next(&x)
-		if err != nil {
-			w.out = w.out[:kept]
-			return err
-		}
-		if !more {
-			return nil
-		}
-		if x.Offset < w.from {
+		more, err := list.Next(&x, w.from)
+		_, tooLarge := errors.AsType[*fetched.TooLargeError](err)
+		switch {
+		case err != nil && !tooLarge:
+			w.broken(b, next, err)
+			return true
+		case !more:
+			return true
+		case x.Offset < w.from:
 			continue
 		}
+
 		r := Record{
 			Topic: w.tp.Topic, Partition: w.tp.Partition, LeaderEpoch: b.LeaderEpoch, Offset: x.Offset,
-			Time: time.UnixMilli(x.TimeMS).UTC(), Key: x.Key, Value: x.Value,
+			Time: time.UnixMilli(x.TimeMS).UTC(), Key: x.Key, Value: x.Value, Err: err,
 		}
-		for _, h := range x.Headers {
-			r.Headers = append(r.Headers, Header{Key: string(h.Key), Value: h.Value})
+		if len(x.Headers) > 0 {
+			r.Headers = make([]Header, len(x.Headers))
+		}
+		for i, h := range x.Headers {
+			r.Headers[i] = Header{Key: string(h.Key), Value: h.Value}
 		}
 		w.out = append(w.out, r)
+
+		next = x.Offset + 1
+		if w.size += sizeOf(&r); w.size >= fetchRoom {
+			w.next = max(w.next, next)
+			return false
+		}
 	}
+}
+
+// broken takes one record for all of the batch from an offset on.
+func (w *walker) broken(b *fetched.Batch, from int64, err error) {
+	from = min(from, b.End-1)
+	w.out = append(w.out, Record{
+		Topic: w.tp.Topic, Partition: w.tp.Partition, LeaderEpoch: b.LeaderEpoch, Offset: from, Time: time.UnixMilli(b.TimeMS()).UTC(),
+		Err: fmt.Errorf("the records at the offsets from %d to %d cannot be read: %w", from, b.End-1, err),
+	})
 }

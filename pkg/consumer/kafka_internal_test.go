@@ -1,9 +1,11 @@
 package consumer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+	"runtime"
 	"testing"
 	"time"
 
@@ -17,6 +19,8 @@ import (
 
 // batchOf writes a batch as a broker keeps it.
 type batchOf struct {
+	raw        []byte // instead of records
+	count      int    // of raw
 	base       int64
 	last       int32 // offset delta of the last record, which compaction may have removed
 	attributes uint16
@@ -40,6 +44,10 @@ func (b batchOf) bytes(tb testing.TB) []byte {
 		r = binary.AppendVarint(r, 0)
 		body = append(binary.AppendVarint(body, int64(len(r))), r...)
 	}
+	count := len(b.offsets)
+	if b.raw != nil {
+		body, count = b.raw, b.count
+	}
 	if b.codec != compress.None {
 		var out sink
 		w := b.codec.Codec().NewWriter(&out)
@@ -62,7 +70,7 @@ func (b batchOf) bytes(tb testing.TB) []byte {
 	be.PutUint64(h[27:], 1000)
 	be.PutUint64(h[35:], 5000)
 	be.PutUint64(h[43:], uint64(b.producer))
-	be.PutUint32(h[57:], uint32(len(b.offsets)))
+	be.PutUint32(h[57:], uint32(count))
 	h = append(h, body...)
 	be.PutUint32(h[17:], crc32.Checksum(h[21:], crc32.MakeTable(crc32.Castagnoli)))
 	return h
@@ -118,6 +126,30 @@ func TestN29_HolesArePassed(t *testing.T) {
 	}
 }
 
+// A broker lists the transactions in the order in which they were aborted, here the one that began last first.
+func TestRecordsOfInterleavedAbortedTransactionsAreDropped(t *testing.T) {
+	t.Parallel()
+	var set []byte
+	for _, b := range []batchOf{
+		{base: 50, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 8},
+		{base: 51, last: 0, offsets: []int32{0}},
+		{base: 52, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 9},
+		{base: 53, last: 0, attributes: 0x30, producer: 9},
+		{base: 54, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 8},
+		{base: 55, last: 0, attributes: 0x30, producer: 8},
+		{base: 56, last: 0, offsets: []int32{0}, attributes: 0x10, producer: 9}, // its next transaction, committed
+	} {
+		set = append(set, b.bytes(t)...)
+	}
+	w := walker{from: 50, next: 50, aborted: []fetched.Aborted{{Producer: 9, First: 52}, {Producer: 8, First: 50}}}
+	if err := w.walk(set); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff([]int64{51, 56}, offsetsOf(w.out)); d != "" {
+		t.Error(d)
+	}
+}
+
 func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
 	t.Parallel()
 	good := batchOf{base: 0, last: 0, offsets: []int32{0}}.bytes(t)
@@ -133,6 +165,114 @@ func TestBrokenBatchesAreErrorsAndNeverSkipped(t *testing.T) {
 		w = walker{from: 1, next: 1}
 		if err := w.walk(bad); err == nil || w.next != 1 {
 			t.Errorf("no error; next %d", w.next)
+		}
+	}
+}
+
+// rawRecord is a record with a value of n bytes and so many empty headers.
+func rawRecord(delta, n, headers int) []byte {
+	r := []byte{0}
+	r = binary.AppendVarint(r, 0)
+	r = binary.AppendVarint(r, int64(delta))
+	r = append(r, 1) // no key
+	r = append(binary.AppendVarint(r, int64(n)), make([]byte, n)...)
+	r = append(binary.AppendVarint(r, int64(headers)), make([]byte, 2*headers)...)
+	return append(binary.AppendVarint(nil, int64(len(r))), r...)
+}
+
+// walkAll reads a set by as many fetches as it takes, and returns the most bytes that one of them allocated.
+func walkAll(t *testing.T, set []byte, end int64) (out []Record, allocated uint64) {
+	t.Helper()
+	for next := int64(0); next < end; {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		w := walker{from: next, next: next}
+		if err := w.walk(set); err != nil {
+			t.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
+		allocated = max(allocated, after.TotalAlloc-before.TotalAlloc)
+		if w.next <= next {
+			t.Fatalf("no progress from offset %d", next)
+		}
+		next = w.next
+		for _, r := range w.out {
+			r.Value = nil
+			out = append(out, r)
+		}
+	}
+	return out, allocated
+}
+
+// A small batch that expands beyond all bounds is read in parts, and what cannot be taken of it is known by its place. It is
+// not parallel because it measures memory.
+func TestABatchThatExpandsWithoutBoundDoesNotStopItsPartition(t *testing.T) { //nolint:paralleltest // see above
+	good := batchOf{base: 1000, offsets: []int32{0}}.bytes(t)
+	var many []byte
+	for i := range 300 {
+		many = append(many, rawRecord(i, 1<<20, 0)...)
+	}
+	for _, c := range []struct {
+		name string
+		b    batchOf
+		n    int   // records
+		bad  int64 // the one that cannot be taken; -1 for none
+	}{
+		{"many records of 300 MB", batchOf{raw: many, count: 300, last: 299, codec: compress.Zstd}, 300, -1},
+		{"one record of 300 MB", batchOf{raw: append(rawRecord(0, 300<<20, 0), rawRecord(1, 1, 0)...), count: 2, last: 1, codec: compress.Zstd}, 2, 0},
+		{"4,000,000 headers", batchOf{raw: append(rawRecord(0, 1, 4_000_000), rawRecord(1, 1, 0)...), count: 2, last: 1, codec: compress.Gzip}, 2, 0},
+		{"a record that ends too early", batchOf{raw: append(rawRecord(0, 1, 0), 100, 0), count: 9, last: 8, codec: compress.Lz4}, 2, 1},
+	} {
+		set := c.b.bytes(t)
+		if len(set) > 1<<20 {
+			t.Fatalf("%s: the batch has %d bytes", c.name, len(set))
+		}
+		out, allocated := walkAll(t, append(set, good...), 1001)
+		if len(out) != c.n+1 || out[c.n].Offset != 1000 || out[c.n].Err != nil {
+			t.Errorf("%s: %d records, the last %+v", c.name, len(out), out[len(out)-1])
+		}
+		for _, r := range out {
+			if bad := r.Offset == c.bad; bad != (r.Err != nil) {
+				t.Errorf("%s: offset %d: %v", c.name, r.Offset, r.Err)
+			}
+		}
+		if allocated > 100<<20 {
+			t.Errorf("%s: %d MB were allocated by one fetch", c.name, allocated>>20)
+		}
+	}
+}
+
+// A broker checks only what it can: compressed bytes that nobody can read are passed, and named.
+func TestABatchThatCannotBeDecompressedDoesNotStopItsPartition(t *testing.T) {
+	t.Parallel()
+	for _, codec := range []compress.Compression{compress.Gzip, compress.Snappy, compress.Lz4, compress.Zstd, 7} {
+		bad := batchOf{raw: []byte("no such thing, and long enough"), count: 3, last: 2, attributes: uint16(codec)}.bytes(t)
+		w := walker{from: 1, next: 1}
+		if err := w.walk(append(bad, batchOf{base: 3, offsets: []int32{0}}.bytes(t)...)); err != nil {
+			t.Fatal(codec, err)
+		}
+		if len(w.out) != 2 || w.out[0].Offset != 1 || w.out[0].Err == nil || w.out[1].Offset != 3 || w.next != 4 {
+			t.Errorf("%v: %+v, next %d", codec, w.out, w.next)
+		}
+	}
+}
+
+// A record that stays in memory does not keep the answer that it came with.
+func TestARecordDoesNotPinTheAnswerThatItCameWith(t *testing.T) {
+	t.Parallel()
+	set := batchOf{raw: append(rawRecord(0, 10, 0), rawRecord(1, 100_000, 0)...), count: 2, last: 1}.bytes(t)
+	w := walker{}
+	if err := w.walk(set); err != nil {
+		t.Fatal(err)
+	}
+	clear(set)
+	set[len(set)-100_010] = 1
+	for _, r := range w.out {
+		if n := cap(r.Value); n > len(r.Value)+100 {
+			t.Errorf("a value of %d bytes holds %d", len(r.Value), n)
+		}
+		if bytes.Contains(r.Value, []byte{1}) {
+			t.Error("a value is part of the answer")
 		}
 	}
 }

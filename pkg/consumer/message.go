@@ -22,6 +22,9 @@ type Record struct {
 	Time        time.Time
 	Key, Value  []byte // Value nil: a tombstone
 	Headers     []Header
+	// Err is why the record cannot be read, for example because it is too large. Then it has only its place and its time, and
+	// becomes a dead letter.
+	Err error
 }
 
 // Message is one record as handlers and middleware see it. They get it by pointer and may change it or hand on another

@@ -118,6 +118,69 @@ func TestTransactionsLeaveHolesThatOffsetsPass(t *testing.T) {
 	k.once("effects", n)
 }
 
+// Two producers write to one partition in turns, and the one that began last aborts first.
+func TestRecordsOfAbortedTransactionsAreNeverHandled(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	ctx := k.context()
+	producer := func() *kgo.Client {
+		cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...), kgo.TransactionalID(stacktest.Name(t)), kgo.DefaultProduceTopic(k.topic),
+			kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.TransactionTimeout(30*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(cl.Close)
+		return cl
+	}
+	write := func(cl *kgo.Client, value string) {
+		t.Helper()
+		r := &kgo.Record{Key: []byte("a"), Value: []byte(value), Headers: []kgo.RecordHeader{{Key: "type", Value: []byte("counted")}}}
+		if err := cl.ProduceSync(ctx, r).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	first, second := producer(), producer()
+	must(first.BeginTransaction())
+	write(first, "aborted by the first, 0")
+	must(second.BeginTransaction())
+	write(second, "aborted by the second")
+	write(first, "aborted by the first, 1")
+	must(second.EndTransaction(ctx, kgo.TryAbort))
+	adm, done := k.admin()
+	defer done()
+	k.until("the marker of the second transaction", func(ctx context.Context) bool {
+		ends, err := adm.ListEndOffsets(ctx, k.topic)
+		end, ok := ends.Lookup(k.topic, 0)
+		return err == nil && ok && end.Offset == 4
+	})
+	must(first.EndTransaction(ctx, kgo.TryAbort))
+	must(first.BeginTransaction())
+	write(first, "committed")
+	must(first.EndTransaction(ctx, kgo.TryCommit))
+
+	got := make(chan string, 10)
+	c := k.consumer()
+	handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+		got <- string(m.Value)
+		return nil
+	})
+	k.start(c)
+	k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 7 })
+	close(got)
+	for value := range got {
+		if value != "committed" {
+			t.Errorf("the handler was given %q", value)
+		}
+	}
+}
+
 // N29: a topic that was created anew begins a new generation of the watermarks, or it would be refused for ever.
 func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	t.Parallel()

@@ -77,9 +77,11 @@ type partition struct {
 	tracking sync.WaitGroup
 }
 
+// trackKey is a lane and the name of a handler. What was registered under a name before, and is taken back, has the same
+// place in the inbox: its messages that began are finished before those of the next registration begin.
 type trackKey struct {
-	lane int32
-	reg  *registration
+	lane    int32
+	handler string
 }
 
 func newPartition(s *session, a Assignment) *partition {
@@ -267,7 +269,10 @@ func (p *partition) add(e *entry) {
 			p.unfire(e)
 			old := p.entries[i]
 			if old.m == nil {
-				old.rec, old.m, old.cause = e.rec, e.m, e.cause
+				old.rec, old.m = e.rec, e.m
+				if old.parts[0].reg != p.s.c.poison || e.cause != nil { // what could not be decoded stays that
+					old.cause = e.cause
+				}
 				p.bodies++
 				p.bytes += old.size
 			}
@@ -298,10 +303,10 @@ func (p *partition) enqueue(e *entry) {
 			continue
 		}
 		x.state = queued
-		k := trackKey{e.lane, x.reg}
+		k := trackKey{e.lane, x.reg.name}
 		t := p.tracks[k]
 		if t == nil {
-			t = &track{p: p, reg: x.reg, lane: e.lane}
+			t = &track{p: p, key: k, lane: e.lane}
 			p.tracks[k] = t
 		}
 		t.queue = append(t.queue, task{e, x})
@@ -333,7 +338,7 @@ func (p *partition) shed(e *entry) {
 	if p.gone || e.m == nil || !p.idle(e) {
 		return
 	}
-	e.rec, e.m, e.cause = Record{}, nil, nil
+	e.rec, e.m = Record{}, nil
 	p.bodies--
 	p.bytes -= e.size
 	p.s.held(-1, -int64(e.size))

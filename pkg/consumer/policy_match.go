@@ -93,28 +93,38 @@ func transient(err error) bool {
 	if se, ok := errors.AsType[mongo.ServerError](err); ok && slices.ContainsFunc(transientCodes, se.HasErrorCode) {
 		return true
 	}
-	// For mongo.IsTimeout every time-out is the database's, also that of a handler's call to somebody else.
-	return mongo.IsTimeout(err) && ofDriver(err)
+	return timedOut(err)
 }
 
-// ofDriver reports whether err is or wraps an error of the driver. Some of its types, as that of a server selection that
-// found none, are in packages that promise nothing, so their names are not used.
-func ofDriver(err error) bool {
+// expired matches errors by which a server says that it has aborted the transaction.
+func expired(err error) bool {
+	se, ok := errors.AsType[mongo.ServerError](err)
+	return ok && (se.HasErrorCode(251) || se.HasErrorCode(290))
+}
+
+// timedOut reports whether the database took too long. For mongo.IsTimeout every time-out is the database's, also that of a
+// handler's call to somebody else, so it is asked about the driver's own errors alone. Some of their types, as that of a
+// server selection that found none, are in packages that promise nothing, so their names are not used.
+func timedOut(err error) bool {
 	if err == nil {
 		return false
 	}
+	var causes []error
+	switch x := err.(type) { //nolint:errorlint // this walks the tree itself
+	case interface{ Unwrap() error }:
+		causes = []error{x.Unwrap()}
+	case interface{ Unwrap() []error }:
+		causes = x.Unwrap()
+	}
+
 	t := reflect.TypeOf(err)
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") {
+	// WithTransaction says of whatever its callback returned too late that it timed out: the cause decides.
+	late := t.Name() == "timeoutError" && slices.ContainsFunc(causes, func(c error) bool { return c != nil })
+	if strings.HasPrefix(t.PkgPath(), "go.mongodb.org/mongo-driver/") && !late && mongo.IsTimeout(err) {
 		return true
 	}
-	switch x := err.(type) { //nolint:errorlint // this walks the tree itself
-	case interface{ Unwrap() error }:
-		return ofDriver(x.Unwrap())
-	case interface{ Unwrap() []error }:
-		return slices.ContainsFunc(x.Unwrap(), ofDriver)
-	}
-	return false
+	return slices.ContainsFunc(causes, timedOut)
 }

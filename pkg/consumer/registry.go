@@ -45,6 +45,7 @@ type registry struct {
 	list    atomic.Pointer[handlers]
 	watches []*watch
 	watched atomic.Int32
+	passed  map[string]struct{} // types that AckUnknown lets pass and that were reported
 }
 
 // handlers is a snapshot of the registrations, in their order, with a cache of what types they take.
@@ -73,6 +74,23 @@ func (h *handlers) of(typ string) []*registration {
 		h.cache.Store(strings.Clone(typ), out)
 	}
 	return out
+}
+
+// let reports, once for each type, that AckUnknown lets messages pass.
+func (g *registry) let(typ string, report func(err error)) {
+	g.mu.Lock()
+	_, reported := g.passed[typ]
+	first := !reported && len(g.passed) < maxCachedTypes
+	if first {
+		if g.passed == nil {
+			g.passed = map[string]struct{}{}
+		}
+		g.passed[strings.Clone(typ)] = struct{}{}
+	}
+	g.mu.Unlock()
+	if first {
+		report(fmt.Errorf("%w: AckUnknown lets all messages of that type pass unhandled", &NoHandlerError{Type: typ}))
+	}
 }
 
 func (r *registration) takes(typ string) bool {

@@ -27,6 +27,7 @@ type session struct {
 	end   context.CancelCauseFunc
 	parts map[TopicPartition]*partition
 	away  outage
+	slots chan struct{} // one for each lane that runs; a handler that was abandoned keeps that of its own generation
 
 	due        chan struct{} // a commit is wanted
 	unreported atomic.Int64  // messages passed since the last commit, for CommitCount
@@ -41,7 +42,9 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 	soft, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	s := &session{run: r, g: g, soft: soft, hard: hard, end: end, parts: map[TopicPartition]*partition{}, due: make(chan struct{}, 1)}
+	s.slots = make(chan struct{}, r.c.s.concurrency)
 	s.away.notify = func(on bool) { r.c.s.observer.Suspended("database", on) }
+	s.away.report = r.report
 	for _, a := range g.Partitions() {
 		s.parts[a.TopicPartition] = newPartition(s, a)
 	}

@@ -5,22 +5,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/inbox"
-	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
 // track is one handler's messages of one lane: one after another, in order, whatever the other tracks do.
 type track struct {
 	p       *partition
-	reg     *registration
+	key     trackKey
+	reg     *registration // of the messages that run; another one of the same name may follow it
 	lane    int32
 	queue   []task // the partition's lock guards it
 	running bool   // and this
-	holds   bool   // one of the run's slots
+
+	holds   bool          // one of the session's slots
+	limited chan struct{} // the handler's slots, of which it holds one too; nil without a Limit
+	trouble trouble
 }
 
 // task is one message for one handler.
@@ -29,31 +31,9 @@ type task struct {
 	part  *part
 }
 
-// pace is how long a message takes, so that a transaction does not hold more of them than it has time for.
-type pace struct{ ns atomic.Int64 }
-
-// span is how long the messages of one transaction may take together by that measure.
-const span = 5 * time.Second
-
-func (c *pace) took(d time.Duration, n int) {
-	each := int64(d) / int64(max(n, 1))
-	if old := c.ns.Load(); old > 0 {
-		each = old + (each-old)/8
-	}
-	c.ns.Store(max(each, 1))
-}
-
-func (c *pace) batch(limit int) int {
-	each := c.ns.Load()
-	if each <= 0 {
-		return limit
-	}
-	return max(1, min(limit, int(int64(span)/each)))
-}
-
 // run handles what is queued until there is nothing more.
 func (t *track) run() {
-	for {
+	for t.next() {
 		if t.p.s.c.gate.paused() || !t.acquire() {
 			t.revert(nil)
 			return
@@ -65,38 +45,71 @@ func (t *track) run() {
 		case len(left) > 0:
 			t.revert(left)
 			return
-		case len(list) == 0:
-			return
 		}
 	}
 }
 
-// acquire waits for its turn among all lanes; false if the generation ends first.
-func (t *track) acquire() bool { return t.acquireUntil(t.p.s.soft) }
+// next makes the registration of the first message the track's, or ends the track if nothing is left to begin.
+func (t *track) next() bool {
+	p := t.p
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(t.queue) == 0 || p.closed || p.s.soft.Err() != nil {
+		t.retire()
+		return false
+	}
+	t.reg = t.queue[0].part.reg
+	return true
+}
 
-func (t *track) acquireUntil(ctx context.Context) bool {
+// retire forgets the track: the next message of its lane and handler makes a new one. The partition's lock is held.
+func (t *track) retire() {
+	t.queue, t.running = nil, false
+	delete(t.p.tracks, t.key)
+}
+
+// acquire waits for a call of the handler within its Limit, and then for one of the slots of all lanes: a lane that waits for
+// its own handler keeps no other handler from running. It returns false if the generation ends first.
+func (t *track) acquire() bool {
+	s := t.p.s
+	if t.reg.slots != nil {
+		select {
+		case t.reg.slots <- struct{}{}:
+		case <-s.soft.Done():
+			return false
+		}
+	}
+
 	select {
-	case t.p.s.slots <- struct{}{}:
-		t.holds = true
-		t.p.s.running(1)
-	case <-ctx.Done():
+	case s.slots <- struct{}{}:
+		t.limited, t.holds = t.reg.slots, true
+		s.running(1)
+	case <-s.soft.Done():
+		if t.reg.slots != nil {
+			<-t.reg.slots
+		}
 	}
 	return t.holds
 }
 
 func (t *track) release() {
-	if t.holds {
-		t.holds = false
-		t.p.s.running(-1)
-		<-t.p.s.slots
+	if !t.holds {
+		return
+	}
+	t.holds = false
+	t.p.s.running(-1)
+	<-t.p.s.slots
+	if t.limited != nil {
+		<-t.limited
 	}
 }
 
-// yield gives the turn to others while f runs.
+// yield gives the turn to others while f runs. Afterwards the track has its turn again unless the generation ends, when it
+// begins nothing more.
 func (t *track) yield(f func()) {
 	t.release()
 	f()
-	t.acquireUntil(t.p.s.hard)
+	t.acquire()
 }
 
 // revert ends the track: what it began and did not finish, and with it all that is queued behind, is fetched again. Nothing
@@ -106,7 +119,7 @@ func (t *track) revert(left []task) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	left = append(left[:len(left):len(left)], t.queue...)
-	t.queue, t.running = nil, false
+	t.retire()
 	for _, x := range left {
 		x.part.state = waiting
 		p.shed(x.entry)
@@ -117,18 +130,21 @@ func (t *track) revert(left []task) {
 	}
 }
 
-// take begins as many tasks as may share a transaction; with none the track has ended.
+// take begins as many tasks as may share a transaction. There may be none any more: what waited was dropped meanwhile.
 func (t *track) take() []task {
 	p := t.p
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(t.queue) == 0 || p.closed || p.s.soft.Err() != nil {
-		t.queue, t.running = nil, false
+	if p.closed || p.s.soft.Err() != nil {
 		return nil
 	}
-	n := 1
+	most := 1
 	if t.joint() {
-		n = min(len(t.queue), t.reg.pace.batch(t.reg.batch))
+		most = t.reg.pace.batch(t.reg.batch)
+	}
+	n := 0
+	for n < min(most, len(t.queue)) && t.queue[n].part.reg == t.reg {
+		n++
 	}
 	list := t.queue[:n:n]
 	t.queue = t.queue[n:]
@@ -182,49 +198,77 @@ func (t *track) process(list []task) (left []task) {
 		t.p.finish(list)
 		return nil
 	}
-	if n := t.due(list); n > 1 {
-		handled, interrupted := t.together(list[:n])
-		switch {
-		case interrupted:
-			return list
-		case handled:
+	defer t.trouble.over(t)
+	for len(list) > 0 {
+		if n := min(t.due(list), t.reg.pace.batch(t.reg.batch)); n > 1 && t.joint() {
+			switch t.together(list[:n]) {
+			case isHandled:
+				list = list[n:]
+				continue
+			case tryAgain:
+				continue
+			case isInterrupted:
+				return list
+			case tryAlone:
+			}
+			for i, x := range list[:n] {
+				if i > 0 && t.interrupted() || !t.alone(x) {
+					return list[i:]
+				}
+			}
 			list = list[n:]
+			continue
 		}
-	}
-	for i := range list {
-		if i > 0 && t.interrupted() || !t.alone(list[i]) {
-			return list[i:]
+		if !t.alone(list[0]) {
+			return list
+		}
+		if list = list[1:]; t.interrupted() {
+			return list
 		}
 	}
 	return nil
 }
 
-// together handles them in one go, unless it is interrupted; neither means that they have to be tried one by one.
-func (t *track) together(list []task) (handled, interrupted bool) {
-	var trouble trouble
-	defer trouble.over(t)
-	for {
-		res, err := t.attempt(list)
-		if err == nil {
-			t.account(list, res)
-			return true, false
-		}
-		if t.p.s.hard.Err() != nil || errors.Is(err, errOrphan) {
-			return false, true
-		}
-		if blamed, _ := t.blame(err); blamed {
-			return false, false
-		}
-		if !trouble.wait(t, err) {
-			return false, true
-		}
+// outcome is what one attempt at several messages came to.
+type outcome uint8
+
+const (
+	isHandled outcome = iota
+	isInterrupted
+	tryAgain // with as many as the pace allows now
+	tryAlone // one by one: the policy decides about the one that failed
+)
+
+// together tries several messages in one transaction.
+func (t *track) together(list []task) outcome {
+	res, err := t.attempt(list)
+	if err == nil {
+		t.trouble.over(t)
+		t.account(list, res)
+		return isHandled
 	}
+	if t.p.s.hard.Err() != nil || errors.Is(err, errOrphan) {
+		return isInterrupted
+	}
+	if slow, ok := errors.AsType[*overrunError](err); ok {
+		t.reg.pace.overran(len(list), slow)
+		return tryAgain
+	}
+	if blamed, _ := t.blame(err); blamed {
+		return tryAlone
+	}
+	if expired(err) {
+		t.reg.pace.overran(len(list), nil)
+	}
+	if !t.trouble.wait(t, err) {
+		return isInterrupted
+	}
+	return tryAgain
 }
 
 // alone handles one message until it is finished; false if it was interrupted before.
 func (t *track) alone(x task) bool {
-	var trouble trouble
-	defer trouble.over(t)
+	defer t.trouble.over(t)
 	t.p.s.recall(t, x)
 	for first := true; ; first = false {
 		if !first && t.interrupted() {
@@ -248,13 +292,13 @@ func (t *track) alone(x task) bool {
 			return false
 		}
 		if blamed, cause := t.blame(err); blamed {
-			trouble.over(t)
+			t.trouble.over(t)
 			if done, again := t.decide(x, cause); !again {
 				return done
 			}
 			continue
 		}
-		if !trouble.wait(t, err) {
+		if !t.trouble.wait(t, err) {
 			return false
 		}
 	}
@@ -290,6 +334,10 @@ func (t *track) decide(x task, cause error) (done, again bool) {
 	told := cause
 	if n := at.Total - at.Spared; v.Action == DeadLetter && n > 1 {
 		told = &RetriesExhaustedError{Attempts: n, Err: cause}
+	}
+	if t.reg == t.p.s.c.unknown && v.Action == Discard {
+		t.p.s.c.reg.let(m.Type, t.p.s.report)
+		return t.dispose(x, v, cause), false
 	}
 	t.p.s.report(&HandlerError{
 		Handler: t.reg.name, Topic: m.Topic, Partition: m.Partition, Offset: m.Offset, ID: m.ID, Type: m.Type,
@@ -404,6 +452,7 @@ func (s *session) move(m *Message, handler string, v Verdict, cause error) (err 
 // account counts what became of a batch and finishes it.
 func (t *track) account(list []task, res result) {
 	o := t.p.s.c.s.observer
+	t.reg.pace.held(len(list))
 	if res.handled > 0 {
 		t.reg.pace.took(res.took, res.handled)
 		o.Handled(t.reg.name, res.handled, res.took)
@@ -415,53 +464,6 @@ func (t *track) account(list []task, res result) {
 		o.Dropped(t.reg.name, res.dropped)
 	}
 	t.p.finish(list)
-}
-
-// trouble is one lane's wait for what is not the message's fault: the database, or somebody else's claim.
-type trouble struct {
-	b    *retry.Backoff
-	away bool
-}
-
-// claimPoll is how often a claim of somebody else's is asked for: it may be given up before its time.
-const claimPoll = 500 * time.Millisecond
-
-// wait waits; false if it was interrupted.
-func (o *trouble) wait(t *track, err error) bool {
-	if o.b == nil {
-		o.b = retry.Reopen.Start()
-	}
-	d := o.b.Next()
-	var recreated *inbox.RecreatedError
-	switch {
-	case errors.As(err, &recreated), errors.Is(err, outbox.ErrStandalone):
-		t.p.s.fail(err)
-		return false
-	case errors.Is(err, inbox.ErrUnconfirmed): // asked again
-	case errors.Is(err, inbox.ErrClaimed):
-		d = claimPoll
-	case errors.Is(err, inbox.ErrStale):
-		// It is read again first: what is in memory may be of the topic that was there before.
-		t.p.detach(t.reg)
-		t.p.s.report(err)
-		t.wait(d)
-		return false
-	default:
-		if !o.away {
-			o.away = true
-			t.p.s.away.enter()
-		}
-		t.p.s.report(err)
-	}
-	t.wait(d)
-	return !t.interrupted()
-}
-
-func (o *trouble) over(t *track) {
-	if o.away {
-		o.away = false
-		t.p.s.away.leave()
-	}
 }
 
 // original is the message as it was read, with the record's own bytes, for whoever moves it.

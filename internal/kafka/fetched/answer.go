@@ -1,7 +1,8 @@
 // Package fetched takes apart what a broker answers to a Fetch, down to the records. kafka-go's decoder loses a batch's last
 // offset, without which a compacted log cannot be walked, and does not tell the records of aborted transactions.
 //
-// Nothing is copied: sets, keys, values and headers alias the answer, or what a batch was decompressed to. No bytes that a
+// Sets alias the answer, and so do the Records of a batch, or what the batch was decompressed to; those of a Stream have memory
+// of their own. No bytes that a
 // broker may send make it panic or run on; what is not a batch is an error.
 package fetched
 

@@ -84,6 +84,9 @@ func parseBatch(p []byte) (Batch, error) {
 	return b, nil
 }
 
+// TimeMS is the time of the last record, in Unix milliseconds.
+func (b *Batch) TimeMS() int64 { return b.maxMS }
+
 // Record is one record of a batch.
 type Record struct {
 	Offset  int64

@@ -1,0 +1,329 @@
+package memory_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
+
+	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/inbox"
+	"github.com/outrelay/outrelay/pkg/memory"
+)
+
+// plan is one consumer of the topic "plan" of one partition.
+type plan struct {
+	*world
+	*consumer.Consumer
+	reported chan error
+}
+
+func newPlan(t *testing.T, opts ...consumer.Option) *plan {
+	t.Helper()
+	p := &plan{world: newWorld(t), reported: make(chan error, 10_000)}
+	p.broker.CreateTopic("plan", 1)
+	var err error
+	p.Consumer, err = consumer.New("g", nil, append([]consumer.Option{
+		consumer.Topics("plan"), consumer.WithTransport(p.broker), consumer.WithInbox(p.inbox), consumer.Transactions(p.db.Transaction),
+		consumer.Letters(p.dead), consumer.Commits(consumer.CommitEach()),
+		consumer.OnError(func(_ context.Context, err error) { p.reported <- err }),
+	}, opts...)...)
+	p.ok(err)
+	return p
+}
+
+// put writes n messages of a type, each with another key or all with one.
+func (p *plan) put(typ string, n int, keys int) {
+	p.Helper()
+	for i := range n {
+		id := fmt.Sprint(typ, "-", i)
+		p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
+			Key: []byte(fmt.Sprint("key-", i%keys)), Value: []byte(id),
+			Headers: []consumer.Header{{Key: "id", Value: []byte(id)}, {Key: "type", Value: []byte(typ)}},
+		}}))
+	}
+}
+
+func (p *plan) on(typ string, f consumer.HandlerFunc, opts ...consumer.HandlerOption) {
+	p.Helper()
+	p.ok(p.Handle(typ, f, opts...))
+}
+
+// passes waits until all of the topic is committed.
+func (p *plan) passes() {
+	p.Helper()
+	ctx, cancel := context.WithTimeout(p.Context(), 20*time.Second)
+	defer cancel()
+	p.ok(p.broker.AwaitCommitted(ctx, "g", "plan"))
+}
+
+// reports takes what was reported so far.
+func (p *plan) reports() (all []error) {
+	for {
+		select {
+		case err := <-p.reported:
+			all = append(all, err)
+		default:
+			return all
+		}
+	}
+}
+
+// A message that waits for its turn at a stop has not failed: it is neither a dead letter nor lost, and is handled later.
+func TestMessagesThatWaitForTheirHandlerAtAStopAreNotBlamed(t *testing.T) {
+	t.Parallel()
+	for name, fate := range map[string]consumer.Decider{
+		"dead letter": consumer.NewPolicy(consumer.On().DeadLetter()),
+		"discard":     consumer.NewPolicy(consumer.On().Discard()),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newPlan(t)
+			p.put("A", 40, 40)
+			var handled atomic.Int32
+			begun, release := make(chan struct{}, 40), make(chan struct{})
+			p.on("A", func(context.Context, *consumer.Message) error {
+				begun <- struct{}{}
+				<-release
+				handled.Add(1)
+				return nil
+			}, consumer.Limit(1), consumer.OnFailure(fate))
+
+			ctx, stop := context.WithCancel(p.context())
+			done := make(chan error, 1)
+			go func() { done <- p.Run(ctx) }()
+			<-begun
+			stop()
+			close(release)
+			p.ok(<-done)
+			p.start("consumer", p.Run)
+			p.passes()
+
+			letters, err := p.dead.All(p.context())
+			p.ok(err)
+			if n := handled.Load(); n != 40 || len(letters) > 0 {
+				t.Errorf("%d of 40 messages were handled, %d are dead letters", n, len(letters))
+			}
+			for _, err := range p.reports() {
+				if _, ok := errors.AsType[*consumer.HandlerError](err); ok {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+func TestALimitedHandlerDoesNotStarveOthers(t *testing.T) {
+	t.Parallel()
+	p := newPlan(t, consumer.Concurrency(4))
+	p.put("slow", 64, 64)
+	begun, release := make(chan struct{}, 64), make(chan struct{})
+	p.on("slow", func(context.Context, *consumer.Message) error {
+		begun <- struct{}{}
+		<-release
+		return nil
+	}, consumer.Limit(1))
+	quick := make(chan struct{}, 1)
+	p.on("quick", func(context.Context, *consumer.Message) error {
+		quick <- struct{}{}
+		return nil
+	})
+	p.start("consumer", p.Run)
+	<-begun
+	p.put("quick", 1, 1)
+	select {
+	case <-quick:
+	case <-time.After(5 * time.Second):
+		t.Error("the other handler was not called while 64 messages waited for the limited one")
+	}
+	close(release)
+	p.passes()
+}
+
+// One handler is taken back while its message waits for the next attempt, and another one of that name follows it.
+func TestAHandlerThatIsReplacedLosesNoMessageThatWaits(t *testing.T) {
+	t.Parallel()
+	p := newPlan(t)
+	p.put("A", 1, 1)
+	var effects atomic.Int32
+	failed := make(chan struct{}, 10)
+	policy := consumer.OnFailure(consumer.NewPolicy(consumer.On().Retry(5, 500*time.Millisecond).DeadLetter()))
+	var calls atomic.Int32
+	handler := func(context.Context, *consumer.Message) error {
+		if calls.Add(1) == 1 {
+			failed <- struct{}{}
+			return errors.New("the first time")
+		}
+		effects.Add(1)
+		return nil
+	}
+	p.on("A", handler, consumer.Named("h"), policy)
+	p.start("consumer", p.Run)
+	<-failed
+	p.Off("h")
+	p.on("A", handler, consumer.Named("h"), policy)
+	p.ok(p.broker.Publish(p.context(), "plan", []*consumer.Message{{
+		Key: []byte("key-0"), Headers: []consumer.Header{{Key: "id", Value: []byte("second")}, {Key: "type", Value: []byte("A")}},
+	}}))
+	p.passes()
+	if n := effects.Load(); n != 2 {
+		t.Errorf("%d of 2 messages had their effect", n)
+	}
+}
+
+// The server aborts a transaction that is open for more than a moment, and the driver runs it again as it is for two minutes.
+func TestASlowHandlerWithABacklogMakesProgress(t *testing.T) {
+	t.Parallel()
+	db := memory.NewDB()
+	short := func(ctx context.Context, fn func(ctx context.Context) error) error {
+		expired := mongo.CommandError{Code: 251, Name: "NoSuchTransaction", Labels: []string{"TransientTransactionError"}}
+		for began := time.Now(); ; {
+			err := db.Transaction(ctx, func(ctx context.Context) error {
+				begun := time.Now()
+				if err := fn(ctx); err != nil {
+					return err
+				}
+				if time.Since(begun) > 300*time.Millisecond {
+					return errExpired
+				}
+				return nil
+			})
+			switch {
+			case err == nil || ctx.Err() != nil:
+				return err
+			case !errors.Is(err, errExpired):
+				return err
+			case time.Since(began) > 2*time.Minute:
+				return expired
+			}
+		}
+	}
+	in, err := memory.NewInbox(db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPlan(t, consumer.WithInbox(in), consumer.Transactions(short))
+	p.put("A", 64, 1)
+	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
+		select {
+		case <-time.After(20 * time.Millisecond):
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	p.start("consumer", p.Run)
+	p.passes()
+}
+
+var errExpired = errors.New("the transaction was open for too long")
+
+func TestABreakerOpensForTimeOutsAndForBatches(t *testing.T) {
+	t.Parallel()
+	hang := func(ctx context.Context) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	fail := func(context.Context) error { return errors.New("no") }
+	for _, c := range []struct {
+		name  string
+		batch bool
+		f     func(ctx context.Context) error
+	}{{"time-outs", false, hang}, {"batches that fail", true, fail}, {"batches that time out", true, hang}} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			open := make(chan struct{}, 10)
+			b, err := consumer.NewBreaker(consumer.BreakerConfig{MinThroughput: 5, OnChange: func(_, to consumer.BreakerState) {
+				if to == consumer.BreakerOpen {
+					open <- struct{}{}
+				}
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := newPlan(t)
+			p.put("A", 12, 1)
+			opts := []consumer.HandlerOption{
+				consumer.Use(b.Middleware()), consumer.Timeout(20 * time.Millisecond), consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())),
+			}
+			if c.batch {
+				p.ok(p.HandleBatch("A", func(ctx context.Context, _ []*consumer.Message) error { return c.f(ctx) }, opts...))
+			} else {
+				p.on("A", func(ctx context.Context, _ *consumer.Message) error { return c.f(ctx) }, opts...)
+			}
+			p.start("consumer", p.Run)
+			select {
+			case <-open:
+			case <-time.After(10 * time.Second):
+				t.Error("all messages fail, and the breaker does not open")
+			}
+		})
+	}
+}
+
+func TestAckUnknownReportsEachTypeOnce(t *testing.T) {
+	t.Parallel()
+	p := newPlan(t, consumer.AckUnknown(), consumer.AllowIdle())
+	p.put("A", 10, 3)
+	p.put("B", 10, 3)
+	p.start("consumer", p.Run)
+	p.passes()
+	var types []string
+	for _, err := range p.reports() {
+		e, ok := errors.AsType[*consumer.NoHandlerError](err)
+		if !ok {
+			t.Error(err)
+			continue
+		}
+		types = append(types, e.Type)
+	}
+	slices.Sort(types)
+	if !slices.Equal(types, []string{"A", "B"}) {
+		t.Errorf("reported for %q", types)
+	}
+}
+
+// A handler may use an inbox of its own, and what that returns is a failure like any other.
+func TestAHandlersOwnInboxErrorsAreItsFailures(t *testing.T) {
+	t.Parallel()
+	for _, failure := range []error{inbox.ErrClaimed, inbox.ErrStale, inbox.ErrClaimLost} {
+		t.Run(failure.Error(), func(t *testing.T) {
+			t.Parallel()
+			p := newPlan(t)
+			p.put("A", 1, 1)
+			p.on("A", func(context.Context, *consumer.Message) error { return fmt.Errorf("of another inbox: %w", failure) },
+				consumer.OnFailure(consumer.NewPolicy(consumer.On().DeadLetter())))
+			p.start("consumer", p.Run)
+			p.passes()
+			letters, err := p.dead.All(p.context())
+			p.ok(err)
+			if len(letters) != 1 {
+				t.Errorf("%d dead letters", len(letters))
+			}
+		})
+	}
+}
+
+func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
+	t.Parallel()
+	own := errors.New("the article is reserved")
+	p := newPlan(t)
+	p.put("A", 1, 1)
+	p.on("A", func(ctx context.Context, _ *consumer.Message) error {
+		<-ctx.Done()
+		return own
+	}, consumer.Timeout(10*time.Millisecond), consumer.OnFailure(consumer.NewPolicy(
+		consumer.On(consumer.Is(own)).Then(consumer.ToPark), consumer.On().DeadLetter())))
+	p.start("consumer", p.Run)
+	p.passes()
+	for _, err := range p.reports() {
+		if e, ok := errors.AsType[*consumer.HandlerError](err); !ok || e.Verdict.Action != consumer.Park || !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+	}
+}
