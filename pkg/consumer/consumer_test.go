@@ -357,7 +357,7 @@ func TestTombstonesAndMissingIDs(t *testing.T) {
 	if m := list[0]; !m.Tombstone() || m.ID != "x" {
 		t.Errorf("%+v", m)
 	}
-	if m := list[1]; m.Tombstone() || m.ID != k.topic+"/0/1" || m.Attempt != 1 || m.Group != k.group {
+	if m := list[1]; m.Tombstone() || m.ID != fmt.Sprintf("%s/0/1@%d", k.topic, m.Time.UnixMilli()) || m.Attempt != 1 || m.Group != k.group {
 		t.Errorf("%+v", m)
 	}
 }

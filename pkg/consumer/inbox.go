@@ -13,7 +13,7 @@ type Inbox interface {
 	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Pass(ctx context.Context, list []inbox.Entry) error
 	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (inbox.Claim, error)
-	Attach(ctx context.Context, consumer, topic string, part int32, end int64, epoch int32) (inbox.Generation, error)
+	Attach(ctx context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error)
 	Release(ctx context.Context, topic string, part int32) error
 }
 

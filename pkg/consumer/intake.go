@@ -120,11 +120,11 @@ func (p *partition) attach(ctx context.Context, r *registration) error {
 	if a.done {
 		return nil
 	}
-	end, epoch, err := p.s.g.End(ctx, p.tp)
+	log, err := p.s.g.Log(ctx, p.tp)
 	if err != nil {
 		return &storeError{fmt.Errorf("asking for the end of partition %s: %w", p.tp, err)}
 	}
-	if _, err := p.s.inbox.Attach(ctx, p.s.c.consumer(r), p.tp.Topic, p.tp.Partition, end, epoch); err != nil {
+	if _, err := p.s.inbox.Attach(ctx, p.s.c.consumer(r), p.tp.Topic, p.tp.Partition, log); err != nil {
 		return &storeError{fmt.Errorf("attaching %s to partition %s: %w", r.name, p.tp, err)}
 	}
 	a.done = true

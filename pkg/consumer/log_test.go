@@ -25,6 +25,7 @@ type changing struct {
 	end       int64
 	committed int64
 	life      string // of the topic; part of each id
+	id        string // of the topic, as the transport says; "" for one that does not know it
 	served    bool   // the records of this life were fetched
 }
 
@@ -46,6 +47,14 @@ func (l *changing) append(key string) {
 		Headers: []consumer.Header{{Key: "id", Value: fmt.Append(nil, l.life, l.end)}, {Key: "type", Value: []byte("counted")}},
 	})
 	l.end++
+}
+
+// cut removes the records from end on, as an unclean election of a leader does.
+func (l *changing) cut(end int64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.end = end
+	l.records = slices.DeleteFunc(l.records, func(r consumer.Record) bool { return r.Offset >= end })
 }
 
 // compact removes records, and leaves holes.
@@ -75,10 +84,10 @@ func (l *changing) Partitions() []consumer.Assignment {
 	return []consumer.Assignment{{TopicPartition: consumer.TopicPartition{Topic: "log"}}}
 }
 
-func (l *changing) End(context.Context, consumer.TopicPartition) (int64, int32, error) {
+func (l *changing) Log(context.Context, consumer.TopicPartition) (inbox.Log, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.end, 0, nil
+	return inbox.Log{ID: l.id, End: l.end}, nil
 }
 
 func (l *changing) Fetch(ctx context.Context, tp consumer.TopicPartition, offset int64, _ int) (consumer.Fetched, error) {
@@ -160,7 +169,7 @@ func (*renewed) Claim(context.Context, inbox.Entry, time.Duration) (inbox.Claim,
 	return nil, errors.New("nobody claims")
 }
 
-func (x *renewed) Attach(context.Context, string, string, int32, int64, int32) (inbox.Generation, error) {
+func (x *renewed) Attach(context.Context, string, string, int32, inbox.Log) (inbox.Generation, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.attached++
@@ -357,6 +366,61 @@ func TestN29_WhatIsHeldOfADeletedTopicDoesNotCount(t *testing.T) {
 	defer mu.Unlock()
 	if fresh != 2 || old != 11 {
 		t.Errorf("%d of the new topic's 2 records were handled, and %d of the old one's", fresh, old)
+	}
+}
+
+// N29: a topic that lost its last record is not read from its start, and the record that comes in its place is handled.
+func TestN29_ATruncatedTopicGoesOnFromItsEnd(t *testing.T) {
+	t.Parallel()
+	for name, mode := range map[string]inbox.Mode{"none": inbox.None, "optimistic": inbox.Optimistic} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := stacktest.Database(t, stacktest.Client(t))
+			x, err := inbox.New(db)
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := &changing{id: "cluster/topic"}
+			var mu sync.Mutex
+			handled := map[string]int{}
+			gaps := make(chan struct{}, 100)
+			c := over(t, l, consumer.WithInbox(x), consumer.OnError(func(_ context.Context, err error) {
+				if _, ok := errors.AsType[*consumer.RangeError](err); ok {
+					gaps <- struct{}{}
+				}
+			}), consumer.Transactions(func(ctx context.Context, fn func(context.Context) error) error {
+				return outbox.Transaction(ctx, db.Client(), fn)
+			}))
+			handle(t, c, "counted", func(_ context.Context, m *consumer.Message) error {
+				mu.Lock()
+				defer mu.Unlock()
+				handled[m.ID]++
+				return nil
+			}, consumer.Exactly(mode))
+			for range 10 {
+				l.append("a")
+			}
+			runs(t, c)
+			l.untilCommitted(t, 10)
+			l.cut(9)
+			<-gaps
+			l.untilCommitted(t, 9)
+			l.mu.Lock()
+			l.life = "after the election "
+			l.mu.Unlock()
+			l.append("a")
+			l.untilCommitted(t, 10)
+			mu.Lock()
+			defer mu.Unlock()
+			if len(handled) != 11 {
+				t.Errorf("%d messages were handled", len(handled))
+			}
+			for id, n := range handled {
+				if n != 1 {
+					t.Errorf("%s was handled %d times", id, n)
+				}
+			}
+		})
 	}
 }
 

@@ -207,6 +207,34 @@ func TestN29_RecreatedTopicIsNotRefused(t *testing.T) {
 	k.untilCount("effects", 31)
 }
 
+// N29: also one that has more records than the one before had.
+func TestN29_ARefilledTopicIsNotRefused(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	c := k.consumer()
+	handle(t, c, "counted", k.effects("effects"))
+	k.publish(numbered(3, 20)...)
+	stop := k.start(c)
+	k.untilCount("effects", 20)
+	stop()
+	adm, done := k.admin()
+	defer done()
+	if res, err := adm.DeleteTopics(k.context(), k.topic); err != nil || res.Error() != nil {
+		t.Fatal(err, res.Error())
+	}
+	k.until("the topic's end", func(ctx context.Context) bool {
+		_, err := adm.CreateTopic(ctx, 1, 1, nil, k.topic)
+		return err == nil
+	})
+	list := make([]*consumer.Message, 25)
+	for i := range list {
+		list[i] = msg(fmt.Sprintf("key%02d", i%3), "counted", fmt.Sprint("new", i))
+	}
+	k.until("the new topic", func(ctx context.Context) bool { return k.kafka.Publish(ctx, k.topic, list) == nil })
+	k.start(c)
+	k.untilCount("effects", 45)
+}
+
 func (k *kit) admin() (*kadm.Client, func()) {
 	k.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(k.cfg.Brokers...))

@@ -62,6 +62,7 @@ type partition struct {
 
 	mu        sync.Mutex
 	entries   []*entry // by offset; the first is not finished
+	orphans   []*entry // that were abandoned while they were being handled
 	next      int64    // to be fetched
 	fetched   int64    // everything below was fetched or is a hole
 	committed int64
@@ -72,6 +73,7 @@ type partition struct {
 	gone      bool // and nothing is counted
 	tracks    map[trackKey]*track
 	attached  map[string]*attachment
+	id        *string // of the topic that the offsets are of, nil while that is unknown; only read uses it
 
 	wake     chan struct{} // there is room, or something to fetch again
 	tracking sync.WaitGroup
@@ -120,10 +122,13 @@ func (p *partition) read() {
 		case err == nil:
 			b.Reset()
 			p.take(from, f)
+			if p.id == nil && f.Next > from { // the offsets are of this topic: it has them
+				p.identify(ctx)
+			}
 		case ctx.Err() != nil:
 			return
 		case errors.As(err, &gap):
-			p.jump(gap)
+			p.jump(ctx, gap)
 		default:
 			p.s.report(fmt.Errorf("fetching partition %s: %w", p.tp, err))
 			_ = b.Wait(ctx)
@@ -135,42 +140,6 @@ func (p *partition) read() {
 func (p *partition) pauses() <-chan struct{} {
 	_, _, changed := p.s.c.gate.state()
 	return changed
-}
-
-// jump goes on where the partition has records again.
-func (p *partition) jump(gap *RangeError) {
-	if p.s.c.s.haltOnGap {
-		p.s.fail(gap)
-		return
-	}
-	p.s.report(fmt.Errorf("%w; going on from %d", gap, gap.Start))
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.next = gap.Start
-	if gap.Offset < gap.Start { // retention: what was not finished below is no more
-		p.lost(0, gap.Start)
-		p.fetched = max(p.fetched, gap.Start)
-		p.s.passed(p.trim())
-		return
-	}
-	// The topic was created anew: nothing of the old one counts. What waits in memory would, once the inbox knows of it,
-	// move the new topic's watermarks past records that are still to come.
-	for _, t := range p.tracks {
-		queue := t.queue
-		t.queue = nil
-		for _, x := range queue {
-			x.part.state = waiting
-			p.shed(x.entry)
-		}
-	}
-	for _, e := range p.entries {
-		p.unfire(e)
-		e.orphan.Store(true)
-	}
-	p.entries = nil
-	p.fetched = gap.Start
-	p.committed = -1
-	p.attached = map[string]*attachment{}
 }
 
 // lost finishes what was to be fetched again, from one offset up to another, and is no longer in the log: compaction or

@@ -147,8 +147,8 @@ func (k *kit) inbox() *inbox.Inbox {
 // recreated says of every topic that it was created anew, and halts.
 type recreated struct{ *inbox.Inbox }
 
-func (recreated) Attach(_ context.Context, consumer, topic string, part int32, end int64, _ int32) (inbox.Generation, error) {
-	return inbox.Generation{}, &inbox.RecreatedError{Consumer: consumer, Topic: topic, Partition: part, Watermark: 100, End: end}
+func (recreated) Attach(_ context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error) {
+	return inbox.Generation{}, &inbox.RecreatedError{Consumer: consumer, Topic: topic, Partition: part, Watermark: 100, End: l.End}
 }
 
 func TestPauseHoldsNothingInMemory(t *testing.T) {

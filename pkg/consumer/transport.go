@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // Transport takes part in consumer groups and publishes. Kafka's is the default; pkg/memory has one for tests.
@@ -47,8 +49,8 @@ type Generation interface {
 	// ID grows by each generation.
 	ID() int32
 	Partitions() []Assignment
-	// End is the offset behind the last record of the partition and the epoch of its leader, -1 where unknown.
-	End(ctx context.Context, tp TopicPartition) (end int64, epoch int32, err error)
+	// Log is the partition as its leader describes it at this moment.
+	Log(ctx context.Context, tp TopicPartition) (inbox.Log, error)
 	// Fetch returns committed records from offset on, in order, at least one byte's worth up to about maxBytes, or none
 	// after waiting for a while. Records of aborted transactions, control records and what compaction removed are not
 	// among them. The error is a *RangeError if the partition does not have that offset.

@@ -17,6 +17,7 @@ import (
 
 	"github.com/outrelay/outrelay/internal/kafka/reply"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // KafkaConfig is how Kafka is reached. Every zero value but that of Brokers has a default.
@@ -370,9 +371,14 @@ func (g *generation) ID() int32 { return g.gen.ID }
 // Partitions are those of this member.
 func (g *generation) Partitions() []Assignment { return g.assign }
 
-// End is the partition's end and its leader's epoch.
-func (g *generation) End(ctx context.Context, tp TopicPartition) (int64, int32, error) {
-	return g.edge(ctx, tp, kafka.LastOffset)
+// Log is the partition's end, its leader's epoch, and the id of the topic.
+func (g *generation) Log(ctx context.Context, tp TopicPartition) (inbox.Log, error) {
+	id, err := g.topicID(ctx, tp.Topic)
+	if err != nil {
+		return inbox.Log{}, err
+	}
+	end, epoch, err := g.edge(ctx, tp, kafka.LastOffset)
+	return inbox.Log{ID: id, End: end, Epoch: epoch}, err
 }
 
 // Commit stores offsets.

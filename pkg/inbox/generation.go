@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,50 +20,71 @@ type Generation struct {
 	Watermark int64 // one past the highest offset that was dealt with in it; 0 if none
 }
 
-// suspicion is what a partition's end was found to be below of.
+// Log is a partition as its leader describes it.
+type Log struct {
+	// ID identifies the topic among all that ever were: it is of the cluster and of the topic. "" is unknown.
+	ID    string
+	End   int64 // the offset after the last record; -1 is unknown
+	Epoch int32 // of the leader; -1 is unknown
+}
+
+// suspicion is what is known of a partition that its log seems to contradict.
 type suspicion struct {
 	generation, watermark int64
 	epoch                 int32
+	id                    string
 }
 
-// contradicts says whether an end offset and a leader epoch (-1 where unknown) cannot be of the topic that was seen. N29
-func (s suspicion) contradicts(end int64, epoch int32) bool {
-	return end >= 0 && end < s.watermark || epoch >= 0 && epoch < s.epoch
+// recreated says whether the log cannot be of the topic that was seen. Without the topics' ids an end below the watermark or
+// a lower leader epoch is all that can tell. N29
+func (s suspicion) recreated(l Log) bool {
+	if s.id != "" && l.ID != "" {
+		return s.id != l.ID
+	}
+	return l.End >= 0 && l.End < s.watermark || l.Epoch >= 0 && l.Epoch < s.epoch
 }
 
-// Attach tells the inbox that this process begins to handle a partition, with the partition's end offset and leader epoch
-// as read from its leader just now (-1 where unknown). An end below the watermark or a lower epoch means that the topic is
-// another one: then, by the policy, a new generation begins, in which the old watermarks do not count, or it is a
-// *RecreatedError.
+// truncated says whether the same topic has lost records that were handled, as by an unclean leader election.
+func (s suspicion) truncated(l Log) bool {
+	return s.id != "" && s.id == l.ID && l.End >= 0 && l.End < s.watermark
+}
+
+// Attach tells the inbox that this process begins to handle a partition, with the partition's log as read from its leader
+// just now. If the topic is another one by its id or, where that is unknown, by an end below the watermark or a lower epoch,
+// then by the policy a new generation begins, in which the old watermarks do not count, or it is a *RecreatedError. If the
+// same topic ends below the watermark, it has lost records: the watermarks go back to its end, or it is that error.
 //
 // As somebody else may have moved the watermark after the end was read, the first such answer is ErrUnconfirmed: read end
-// and epoch again, and call again.
+// the log again, and call again.
 //
 // If another process had the partition and did not Release it, the server is asked to end that one's transactions: what a
 // killed process has written and not committed would be locked until their lifetime is over, 60 s by default.
 //
 // It is needed once for each assignment. Without it Admit works in whatever generation there is. It costs one read and one
 // write, and takes no part in a transaction of ctx.
-func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, end int64, epoch int32) (Generation, error) {
+func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, l Log) (Generation, error) {
 	p := partition{consumer, topic, part}
-	g, err := x.turn(ctx, p, x.hold(p), epoch, func(seen suspicion) (begin bool, err error) {
-		if !seen.contradicts(end, epoch) {
+	g, err := x.turn(ctx, p, x.hold(p), l, func(seen suspicion) (begin bool, err error) {
+		recreated, truncated := seen.recreated(l), seen.truncated(l)
+		if !recreated && !truncated {
 			x.suspect(p, nil)
 			return false, nil
 		}
-		// This end was read after the watermark that was seen before; what is below that too is of another topic.
-		if before, ok := x.suspected(p); !ok || before.generation != seen.generation || !before.contradicts(end, epoch) {
+
+		// This log was read after the watermark that was seen before; what contradicts that too is true.
+		before, ok := x.suspected(p)
+		if !ok || before.generation != seen.generation || before.recreated(l) != recreated || before.truncated(l) != truncated {
 			x.suspect(p, &seen)
-			return false, fmt.Errorf("%w: partition %d of %s ends at offset %d with leader epoch %d, while %s has handled up to %d at epoch %d",
-				ErrUnconfirmed, part, topic, end, epoch, consumer, seen.watermark, seen.epoch)
+			return false, fmt.Errorf("%w: partition %d of %s (%s) ends at offset %d with leader epoch %d, while %s has handled up to %d at epoch %d (%s)",
+				ErrUnconfirmed, part, topic, l.ID, l.End, l.Epoch, consumer, seen.watermark, seen.epoch, seen.id)
 		}
 		if x.recreated == Halt {
 			return false, &RecreatedError{
 				Consumer: consumer, Topic: topic, Partition: part,
-				Watermark: seen.watermark, End: end, Epoch: epoch, Seen: seen.epoch,
+				Watermark: seen.watermark, End: l.End, Epoch: l.Epoch, Seen: seen.epoch,
 			}
 		}
-		return true, nil
+		return recreated, nil
 	})
 	if err != nil {
 		return Generation{}, fmt.Errorf("attaching: %w", err)
@@ -94,7 +116,7 @@ func (x *Inbox) suspect(p partition, s *suspicion) {
 // Renew begins a new generation whatever the policy: an operator's answer to a *RecreatedError. Attach has to follow.
 func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (Generation, error) {
 	begin := func(suspicion) (bool, error) { return true, nil }
-	g, err := x.turn(ctx, partition{consumer, topic, part}, "", -1, begin)
+	g, err := x.turn(ctx, partition{consumer, topic, part}, "", Log{End: -1, Epoch: -1}, begin)
 	if err != nil {
 		return Generation{}, fmt.Errorf("beginning a generation: %w", err)
 	}
@@ -102,8 +124,9 @@ func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (
 }
 
 // turn reads a partition's watermarks, lets judge say whether a generation begins, and writes the partition's own document
-// if nobody else has done so since. by is the tenure that gets the partition, "" if none does.
-func (x *Inbox) turn(ctx context.Context, p partition, by string, epoch int32, judge func(seen suspicion) (begin bool, err error)) (Generation, error) {
+// if nobody else has done so since. by is the tenure that gets the partition, "" if none does. Watermarks of the same
+// generation that are above the log's end go back to it.
+func (x *Inbox) turn(ctx context.Context, p partition, by string, log Log, judge func(seen suspicion) (begin bool, err error)) (Generation, error) {
 	if err := (Entry{Key{Consumer: p.consumer, ID: "-"}, Place{Topic: p.topic, Partition: p.partition}}).validate(); err != nil || p.topic == "" {
 		return Generation{}, errors.Join(err, noTopic(p))
 	}
@@ -123,9 +146,9 @@ func (x *Inbox) turn(ctx context.Context, p partition, by string, epoch int32, j
 			return Generation{}, err
 		}
 		next := Generation{Number: seen.generation, Watermark: seen.watermark}
-		e := max(seen.epoch, epoch)
+		now := Log{ID: cmp.Or(log.ID, seen.id), Epoch: max(seen.epoch, log.Epoch)}
 		if begin {
-			next, e = Generation{Number: seen.generation + 1, Recreated: true}, epoch
+			next, now = Generation{Number: seen.generation + 1, Recreated: true}, log
 		}
 		had := m[lane{p, partitionLane}].By
 		if by == "" {
@@ -135,7 +158,11 @@ func (x *Inbox) turn(ctx context.Context, p partition, by string, epoch int32, j
 				return Generation{}, err
 			}
 		}
-		ok, err := x.writeGeneration(ctx, p, m, next.Number, e, by)
+		ok, err := x.writeGeneration(ctx, p, m, next.Number, now, by)
+		if err == nil && ok && !begin && seen.truncated(log) {
+			err = x.lower(ctx, m, seen.generation, log.End)
+			next.Watermark = log.End
+		}
 		if err != nil || ok {
 			return next, err
 		}
@@ -143,6 +170,21 @@ func (x *Inbox) turn(ctx context.Context, p partition, by string, epoch int32, j
 			return Generation{}, err
 		}
 	}
+}
+
+// lower takes the watermarks that are above the end of a truncated log back to it, so that the records that come to those
+// offsets now are handled. A watermark that moved since it was read is of records that are there.
+func (x *Inbox) lower(ctx context.Context, m marks, generation, end int64) error {
+	for l, w := range m {
+		if l.lane == partitionLane || w.Generation != generation || w.Next <= end {
+			continue
+		}
+		filter := bson.D{{Key: "_id", Value: l.id()}, {Key: "g", Value: generation}, {Key: "n", Value: w.Next}}
+		if _, err := x.offsets.UpdateOne(ctx, filter, bson.D{{Key: "$set", Value: bson.D{{Key: "n", Value: end}}}}); err != nil {
+			return fmt.Errorf("lowering a watermark of partition %d of %s to offset %d: %w", l.partition.partition, l.topic, end, err)
+		}
+	}
+	return nil
 }
 
 func noTopic(p partition) error {
@@ -163,9 +205,11 @@ func (m marks) summary() suspicion {
 			continue
 		}
 		s.epoch = max(s.epoch, w.Epoch)
-		if l.lane != partitionLane {
-			s.watermark = max(s.watermark, w.Next)
+		if l.lane == partitionLane {
+			s.id = w.ID
+			continue
 		}
+		s.watermark = max(s.watermark, w.Next)
 	}
 	return s
 }
@@ -179,14 +223,14 @@ func (w mark) by() any {
 }
 
 // writeGeneration stores the partition's own document if it is still as it was read; ok is false if it is not.
-func (x *Inbox) writeGeneration(ctx context.Context, p partition, m marks, number int64, epoch int32, by string) (ok bool, err error) {
+func (x *Inbox) writeGeneration(ctx context.Context, p partition, m marks, number int64, log Log, by string) (ok bool, err error) {
 	own := lane{p, partitionLane}
 	id := bson.E{Key: "_id", Value: own.id()}
 	filter := bson.D{id, {Key: "g", Value: m[own].Generation}, {Key: "by", Value: m[own].by()}}
 	if _, there := m[own]; !there {
 		filter = bson.D{id, {Key: "g", Value: bson.D{{Key: "$exists", Value: false}}}}
 	}
-	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "g", Value: number}, {Key: "e", Value: epoch}, {Key: "by", Value: mark{By: by}.by()}, {Key: "at", Value: "$$NOW"}}}}}
+	set := bson.A{bson.D{{Key: "$set", Value: bson.D{{Key: "g", Value: number}, {Key: "e", Value: log.Epoch}, {Key: "id", Value: log.ID}, {Key: "by", Value: mark{By: by}.by()}, {Key: "at", Value: "$$NOW"}}}}}
 	res, err := x.offsets.UpdateOne(ctx, filter, set, options.UpdateOne().SetUpsert(true))
 	if mongo.IsDuplicateKeyError(err) {
 		return false, nil

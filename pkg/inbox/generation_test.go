@@ -14,9 +14,9 @@ import (
 // attach attaches as a consumer does that reads the same end whenever it asks.
 func attach(t *testing.T, x *inbox.Inbox, end int64) (inbox.Generation, error) {
 	t.Helper()
-	g, err := x.Attach(t.Context(), "group/a", "orders", 0, end, -1)
+	g, err := x.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: end, Epoch: -1})
 	if errors.Is(err, inbox.ErrUnconfirmed) {
-		return x.Attach(t.Context(), "group/a", "orders", 0, end, -1)
+		return x.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: end, Epoch: -1})
 	}
 	return g, err
 }
@@ -27,17 +27,17 @@ func TestN29_AnEndThatWasReadTooEarlyIsNotBelieved(t *testing.T) {
 	b := setup(t)
 	b.admit(t, b.inbox, batch("", 20, 100)...) // end 120
 	for _, end := range []int64{110, 120} {    // 120 was read before the next 20 came
-		if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, end, -1); !errors.Is(err, inbox.ErrUnconfirmed) {
+		if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: end, Epoch: -1}); !errors.Is(err, inbox.ErrUnconfirmed) {
 			t.Fatalf("the error is %v", err)
 		}
 		b.admit(t, b.new(t), batch("", 20, end+10)...)
 	}
-	g, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, 500, -1)
+	g, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: 500, Epoch: -1})
 	if err != nil || g.Number != 0 || g.Watermark != 150 {
 		t.Fatalf("%+v, %v", g, err)
 	}
 	// What was suspected then does not count now.
-	if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, 50, -1); !errors.Is(err, inbox.ErrUnconfirmed) {
+	if _, err := b.inbox.Attach(t.Context(), "group/a", "orders", 0, inbox.Log{End: 50, Epoch: -1}); !errors.Is(err, inbox.ErrUnconfirmed) {
 		t.Fatalf("the error is %v", err)
 	}
 }
@@ -111,7 +111,7 @@ func TestN29_RenewIsTheAnswerToAHalt(t *testing.T) {
 	if fresh := b.admit(t, x, placed("2", 0, 3)); !fresh[0] {
 		t.Fatal("refused by the watermark of the old topic")
 	}
-	if _, err := x.Attach(t.Context(), "", "", -1, 0, 0); !errors.Is(err, inbox.ErrInvalid) {
+	if _, err := x.Attach(t.Context(), "", "", -1, inbox.Log{End: 0, Epoch: 0}); !errors.Is(err, inbox.ErrInvalid) {
 		t.Fatalf("the error is %v", err)
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// A watermark is {_id: {c, t, p, l}, g, n, e, at, by}: consumer, topic, partition and lane; generation, the offset after the
+// A watermark is {_id: {c, t, p, l}, g, n, e, at, by, id}: consumer, topic, partition and lane; generation, the offset after the
 // last that was dealt with, the leader epoch of its record, and when. The document of lane -1 is the partition's own: its g
 // is the current generation, and the watermark of a lane that has an older one does not count. So a generation begins with
 // one write, whatever lanes there are and whoever writes to them at that moment. N29
@@ -42,6 +42,7 @@ type mark struct {
 	Epoch      int32 `bson:"e"`
 
 	By string `bson:"by"` // of a partition's own document: the tenure that attached last
+	ID string `bson:"id"` // and the id of the topic whose generation this is, "" where unknown
 }
 
 // marks are the watermark documents that were found.

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/outrelay/outrelay/pkg/consumer"
 	"github.com/outrelay/outrelay/pkg/event"
 )
@@ -60,7 +62,10 @@ func NewBroker(opts ...BrokerOption) *Broker {
 	return b
 }
 
-type topic struct{ partitions []*partition }
+type topic struct {
+	id         string // no other topic has it, also not one of the same name that comes later
+	partitions []*partition
+}
 
 // partition is a log; a record that was compacted away leaves a hole.
 type partition struct {
@@ -103,12 +108,15 @@ func (b *Broker) CreateTopic(name string, n int) {
 	b.grow(name, n)
 }
 
-// DeleteTopic removes a topic and its records. A topic of that name that comes later begins with offset 0, while the
-// groups remember what they have committed.
+// DeleteTopic removes a topic, its records, and what the groups have committed of it. A topic of that name that comes later
+// is another one, and begins with offset 0.
 func (b *Broker) DeleteTopic(name string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.topics, name)
+	for _, g := range b.groups {
+		maps.DeleteFunc(g.offsets, func(tp consumer.TopicPartition, _ int64) bool { return tp.Topic == name })
+	}
 	b.rebalanceSubscribers(name)
 	b.change()
 }
@@ -286,7 +294,7 @@ func (b *Broker) topic(name string) *topic {
 func (b *Broker) grow(name string, n int) {
 	t := b.topics[name]
 	if t == nil {
-		t = &topic{}
+		t = &topic{id: uuid.NewString()}
 		b.topics[name] = t
 	}
 	if len(t.partitions) >= n {

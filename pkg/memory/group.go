@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/outrelay/outrelay/pkg/consumer"
+	"github.com/outrelay/outrelay/pkg/inbox"
 )
 
 // group is a consumer group. All of it is guarded by the broker's lock.
@@ -246,7 +247,7 @@ func (g *generation) ID() int32 { return g.id }
 
 func (g *generation) Partitions() []consumer.Assignment { return slices.Clone(g.partitions) }
 
-func (g *generation) End(ctx context.Context, tp consumer.TopicPartition) (end int64, epoch int32, err error) {
+func (g *generation) Log(ctx context.Context, tp consumer.TopicPartition) (inbox.Log, error) {
 	g.broker.mu.Lock()
 	defer g.broker.mu.Unlock()
 	p, err := g.broker.partition(tp)
@@ -254,9 +255,9 @@ func (g *generation) End(ctx context.Context, tp consumer.TopicPartition) (end i
 		err = ctx.Err()
 	}
 	if err != nil {
-		return 0, -1, err
+		return inbox.Log{}, err
 	}
-	return p.end, 0, nil
+	return inbox.Log{ID: g.broker.topics[tp.Topic].id, End: p.end}, nil
 }
 
 func (b *Broker) partition(tp consumer.TopicPartition) (*partition, error) {

@@ -1,6 +1,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -36,6 +37,7 @@ func laneOf(e inbox.Entry) laneKey {
 type mark struct {
 	generation, next int64
 	epoch            int32
+	id               string // of the topic, in the row of partitionLane
 }
 
 type marks map[laneKey]mark
@@ -101,19 +103,21 @@ func (x *Inbox) advance(t *tx, list []inbox.Entry, m marks) error {
 }
 
 // Attach tells the inbox that this process begins to handle a partition.
-func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, end int64, epoch int32) (inbox.Generation, error) {
+func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error) {
 	p := partitionKey{consumer, topic, part}
-	g, err := x.turn(ctx, p, epoch, func(seen inbox.Generation, known int32) (bool, error) { //
-		lower := epoch >= 0 && known >= 0 && epoch < known
-		if (end < 0 || end >= seen.Watermark) && !lower {
+	g, err := x.turn(ctx, p, l, func(seen inbox.Generation, known inbox.Log) (bool, error) {
+		below := l.End >= 0 && l.End < seen.Watermark
+		same := known.ID != "" && known.ID == l.ID
+		another := known.ID != "" && l.ID != "" && known.ID != l.ID
+		if !another && (same || l.Epoch < 0 || l.Epoch >= known.Epoch) && !below {
 			return false, nil
 		}
 		if x.recreated == inbox.Halt {
 			return false, &inbox.RecreatedError{
-				Consumer: consumer, Topic: topic, Partition: part, Watermark: seen.Watermark, End: end, Epoch: epoch, Seen: known,
+				Consumer: consumer, Topic: topic, Partition: part, Watermark: seen.Watermark, End: l.End, Epoch: l.Epoch, Seen: known.Epoch,
 			}
 		}
-		return true, nil
+		return !same, nil
 	})
 	if err != nil {
 		return inbox.Generation{}, fmt.Errorf("attaching: %w", err)
@@ -126,14 +130,15 @@ func (x *Inbox) Attach(ctx context.Context, consumer, topic string, part int32, 
 
 // Renew begins a new generation whatever the policy. Attach has to follow.
 func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (inbox.Generation, error) {
-	g, err := x.turn(ctx, partitionKey{consumer, topic, part}, -1, func(inbox.Generation, int32) (bool, error) { return true, nil })
+	any := func(inbox.Generation, inbox.Log) (bool, error) { return true, nil }
+	g, err := x.turn(ctx, partitionKey{consumer, topic, part}, inbox.Log{End: -1, Epoch: -1}, any)
 	if err != nil {
 		return inbox.Generation{}, fmt.Errorf("beginning a generation: %w", err)
 	}
 	return g, nil
 }
 
-func (x *Inbox) turn(ctx context.Context, p partitionKey, epoch int32, judge func(inbox.Generation, int32) (bool, error)) (next inbox.Generation, err error) {
+func (x *Inbox) turn(ctx context.Context, p partitionKey, log inbox.Log, judge func(inbox.Generation, inbox.Log) (bool, error)) (next inbox.Generation, err error) {
 	if p.consumer == "" || p.topic == "" || p.partition < 0 {
 		return next, fmt.Errorf("%w: consumer %q, topic %q, partition %d", inbox.ErrInvalid, p.consumer, p.topic, p.partition)
 	}
@@ -144,18 +149,42 @@ func (x *Inbox) turn(ctx context.Context, p partitionKey, epoch int32, judge fun
 			return err
 		}
 		next = inbox.Generation{Number: seen.Number, Watermark: seen.Watermark}
-		own := mark{generation: next.Number, epoch: max(known, epoch)}
-		if begin {
+		own := mark{generation: next.Number, epoch: max(known.Epoch, log.Epoch), id: cmp.Or(log.ID, known.ID)}
+		switch {
+		case begin:
 			next = inbox.Generation{Number: seen.Number + 1, Recreated: true}
-			own = mark{generation: next.Number, epoch: epoch}
+			own = mark{generation: next.Number, epoch: log.Epoch, id: log.ID}
+		case log.End >= 0 && log.End < seen.Watermark: // the same topic has lost records
+			next.Watermark = log.End
+			if err := x.lower(t, p, log.End); err != nil {
+				return err
+			}
 		}
 		return t.put(x.offsets, laneKey{p, partitionLane}.row(), &own)
 	})
 	return next, err
 }
 
-// summary is the current generation of a partition with its highest leader epoch, -1 if unknown.
-func (x *Inbox) summary(t *tx, p partitionKey) (inbox.Generation, int32) {
+// lower takes the watermarks that are above the end of a truncated log back to it.
+func (x *Inbox) lower(t *tx, p partitionKey, end int64) error {
+	m := marks{}
+	for l := range int32(inbox.Lanes) {
+		x.readMark(t, m, laneKey{p, l})
+	}
+	for l, w := range m {
+		if w.next <= end {
+			continue
+		}
+		w.next = end
+		if err := t.put(x.offsets, l.row(), &w); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// summary is the current generation of a partition, and the log that it is of as far as it is known.
+func (x *Inbox) summary(t *tx, p partitionKey) (inbox.Generation, inbox.Log) {
 	m := marks{}
 	for l := int32(partitionLane); l < inbox.Lanes; l++ {
 		x.readMark(t, m, laneKey{p, l})
@@ -164,17 +193,19 @@ func (x *Inbox) summary(t *tx, p partitionKey) (inbox.Generation, int32) {
 	for _, w := range m {
 		g.Number = max(g.Number, w.generation)
 	}
-	epoch := int32(-1)
+	log := inbox.Log{End: -1, Epoch: -1}
 	for l, w := range m {
 		if w.generation != g.Number {
 			continue
 		}
-		epoch = max(epoch, w.epoch)
-		if l.lane != partitionLane {
-			g.Watermark = max(g.Watermark, w.next)
+		log.Epoch = max(log.Epoch, w.epoch)
+		if l.lane == partitionLane {
+			log.ID = w.id
+			continue
 		}
+		g.Watermark = max(g.Watermark, w.next)
 	}
-	return g, epoch
+	return g, log
 }
 
 // checkAttached refuses a partition of which another process has begun a generation since this one attached.

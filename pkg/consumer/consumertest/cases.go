@@ -262,8 +262,8 @@ func fetchWaitsAndIsBounded(t *testing.T, f Fixture) {
 		}
 		offset = x.Next
 	}
-	if end, _, err := g.End(ctx, tp); err != nil || end != 5 {
-		t.Errorf("the end is %d, %v", end, err)
+	if log, err := g.Log(ctx, tp); err != nil || log.End != 5 {
+		t.Errorf("the end is %d, %v", log.End, err)
 	}
 	over, stop := context.WithCancel(ctx)
 	stop()

@@ -8,11 +8,24 @@ import (
 
 // ask attaches as a consumer does that reads the same end and epoch whenever it asks.
 func (s suite) ask(x Inbox, end int64, epoch int32) (inbox.Generation, error) {
-	g, err := x.Attach(s.ctx(), consumerA, topic, 3, end, epoch)
+	return s.askLog(x, inbox.Log{End: end, Epoch: epoch})
+}
+
+func (s suite) askLog(x Inbox, l inbox.Log) (inbox.Generation, error) {
+	g, err := x.Attach(s.ctx(), consumerA, topic, 3, l)
 	if errors.Is(err, inbox.ErrUnconfirmed) {
-		return x.Attach(s.ctx(), consumerA, topic, 3, end, epoch)
+		return x.Attach(s.ctx(), consumerA, topic, 3, l)
 	}
 	return g, err
+}
+
+func (s suite) attachLog(l inbox.Log, want inbox.Generation) {
+	s.Helper()
+	got, err := s.askLog(s.Inbox, l)
+	s.ok(err)
+	if got != want {
+		s.Fatalf("the generation is %+v, want %+v", got, want)
+	}
 }
 
 func (s suite) attach(x Inbox, end int64, epoch int32, want inbox.Generation) {
@@ -53,6 +66,29 @@ func generationByEpoch(s suite) {
 	s.attach(s.Inbox, 100, 6, inbox.Generation{Number: 1, Recreated: true})
 	s.fresh([]bool{true}, placed("2", 0, 0))
 	s.attach(s.Inbox, 100, 6, inbox.Generation{Number: 1, Watermark: 1})
+}
+
+func generationByTopicID(s suite) {
+	s.attachLog(inbox.Log{ID: "c/a", End: 0, Epoch: 5}, inbox.Generation{})
+	s.fresh([]bool{true, true}, placed("1", 0, 10), placed("2", 1, 20))
+	s.attachLog(inbox.Log{ID: "c/a", End: 500, Epoch: 5}, inbox.Generation{Watermark: 21})
+	s.attachLog(inbox.Log{End: 500, Epoch: 5}, inbox.Generation{Watermark: 21}) // somebody who does not know the id
+	// A topic of the same name with as many records, and one of another cluster.
+	s.attachLog(inbox.Log{ID: "c/b", End: 500, Epoch: 5}, inbox.Generation{Number: 1, Recreated: true})
+	s.fresh([]bool{true}, placed("3", 0, 10))
+	s.attachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 5}, inbox.Generation{Number: 2, Recreated: true})
+	s.fresh([]bool{true}, placed("4", 0, 10))
+	// A leader that was deposed and still answers is of the same topic.
+	s.attachLog(inbox.Log{ID: "d/b", End: 500, Epoch: 3}, inbox.Generation{Number: 2, Watermark: 11})
+}
+
+func truncatedTopic(s suite) {
+	s.attachLog(inbox.Log{ID: "c/a", End: 0, Epoch: 5}, inbox.Generation{})
+	s.fresh([]bool{true, true}, placed("1", 0, 10), placed("2", 1, 20))
+	s.attachLog(inbox.Log{ID: "c/a", End: 20, Epoch: 6}, inbox.Generation{Watermark: 20})
+	s.fresh([]bool{false, true, false}, placed("3", 0, 9), placed("4", 1, 20), placed("2", 1, 21))
+	_, err := s.askLog(s.Halting, inbox.Log{ID: "c/a", End: 20, Epoch: 6})
+	s.want(err, inbox.ErrRecreated)
 }
 
 func generationHalts(s suite) {

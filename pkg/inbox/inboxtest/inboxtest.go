@@ -20,7 +20,7 @@ type Inbox interface {
 	Admit(ctx context.Context, list []inbox.Entry) (fresh []bool, err error)
 	Pass(ctx context.Context, list []inbox.Entry) error
 	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (inbox.Claim, error)
-	Attach(ctx context.Context, consumer, topic string, part int32, end int64, epoch int32) (inbox.Generation, error)
+	Attach(ctx context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error)
 	Exists(ctx context.Context, k inbox.Key) (bool, error)
 }
 
@@ -79,6 +79,8 @@ func Run(t *testing.T, factory func(t *testing.T) Setup) {
 		{"RaceOfClaims", raceOfClaims},
 		{"N29_GenerationByEndOffset", generationByEnd},
 		{"N29_GenerationByLeaderEpoch", generationByEpoch},
+		{"N29_GenerationByTopicID", generationByTopicID},
+		{"N29_TruncatedTopicGoesOnFromItsEnd", truncatedTopic},
 		{"N29_GenerationHalts", generationHalts},
 		{"N29_AnotherProcessBeganAGeneration", generationOfAnother},
 	} {
