@@ -171,7 +171,7 @@ func (p *program) logger(c config.Log) *slog.Logger {
 		level = slog.LevelInfo // Load lets no other level through; a Config made by hand may have one
 	}
 	p.level.Set(level)
-	return slog.New(logging.New(p.errOut, &p.level, logging.Format(c.Format)))
+	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format))))
 }
 
 // loadAndLog is load with a logger that has told the warnings.

@@ -1,12 +1,15 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/changestream"
+	"github.com/outrelay/outrelay/internal/metrics"
 )
 
 const (
@@ -143,12 +146,43 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Count)
 		}
 	}
+	blocked = bounded(blocked)
 	t.gaugeBlocked(blocked)
 	t.tellParked(blocked)
 	if t.state.set("stuck", text, false) && text != "" {
 		t.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
 	}
 	t.stats.observe(now, t, disp, stream, blocked)
+}
+
+// mostBlocked is how many targets that wait are listed one by one: in the watcher document, the metrics and the events log.
+const mostBlocked = 100
+
+// bounded returns at most mostBlocked targets and adds up the others for each kind under the topic "other". It keeps those
+// that hold up the watermark, and then those that have waited longest, so that the list does not change while it grows.
+func bounded(list []Blocked) []Blocked {
+	if len(list) <= mostBlocked {
+		return list
+	}
+	slices.SortStableFunc(list, func(a, b Blocked) int {
+		if a.Parked != b.Parked {
+			return cmp.Compare(number(a.Parked), number(b.Parked))
+		}
+		return a.Since.Compare(b.Since)
+	})
+	out := slices.Clone(list[:mostBlocked])
+	others := map[string]int{} // by kind: place in out
+	for _, b := range list[mostBlocked:] {
+		i, known := others[b.Kind]
+		if !known {
+			i = len(out)
+			others[b.Kind] = i
+			out = append(out, Blocked{Topic: metrics.OtherTopics, Since: b.Since, Parked: b.Parked, Kind: b.Kind, Reason: "more topics wait: " + b.Kind})
+		}
+		out[i].Count += b.Count
+		out[i].Parked = out[i].Parked && b.Parked
+	}
+	return out
 }
 
 // gaugeBlocked sets the gauges of what the sink holds for a target.

@@ -51,6 +51,12 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 		Oplog:     Oplog(state.Client()),
 	}}
 	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log, Page: o.page(cfg, version, log)}
+	if m != nil {
+		for _, reason := range httpapi.Refusals {
+			m.LoginsRefused.WithLabelValues(reason)
+		}
+		opts.Refused = func(reason string) { m.LoginsRefused.WithLabelValues(reason).Inc() }
+	}
 	if a.TLS != nil {
 		opts.TLS = func() (*tls.Config, error) { return a.TLS.Server() }
 		opts.Reloaded = func(ok bool) { m.Reloaded(metrics.Certificates, ok) }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -142,6 +143,28 @@ func TestBlockedGaugesShowTheSinkAndTheDispatcher(t *testing.T) {
 	r.gaugeBlocked(nil)
 	if n, _ := read(); n != 0 {
 		t.Fatalf("%d series are left when nothing waits", n)
+	}
+}
+
+// TestFewTargetsStandForMany: however many targets wait, the document, the metrics and the events log name a hundred and add up
+// the others. Those for which the watermark waits come first, and the list stays the same while more of them come.
+func TestFewTargetsStandForMany(t *testing.T) {
+	t.Parallel()
+	list := func(n int) (all []Blocked) {
+		for i := range n {
+			all = append(all, Blocked{Topic: fmt.Sprint("t", i), Kind: "missing", Parked: true, Count: 2, Since: time.Unix(int64(i), 0)})
+		}
+		return append(all, Blocked{Topic: "urgent", Kind: "no_leader", Count: 1, Since: time.Unix(1<<30, 0)})
+	}
+	if got := bounded(list(99)); len(got) != 100 {
+		t.Errorf("%d of 100", len(got))
+	}
+	got, more := bounded(list(5000)), bounded(list(6000))
+	if len(got) != 101 || got[0].Topic != "urgent" || got[100].Topic != "other" || got[100].Count != 2*(5001-100) || !got[100].Parked {
+		t.Errorf("%d targets: first %+v, last %+v", len(got), got[0], got[len(got)-1])
+	}
+	if !slices.Equal(got[:100], more[:100]) {
+		t.Error("the listed targets change with the number of the others")
 	}
 }
 

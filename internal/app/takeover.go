@@ -73,6 +73,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err != nil {
 		return none, err
 	}
+	t.countTopics(ctx)
 	t.disp, t.sink = disp, sink
 	disp.Use(sink)
 	disp.Start(t.from)

@@ -11,6 +11,7 @@ package config
 import (
 	"time"
 
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -167,6 +168,10 @@ type Topics struct {
 	// Allow lists the topics that may be written, with * and ?. It guards against envelopes that name a topic they should
 	// not; Kafka's internal topics (two leading underscores) are never allowed. Empty allows all others. Defaults to empty.
 	Allow []string `yaml:"allow"`
+	// Max is how many different topics envelopes may name while one process owns the watcher, beside those that template
+	// and rules name in full. Envelopes for further topics become dead letters: without a bound, a service could fill the
+	// relay's memory with topics that do not exist. Defaults to 5000.
+	Max int `yaml:"max"`
 	// Create makes missing topics. Unset never creates one: its envelopes wait and status says what to do.
 	Create *Create `yaml:"create"`
 }
@@ -380,7 +385,7 @@ func Default() Config {
 		Start:       Start{},
 		MongoDB:     MongoDB{State: "outrelay", ReadPreference: "primary", Indexes: true},
 		Kafka:       Kafka{Compression: "none", Delivery: "idempotent", RequestTimeout: 10 * time.Second, Lanes: 1, ReadBack: ReadBack{Bytes: 2 * GiB, Time: time.Minute}},
-		Topics:      Topics{Template: "outbox.event.{aggregatetype}"},
+		Topics:      Topics{Template: routing.DefaultTemplate, Max: routing.DefaultMax},
 		Record:      Record{Preset: "typed"},
 		Recording:   "watermark",
 		Retention:   24 * time.Hour,

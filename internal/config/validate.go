@@ -167,6 +167,7 @@ func brokerText(b string) string {
 func (c *Config) validateRecords(v validator) {
 	v.routing("topics.", func() error { _, err := routing.New(c.Routing()); return err })
 	v.routing("record.", func() error { _, err := routing.NewPreset(c.Preset()); return err })
+	v.number("topics.max", c.Topics.Max, 1, 100_000)
 	if create := c.Topics.Create; create != nil {
 		v.check("topics.create.partitions", create.Partitions == -1 || create.Partitions >= 1 && create.Partitions <= 100_000, strconv.Itoa(create.Partitions), "expected a number from 1, or -1 for the brokers' default")
 		v.check("topics.create.replication", create.Replication == -1 || create.Replication >= 1 && create.Replication <= 1000, strconv.Itoa(create.Replication), "expected a number from 1, or -1 for the brokers' default")
@@ -175,7 +176,7 @@ func (c *Config) validateRecords(v validator) {
 
 // Routing is what the router goes by.
 func (c *Config) Routing() routing.Config {
-	r := routing.Config{Template: c.Topics.Template, Allow: c.Topics.Allow}
+	r := routing.Config{Template: c.Topics.Template, Allow: c.Topics.Allow, Max: c.Topics.Max}
 	for _, one := range c.Topics.Rules {
 		r.Rules = append(r.Rules, routing.Rule{AggregateType: one.Match.AggregateType, Type: one.Match.Type, To: one.To})
 	}

@@ -23,8 +23,15 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // caller says who sends r; the text is why nobody is known. Names from the proxy come first, because a proxy may have a
 // certificate of its own.
 func (a *Access) caller(r *http.Request) (admin.Caller, string) {
-	if name, ok := a.fromProxy(r); ok {
-		return a.known(r, name, "proxy", a.role(name))
+	if a.isProxy(r) {
+		switch names := r.Header.Values(a.ProxyHeader); {
+		case len(names) == 1 && names[0] != "":
+			return a.known(r, names[0], "proxy", a.role(names[0]))
+		case len(names) == 0 && r.Header.Get("Authorization") != "":
+			return a.fromToken(r)
+		}
+		// The proxy's own certificate says nothing about the person behind it.
+		return admin.Caller{}, "the proxy did not name exactly one person in " + a.ProxyHeader
 	}
 	if name, ok := fromCertificate(r); ok {
 		return a.known(r, name, "certificate", a.role(name))
@@ -65,16 +72,20 @@ func (a *Access) role(name string) string {
 	return admin.RoleViewer
 }
 
-func (a *Access) fromProxy(r *http.Request) (string, bool) {
-	if a.ProxyHeader == "" {
-		return "", false
-	}
-	values := r.Header.Values(a.ProxyHeader)
+// isProxy reports whether the trusted proxy sends the request.
+func (a *Access) isProxy(r *http.Request) bool {
 	from := remoteIP(r)
-	if len(values) != 1 || values[0] == "" || !slices.ContainsFunc(a.ProxyFrom, func(p netip.Prefix) bool { return p.Contains(from) }) {
-		return "", false
+	return a.ProxyHeader != "" && slices.ContainsFunc(a.ProxyFrom, func(p netip.Prefix) bool { return p.Contains(from) })
+}
+
+// client is the name under which the requests of a caller are counted. Whoever has a token chooses the name beside it, so
+// only the token counts.
+func client(r *http.Request, c admin.Caller) string {
+	who := c.Actor.Name
+	if strings.HasSuffix(c.Actor.Source, "/token") {
+		who = c.Role
 	}
-	return values[0], true
+	return remoteIP(r).String() + " " + c.Actor.Source + " " + who
 }
 
 func fromCertificate(r *http.Request) (string, bool) {

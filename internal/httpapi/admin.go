@@ -39,6 +39,7 @@ type AdminOptions struct {
 	Listen     string                      // host:port; port 0 takes a free one
 	TLS        func() (*tls.Config, error) // asked again when a client connects, at most every ten seconds; nil serves plain HTTP
 	Reloaded   func(ok bool)               // called when files that have changed were read; optional
+	Refused    func(reason string)         // called for each request that is refused before anything is served; optional
 	Access     Access
 	Deployment *admin.Deployment
 	Page       http.Handler // everything that is not below /api/; nil: nothing is. It finds the caller by admin.CallerOf
@@ -49,7 +50,9 @@ type AdminOptions struct {
 const (
 	adminRead     = 30 * time.Second
 	adminWrite    = 40 * time.Second
-	adminInFlight = 64 // requests, without those of /api/v1/live
+	adminInFlight = 32 // requests of operators, and as many of everybody else, without those of /api/v1/live
+	adminOfOne    = 16 // of these, of one client
+	adminConns    = 1024
 	maxBody       = 32 << 20
 	maxAddress    = 128 << 10 // of a request: a cursor or a list of ids, escaped
 	certsEvery    = 10 * time.Second
@@ -57,8 +60,8 @@ const (
 
 // ListenAdmin binds the operator's listener: the API below /api/, documented at /api/openapi.json, and the page elsewhere.
 //
-// Every request passes, in this order: a check of the name it was sent to, the bound of requests under way, the question who
-// sends it, the rate of that client, the bound of its body, and the refusal of what a foreign web page had a browser send.
+// Every request passes, in this order: a check of the name it was sent to, the refusal of what a foreign web page had a browser
+// send, the question who sends it, the rate of that client, the bounds of requests under way, and the bound of its body.
 // Only then the page or the API see it. Answers of the API are problem+json where something is wrong, and never hold a
 // payload unless the caller may see it and asks for it.
 func ListenAdmin(o AdminOptions) (*Server, error) {
@@ -74,7 +77,9 @@ func ListenAdmin(o AdminOptions) (*Server, error) {
 		listener = tls.NewListener(listener, reloading(first, o))
 	}
 	base, stop := context.WithCancel(context.Background())
+	conns := newConnections(adminConns)
 	return &Server{listener: listener, stop: stop, http: &http.Server{
+		ConnState:         conns.changed,
 		Handler:           adminHandler(o),
 		BaseContext:       func(net.Listener) context.Context { return base },
 		ReadHeaderTimeout: headerTimeout,
@@ -141,20 +146,50 @@ func adminHandler(o AdminOptions) http.Handler {
 			writeProblem(w, r, http.StatusNotFound, "nothing is served here", "the API is below /api/v1, its description at /api/openapi.json")
 		})
 	}
-	origin := http.NewCrossOriginProtection()
-	origin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		writeProblem(w, r, http.StatusForbidden, "a page of another origin sent this request", "send it from the operator's page, or from a program without an Origin header")
-	}))
-	d := &door{access: o.Access, limits: newLimiter(max(o.Access.Rate, 1)), log: o.Log, room: make(chan struct{}, adminInFlight)}
-	return d.wrap(origin.Handler(inner))
+	d := &door{
+		access: o.Access, limits: newLimiter(max(o.Access.Rate, 1)), log: o.Log, refused: o.Refused, origin: http.NewCrossOriginProtection(),
+		operators: newRoom(adminInFlight, adminOfOne), others: newRoom(adminInFlight, adminOfOne),
+	}
+	if d.refused == nil {
+		d.refused = func(string) {}
+	}
+	return d.wrap(inner)
 }
 
 // door is what each request passes before anything is served.
 type door struct {
-	access Access
-	limits *limiter
-	log    *slog.Logger
-	room   chan struct{}
+	access  Access
+	limits  *limiter
+	log     *slog.Logger
+	refused func(reason string)
+	origin  *http.CrossOriginProtection
+	// Requests under way. Operators have a room of their own, which nobody else can fill.
+	operators, others *room
+}
+
+// The reasons for which a request is refused at the door.
+const (
+	RefusedHost   = "host"   // sent to a name that is not the listener's
+	RefusedOrigin = "origin" // sent by a page of another origin
+	RefusedLogin  = "login"  // nobody is logged in, or the token is wrong
+	RefusedRate   = "rate"   // too many requests a second
+	RefusedBusy   = "busy"   // too many requests under way
+)
+
+// Refusals are the reasons for which a request is refused at the door.
+var Refusals = []string{RefusedHost, RefusedOrigin, RefusedLogin, RefusedRate, RefusedBusy}
+
+// foreign reports whether a page of another origin had a browser send the request. Such a page may only link to the
+// operator's page: everything else that it can read or trigger, also by a GET, is none of its business.
+func (d *door) foreign(r *http.Request) bool {
+	if d.origin.Check(r) != nil {
+		return true
+	}
+	site, mode := r.Header.Get("Sec-Fetch-Site"), r.Header.Get("Sec-Fetch-Mode")
+	if site != "cross-site" && site != "same-site" {
+		return false
+	}
+	return isAPI(r) || mode != "navigate" || r.Header.Get("Sec-Fetch-Dest") != "document"
 }
 
 func (d *door) wrap(next http.Handler) http.Handler {
@@ -164,27 +199,28 @@ func (d *door) wrap(next http.Handler) http.Handler {
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("X-Frame-Options", "DENY")
+		h.Set("Cross-Origin-Resource-Policy", "same-origin")
+		if r.TLS != nil {
+			h.Set("Strict-Transport-Security", "max-age=31536000")
+		}
 		if isAPI(r) {
 			h.Set("Cache-Control", "no-store")
 			h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
 		}
 		if !d.access.named(r.Host) {
+			d.refused(RefusedHost)
 			writeProblem(w, r, http.StatusMisdirectedRequest, "the request was sent to a name that is not one of this listener's", "use the address, or add the name to http.admin.hosts")
 			return
 		}
-		if r.URL.Path != livePath {
-			select {
-			case d.room <- struct{}{}:
-				defer func() { <-d.room }()
-			default:
-				h.Set("Retry-After", "1")
-				writeProblem(w, r, http.StatusServiceUnavailable, "too many requests are under way", "try again in a second")
-				return
-			}
+		if d.foreign(r) {
+			d.refused(RefusedOrigin)
+			writeProblem(w, r, http.StatusForbidden, "a page of another origin sent this request", "send it from the operator's page, or from a program without an Origin header")
+			return
 		}
 		caller, problem := d.access.caller(r)
-		client := remoteIP(r).String() + " " + caller.Actor.Source + " " + caller.Actor.Name
-		if wait := d.limits.take(client); wait > 0 {
+		name := client(r, caller)
+		if wait := d.limits.take(name); wait > 0 {
+			d.refused(RefusedRate)
 			h.Set("Retry-After", itoa(int(wait.Seconds())+1))
 			writeProblem(w, r, http.StatusTooManyRequests, "this client sends too many requests", "wait as long as Retry-After says, or raise http.admin.rate")
 			return
@@ -193,6 +229,19 @@ func (d *door) wrap(next http.Handler) http.Handler {
 			d.refuse(w, r, problem)
 			return
 		}
+		if r.URL.Path != livePath {
+			room := d.others
+			if caller.Operator() {
+				room = d.operators
+			}
+			if !room.enter(name) {
+				d.refused(RefusedBusy)
+				h.Set("Retry-After", "1")
+				writeProblem(w, r, http.StatusServiceUnavailable, "too many requests are under way", "try again in a second")
+				return
+			}
+			defer room.leave(name)
+		}
 		r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 		next.ServeHTTP(w, r.WithContext(admin.WithCaller(r.Context(), caller)))
 	})
@@ -200,7 +249,12 @@ func (d *door) wrap(next http.Handler) http.Handler {
 
 // refuse asks for a login. A browser that opens the page asks the person; a program gets a problem.
 func (d *door) refuse(w http.ResponseWriter, r *http.Request, problem string) {
-	d.log.Debug("somebody was not let in to the operator's listener", "reason", problem, "remote", remoteIP(r).String())
+	d.refused(RefusedLogin)
+	level := slog.LevelDebug // a browser first asks without a login
+	if r.Header.Get("Authorization") != "" || r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
+		level = slog.LevelWarn
+	}
+	d.log.Log(r.Context(), level, "a login at the operator's listener is refused", "reason", problem, "remote", remoteIP(r).String(), "path", r.URL.Path)
 	if d.access.Token != "" || d.access.ViewerToken != "" {
 		w.Header().Add("WWW-Authenticate", `Bearer realm="outrelay"`)
 		w.Header().Add("WWW-Authenticate", `Basic realm="outrelay", charset="UTF-8"`)

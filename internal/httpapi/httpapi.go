@@ -41,6 +41,7 @@ const (
 	maxHeader     = 16 << 10
 	stopTimeout   = time.Second // for answers under way when it stops
 	maxScrapes    = 4
+	maxConns      = 256
 )
 
 // Server is a bound listener. Create it with [Listen].
@@ -59,6 +60,7 @@ func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog
 	}
 	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	return &Server{listener: listener, http: &http.Server{
+		ConnState:         newConnections(maxConns).changed,
 		Handler:           Handler(probe, metrics, log),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       readTimeout,

@@ -56,6 +56,19 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 	return l, nil
 }
 
+// TopicNames asks a broker for the names of all topics that this user may see.
+func (c *Client) TopicNames(ctx context.Context) (map[string]bool, error) {
+	m, err := c.any(ctx, metaTimeout, func() protocol.Message { return &metadata.Request{} })
+	if err != nil {
+		return nil, fmt.Errorf("listing topics: %w", err)
+	}
+	names := make(map[string]bool)
+	for _, t := range m.(*metadata.Response).Topics {
+		names[t.Name] = true
+	}
+	return names, nil
+}
+
 func layoutOf(r *metadata.Response) *Layout {
 	l := &Layout{ClusterID: r.ClusterID, Controller: r.ControllerID, Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
 	for _, b := range r.Brokers {

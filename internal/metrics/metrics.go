@@ -69,6 +69,7 @@ type Set struct {
 	DueError       *Histogram             // seconds from the due time of a scheduled envelope to Kafka's ack
 	Purged         prometheus.Counter     // delivered envelopes removed after their retention
 	ConfigReloads  *prometheus.CounterVec // {what, result}: use Reloaded
+	LoginsRefused  *prometheus.CounterVec // {reason}: requests that the operator's listener refuses before it serves anything
 	KafkaReachable prometheus.Gauge       // 1 while the cluster answers
 	MongoReachable prometheus.Gauge       // 1 while the replica set answers
 
@@ -213,6 +214,7 @@ func (b builder) process(s *Set) {
 			s.ConfigReloads.WithLabelValues(string(what), result)
 		}
 	}
+	s.LoginsRefused = b.counterVec("admin_refused_total", "Requests that the operator's listener refused before it served anything.", "reason")
 	s.KafkaReachable = b.gauge("kafka_reachable", "1 while the Kafka cluster answers.")
 	s.MongoReachable = b.gauge("mongodb_reachable", "1 while the MongoDB replica set answers.")
 }

@@ -1,6 +1,7 @@
 package routing
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -16,7 +17,11 @@ type Config struct {
 	Template string   // topic of what no rule matches; {aggregatetype} and {type} are filled in. Empty: DefaultTemplate
 	Rules    []Rule   // the first that matches decides
 	Allow    []string // patterns of topics that may be written; empty allows all but Kafka's internal ones
+	Max      int      // how many topics envelopes may name, beside those that the rules name in full; 0: DefaultMax
 }
+
+// DefaultMax is the default of Config.Max. Each topic costs the relay about 5 kB, and a line in the watcher document.
+const DefaultMax = 5000
 
 // DefaultTemplate is the topic that Debezium's outbox routers use.
 const DefaultTemplate = "outbox.event.{aggregatetype}"
@@ -76,7 +81,12 @@ type Router struct {
 	allow    []string
 	byType   bool // decisions depend on the type, not on the aggregatetype alone
 
+	most   int
+	static map[string]bool // topics that the configuration names in full; they do not count
+
 	mu     sync.RWMutex
+	exists func(topic string) bool
+	seen   map[string]struct{} // topics that were allowed since the last Begin; at most `most`
 	routes map[string]decision // aggregatetype, or aggregatetype NUL type
 	topics map[string]decision // topics that envelopes name themselves
 }
@@ -90,11 +100,13 @@ type rule struct {
 type decision struct {
 	targets []Target
 	refusal *record.Refusal
+	passing bool // it may be another one soon, so it is not remembered
 }
 
 // New checks the configuration; its error is an [*InvalidError] with everything that is wrong.
 func New(c Config) (*Router, error) {
-	r := &Router{allow: c.Allow, routes: make(map[string]decision), topics: make(map[string]decision)}
+	r := &Router{allow: c.Allow, most: cmp.Or(c.Max, DefaultMax), static: make(map[string]bool)}
+	r.Begin(func(string) bool { return false })
 	bad := &InvalidError{}
 	for i, pattern := range c.Allow {
 		if why := topicCharacters(strings.NewReplacer("*", "", "?", "").Replace(pattern)); pattern == "" || why != "" {
@@ -147,6 +159,7 @@ func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 		if refusal := r.judge(name); refusal != nil {
 			bad.add(field, text, refusal.Reason)
 		}
+		r.static[name] = true
 	} else {
 		for _, p := range t {
 			if why := topicCharacters(p.literal); why != "" {
@@ -184,6 +197,40 @@ func (r *Router) Route(v *event.View, dst []Target) ([]Target, error) {
 	return dst, nil
 }
 
+// Begin forgets which topics envelopes have named, as at the beginning of a term. Topics that exist do not count from now on.
+func (r *Router) Begin(exists func(topic string) bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.exists = exists
+	r.seen, r.routes, r.topics = make(map[string]struct{}), make(map[string]decision), make(map[string]decision)
+}
+
+// Full reports whether envelopes have named as many topics as they may.
+func (r *Router) Full() bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return len(r.seen) >= r.most
+}
+
+// admit counts a topic that the configuration does not name in full. A service chooses such topics, so without a bound it
+// could fill the memory, the metrics and the watcher document with topics that do not exist.
+func (r *Router) admit(name string) *record.Refusal {
+	if r.static[name] {
+		return nil
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, known := r.seen[name]; known || r.exists(name) {
+		return nil
+	}
+	if len(r.seen) >= r.most {
+		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf(
+			"topic %q would be one more than topics.max, %d: raise it, restrict topics.allow, or correct the aggregatetype", name, r.most)}
+	}
+	r.seen[name] = struct{}{}
+	return nil
+}
+
 // Narrow returns the targets for the listed topics, in their order. It judges each topic that is not among the targets:
 // the list is stored on the document, where it may be older than the configuration. refused has an answer for each topic
 // that may not be written.
@@ -212,7 +259,7 @@ func (r *Router) named(topic []byte) decision {
 	}
 	name := string(topic)
 	d = r.decide([]string{name})
-	r.remember(r.topics, name, d)
+	r.remember(&r.topics, name, d)
 	return d
 }
 
@@ -235,7 +282,7 @@ func (r *Router) ruled(v *event.View) decision {
 	}
 	d := r.decide(r.names(v))
 	if cacheable {
-		r.remember(r.routes, string(key), d)
+		r.remember(&r.routes, string(key), d)
 	}
 	return d
 }
@@ -265,17 +312,21 @@ func (r *Router) decide(names []string) decision {
 		if refusal := r.judge(name); refusal != nil {
 			return decision{refusal: refusal}
 		}
+		if refusal := r.admit(name); refusal != nil {
+			return decision{refusal: refusal, passing: true}
+		}
 		d.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
 	}
 	return d
 }
 
-func (r *Router) remember(m map[string]decision, key string, d decision) {
-	if len(key) > maxKey {
+func (r *Router) remember(in *map[string]decision, key string, d decision) {
+	if len(key) > maxKey || d.passing {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	m := *in
 	if len(m) >= MaxCached {
 		clear(m)
 	}

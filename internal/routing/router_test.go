@@ -146,7 +146,7 @@ func TestInvalidConfigNamesEverything(t *testing.T) {
 
 func TestMemoryOfDecisionsIsBounded(t *testing.T) {
 	t.Parallel()
-	r := mustNew(t, Config{Template: "{aggregatetype}"})
+	r := mustNew(t, Config{Template: "{aggregatetype}", Max: 3 * MaxCached})
 	v := view(t, event.New("order", "1", "A", nil))
 	for i := range MaxCached + 100 {
 		v.AggregateType, v.Topic = fmt.Appendf(nil, "t%d", i), nil
@@ -245,5 +245,40 @@ func TestStoredTopicsAreJudged(t *testing.T) {
 	}
 	if want := map[string]record.Class{"secret": record.NotAllowed, "__consumer_offsets": record.NotAllowed, "not a name": record.Malformed, "": record.Malformed}; !maps.Equal(classes, want) {
 		t.Errorf("refused %v, want %v", classes, want)
+	}
+}
+
+// Envelopes may name so many topics and no more: a service could else fill the memory with topics that do not exist. Topics
+// that exist, that the configuration names, or that were seen before are never refused for that.
+func TestTopicsThatEnvelopesNameAreBounded(t *testing.T) {
+	t.Parallel()
+	r := mustNew(t, Config{Rules: []Rule{{AggregateType: "order", To: []string{"orders"}}}, Max: 3})
+	exist := map[string]bool{"outbox.event.old": true}
+	r.Begin(func(topic string) bool { return exist[topic] })
+	route := func(aggregateType string) *record.Refusal {
+		_, err := r.Route(view(t, event.New(aggregateType, "1", "A", nil)), nil)
+		refusal, _ := errors.AsType[*record.Refusal](err)
+		return refusal
+	}
+	for _, allowed := range []string{"a", "b", "old", "c", "order", "a", "old"} {
+		if why := route(allowed); why != nil {
+			t.Fatalf("%s: %v", allowed, why)
+		}
+	}
+	for range 2 {
+		if why := route("d"); why == nil || why.Class != record.NotAllowed || !strings.Contains(why.Reason, "topics.max") {
+			t.Fatalf("d: %v", why)
+		}
+	}
+	if why := route("a"); why != nil || !r.Full() {
+		t.Errorf("a: %v", why)
+	}
+	exist["outbox.event.d"] = true // somebody has created it since
+	if why := route("d"); why != nil {
+		t.Errorf("d: %v", why)
+	}
+	r.Begin(func(string) bool { return false })
+	if why := route("d"); why != nil || r.Full() {
+		t.Errorf("d in the next term: %v", why)
 	}
 }

@@ -26,6 +26,7 @@ var (
 		"outrelay_nodes":                  {"state": words("alive stale")},
 		"outrelay_health":                 {"state": words("ok degraded unhealthy")},
 		"outrelay_published_total":        {"result": words("acked skipped refused")},
+		"outrelay_admin_refused_total":    {"reason": words("login origin host rate busy")},
 		"outrelay_config_reloads_total":   {"result": words("applied refused"), "what": words("settings certificates")},
 		"outrelay_otlp_exports_total":     {"result": words("ok failed"), "signal": words("traces metrics")},
 		"outrelay_consumer_commits_total": {"result": words("ok failed")},

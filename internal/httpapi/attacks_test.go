@@ -1,0 +1,222 @@
+package httpapi
+
+import (
+	"bufio"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/metrics"
+)
+
+// TestNoOperationIsOpenToNobodyOrAForeignPage tries every operation of the description without a login, and with an
+// operator's login as a page of another site would have a browser send it.
+func TestNoOperationIsOpenToNobodyOrAForeignPage(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	refused := map[string]int{}
+	s := open(t, func(o *AdminOptions) {
+		o.Refused = func(reason string) {
+			mu.Lock()
+			defer mu.Unlock()
+			refused[reason]++
+		}
+	})
+	n := 0
+	for path, item := range spec(t).Paths {
+		for method := range item {
+			n++
+			method, at := strings.ToUpper(method), strings.NewReplacer("{watcher}", "orders", "{id}", "x").Replace(path)
+			s.call(method, at, "{}", "Authorization", "").problem(t, 401)
+			s.call(method, at, "{}", "Authorization", "Bearer guessed").problem(t, 401)
+			s.call(method, at, "{}", "Host", "rebound.example").problem(t, 421)
+			for _, header := range [][]string{
+				{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "script"},
+				{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"},
+				{"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "cors", "Sec-Fetch-Dest", "empty"},
+			} {
+				s.call(method, at, "{}", header...).problem(t, 403)
+			}
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if n < 50 || refused[RefusedLogin] != 2*n || refused[RefusedHost] != n || refused[RefusedOrigin] != 3*n {
+		t.Errorf("%d operations, refused: %v", n, refused)
+	}
+	if log := s.log.String(); strings.Count(log, "login at the operator's listener is refused") != n || strings.Contains(log, "guessed") {
+		t.Errorf("each wrong token is a line of the log, without the token:\n%.2000s", log)
+	}
+}
+
+// A link on another site may open the page, and nothing but that.
+func TestAForeignPageMayLinkToThePage(t *testing.T) {
+	t.Parallel()
+	s := open(t, func(o *AdminOptions) {
+		o.Page = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("page")) })
+	})
+	foreign := []string{"Sec-Fetch-Site", "cross-site"}
+	if r := s.call("GET", "/", "", append(foreign, "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document")...); r.status != 200 || r.header.Get("Cross-Origin-Resource-Policy") != "same-origin" {
+		t.Errorf("%d %v", r.status, r.header)
+	}
+	for _, dest := range []string{"iframe", "image", "script", "object"} {
+		mode := "no-cors"
+		if dest == "iframe" {
+			mode = "navigate"
+		}
+		s.call("GET", "/", "", append(foreign, "Sec-Fetch-Mode", mode, "Sec-Fetch-Dest", dest)...).problem(t, 403)
+	}
+}
+
+// Over TLS a browser is told to come back with TLS only.
+func TestTLSListenerAsksForTLSOnly(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	server, _ := a.sign("server", a)
+	s := open(t, func(o *AdminOptions) {
+		o.TLS = func() (*tls.Config, error) { return &tls.Config{Certificates: []tls.Certificate{server}}, nil }
+	})
+	roots := x509.NewCertPool()
+	roots.AddCert(a.cert)
+	s.client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "localhost"}}
+	t.Cleanup(s.client.CloseIdleConnections)
+	if got := s.call("GET", "/api/v1/ping", "").header.Get("Strict-Transport-Security"); got == "" {
+		t.Error("no Strict-Transport-Security")
+	}
+}
+
+// A viewer who sends bodies slowly takes no operator's place, nor all places of other viewers.
+func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	at, err := url.Parse(s.url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 * adminInFlight {
+		c, err := net.Dial("tcp", at.Host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := fmt.Fprintf(c, "POST /api/v1/dead/search HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{", at.Host, viewerToken); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The slow requests have arrived when the viewer has no place left.
+	for s.call("GET", "/api/v1/overview", "", "Authorization", "Bearer "+viewerToken).status != http.StatusServiceUnavailable {
+		if t.Context().Err() != nil {
+			t.Fatal("the viewer is never refused")
+		}
+	}
+	began := time.Now()
+	s.ok(nil, "GET", "/api/v1/overview", "")
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("the operator waited for %s", took)
+	}
+}
+
+// Whoever may reach the health port cannot keep a probe from its answer by connections that it leaves open, and the number
+// of open connections is bounded.
+func TestIdleConnectionsDoNotStopProbes(t *testing.T) {
+	t.Parallel()
+	s, err := Listen("127.0.0.1:0", &fake{ok: true}, metrics.New("").Registry, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+
+	var open []net.Conn
+	for i := range 3 * maxConns {
+		c, err := net.Dial("tcp", s.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		open = append(open, c)
+		if i%2 == 0 { // the others never send a request
+			if _, err := fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			if r, err := http.ReadResponse(bufio.NewReader(c), nil); err != nil || r.StatusCode != 200 {
+				t.Fatalf("connection %d: %v", i, err)
+			}
+		}
+	}
+	if status, _ := get(t, "http://"+s.Addr()+"/livez"); status != 200 {
+		t.Errorf("status %d", status)
+	}
+	closed := 0
+	for _, c := range open {
+		_ = c.SetReadDeadline(time.Now().Add(time.Millisecond))
+		if _, err := c.Read(make([]byte, 1)); err != nil && !isTimeout(err) {
+			closed++
+		}
+	}
+	if left := len(open) - closed; left > maxConns {
+		t.Errorf("%d connections are open", left)
+	}
+}
+
+func isTimeout(err error) bool {
+	n, ok := err.(net.Error)
+	return ok && n.Timeout()
+}
+
+// The certificate of a proxy, and what anonymous callers may do, are not for people whom the proxy does not name.
+func TestProxyThatNamesNobodyIsNobody(t *testing.T) {
+	t.Parallel()
+	a := newAuthority(t)
+	server, _ := a.sign("server", a)
+	proxy, _ := a.sign("ann", a)
+	pool := x509.NewCertPool()
+	pool.AddCert(a.cert)
+	s := open(t, func(o *AdminOptions) {
+		o.TLS = func() (*tls.Config, error) {
+			return &tls.Config{Certificates: []tls.Certificate{server}, ClientCAs: pool, ClientAuth: tls.VerifyClientCertIfGiven}, nil
+		}
+		o.Access.ProxyHeader, o.Access.ProxyFrom = "X-Forwarded-User", []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+		o.Access.Operators, o.Access.Anonymous = []string{"ann"}, admin.RoleOperator
+	})
+	s.client.Transport = &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool, ServerName: "localhost", Certificates: []tls.Certificate{proxy}}}
+	t.Cleanup(s.client.CloseIdleConnections)
+	whoami := func(header http.Header) int {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", s.url+"/api/v1/whoami", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header = header
+		r, err := s.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		return r.StatusCode
+	}
+	for want, headers := range map[int][]http.Header{
+		401: {{}, {"X-Forwarded-User": {""}}, {"X-Forwarded-User": {"bob", "ann"}}, {"X-Forwarded-User": {"bob", "ann"}, "Authorization": {"Bearer " + operatorToken}}, {"Authorization": {"Bearer wrong"}}},
+		200: {{"X-Forwarded-User": {"bob"}}, {"Authorization": {"Bearer " + viewerToken}}},
+	} {
+		for _, h := range headers {
+			if got := whoami(h); got != want {
+				t.Errorf("%v: %d, want %d", h, got, want)
+			}
+		}
+	}
+}

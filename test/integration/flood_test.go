@@ -1,0 +1,83 @@
+//go:build unix
+
+package integration
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+
+	"github.com/outrelay/outrelay/pkg/event"
+	"github.com/outrelay/outrelay/test/kit"
+)
+
+// A service inserts 70,000 envelopes of as many aggregate types, for none of which there is a topic. Memory, metrics, log and
+// watcher document stay bounded, the lease is kept, an event of another service arrives, and the relay stops when told.
+func TestManyMissingTopicsDisturbNobody(t *testing.T) {
+	t.Parallel()
+	s := kit.New(t, kit.Options{})
+	s.Set("log.level", "info")
+	topics := s.Read()
+	p := s.Start()
+	p.TookOver()
+	epoch := s.Epoch()
+
+	const flood = 70_000
+	for from := 0; from < flood; from += 5000 {
+		docs := make([]any, 0, 5000)
+		for i := from; i < from+5000; i++ {
+			docs = append(docs, bson.D{
+				{Key: "_id", Value: fmt.Sprint("flood-", i)}, {Key: "aggregatetype", Value: fmt.Sprint("made-up-", i)},
+				{Key: "aggregateid", Value: fmt.Sprint(i)}, {Key: "type", Value: "x"}, {Key: "payload", Value: "x"}, {Key: "ts", Value: bson.Timestamp{}},
+			})
+		}
+		if _, err := s.Outbox().InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	began := time.Now()
+	s.Append(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID("real")))
+	topics.Distinct(1)
+	late := time.Since(began)
+	kit.Eventually(t, "each envelope of the flood waits or is dead", func() bool {
+		dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
+		return err == nil && int(dead)+s.Held("parked", "blocked", "retry") == flood
+	})
+	settled := time.Since(began)
+	asked := time.Now()
+	code, metrics := p.Get("/metrics")
+	t.Logf("the event took %s, the flood %s, metrics %s; %d bytes of memory, %d of metrics, %d of watcher, %d of log",
+		late, settled, time.Since(asked), p.Memory(), len(metrics), len(s.Watcher()), len(p.Log()))
+	if late > 20*time.Second {
+		t.Errorf("an event of another service took %s", late)
+	}
+	if mem := p.Memory(); mem > 256<<20 {
+		t.Errorf("%d MiB of memory", mem>>20)
+	}
+	if code != 200 || len(metrics) > 1<<20 {
+		t.Errorf("/metrics: %d, %d bytes", code, len(metrics))
+	}
+	if n := len(s.Watcher()); n > 1<<20 {
+		t.Errorf("the watcher document has %d bytes", n)
+	}
+	if log := p.Log(); strings.Count(log, "\n") > 2000 {
+		t.Errorf("%d lines of log", strings.Count(log, "\n"))
+	}
+	if s.Epoch() != epoch || p.Said("could not be renewed") {
+		t.Error("the lease was lost, or not renewed in time")
+	}
+
+	asked = time.Now()
+	p.Term()
+	if code := p.Wait(); code != 0 {
+		t.Errorf("exit code %d", code)
+	}
+	if took := time.Since(asked); took > 15*time.Second {
+		t.Errorf("stopping took %s", took)
+	}
+}
