@@ -10,14 +10,17 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"os/signal"
 	"slices"
 	"strings"
+	"syscall"
 )
 
 // mostReruns is how many failed tests may be a matter of load.
@@ -29,7 +32,10 @@ func main() {
 		fmt.Fprintln(os.Stderr, "rerun:", err)
 		os.Exit(2)
 	}
-	if !check(flags, packages, args) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	good := check(ctx, os.Stdout, flags, packages, args)
+	stop()
+	if !good {
 		os.Exit(1)
 	}
 }
@@ -48,12 +54,12 @@ func split(line []string) (flags, packages, args []string, err error) {
 }
 
 // check runs the tests and those that fail once more, and reports whether nothing failed for a reason.
-func check(flags, packages, args []string) bool {
-	first := newRun()
-	ok := first.goTest(slices.Concat(flags, packages, args))
+func check(ctx context.Context, out io.Writer, flags, packages, args []string) bool {
+	first := newRun(out)
+	ok := first.goTest(ctx, slices.Concat(flags, packages, args))
 	failures, reasons := first.failures()
 	if ok && failures == 0 && len(reasons) == 0 {
-		fmt.Println(first.counts(0))
+		fmt.Fprintln(out, first.counts(0))
 		return true
 	}
 	if failures > mostReruns {
@@ -65,15 +71,15 @@ func check(flags, packages, args []string) bool {
 
 	var flaky []string
 	if len(reasons) == 0 {
-		flaky, reasons = first.again(flags, args)
+		flaky, reasons = first.again(ctx, flags, args)
 	}
 	for _, name := range flaky {
-		fmt.Printf("FLAKY %s: failed, and passed when it was run again\n", name)
+		fmt.Fprintf(out, "FLAKY %s: failed, and passed when it was run again\n", name)
 	}
 	for _, why := range reasons {
-		fmt.Printf("FAILED %s\n", why)
+		fmt.Fprintf(out, "FAILED %s\n", why)
 	}
-	fmt.Println(first.counts(len(flaky)))
+	fmt.Fprintln(out, first.counts(len(flaky)))
 	return len(reasons) == 0
 }
 
@@ -84,22 +90,24 @@ type event struct {
 
 // run is what a run of go test has shown.
 type run struct {
+	out             io.Writer
 	packages        map[string]*pkg
 	names           []string // of packages, as they ended
 	passed, skipped int      // tests, without their subtests
 }
 
 type pkg struct {
+	out    io.Writer
 	output map[string][]string // by test, without subtests; "" is the package's own
 	failed []string            // tests, without their subtests
 	reason string              // it failed for a reason that is not a failed test
 }
 
-func newRun() *run { return &run{packages: map[string]*pkg{}} }
+func newRun(out io.Writer) *run { return &run{out: out, packages: map[string]*pkg{}} }
 
 // goTest runs go test -json and prints what go test would print without it. It reports whether go test ended with 0.
-func (r *run) goTest(line []string) bool {
-	cmd := exec.Command("go", append([]string{"test", "-json"}, line...)...)
+func (r *run) goTest(ctx context.Context, line []string) bool {
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, line...)...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {
@@ -116,25 +124,24 @@ func (r *run) goTest(line []string) bool {
 		if text != "" && json.Unmarshal([]byte(text), &e) == nil {
 			r.take(e)
 		} else {
-			fmt.Print(text)
+			fmt.Fprint(r.out, text)
 		}
 		if err != nil {
 			break
 		}
 	}
-	_, _ = io.Copy(io.Discard, out)
 	return cmd.Wait() == nil
 }
 
 // take handles one event.
 func (r *run) take(e event) {
 	if e.Package == "" { // the output of a build
-		fmt.Print(e.Output)
+		fmt.Fprint(r.out, e.Output)
 		return
 	}
 	p := r.packages[e.Package]
 	if p == nil {
-		p = &pkg{output: map[string][]string{}}
+		p = &pkg{out: r.out, output: map[string][]string{}}
 		r.packages[e.Package] = p
 	}
 	test, _, sub := strings.Cut(e.Test, "/")
@@ -172,7 +179,7 @@ func (p *pkg) take(test, line string) {
 }
 
 func (p *pkg) print(test string) {
-	fmt.Print(strings.Join(p.output[test], ""))
+	fmt.Fprint(p.out, strings.Join(p.output[test], ""))
 	delete(p.output, test)
 }
 
@@ -206,15 +213,15 @@ func (r *run) failures() (n int, reasons []string) {
 }
 
 // again runs the failed tests once more, by name and each package alone.
-func (r *run) again(flags, args []string) (flaky, reasons []string) {
+func (r *run) again(ctx context.Context, flags, args []string) (flaky, reasons []string) {
 	for _, name := range r.names {
 		failed := r.packages[name].failed
 		if len(failed) == 0 {
 			continue
 		}
-		fmt.Printf("\nrunning again: %s %s\n", name, strings.Join(failed, " "))
-		second := newRun()
-		ok := second.goTest(slices.Concat(flags, []string{"-count=1", "-run", "^(" + strings.Join(failed, "|") + ")$", name}, args))
+		fmt.Fprintf(r.out, "\nrunning again: %s %s\n", name, strings.Join(failed, " "))
+		second := newRun(r.out)
+		ok := second.goTest(ctx, slices.Concat(flags, []string{"-count=1", "-run", "^(" + strings.Join(failed, "|") + ")$", name}, args))
 		for _, test := range failed {
 			switch {
 			case ok && second.passed == len(failed):
