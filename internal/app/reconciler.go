@@ -57,7 +57,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 		finisher: f,
 		exceptions: &reconcile.Exceptions{
 			Client: t.mongo.state, Collections: t.dirty.collections, Outlet: out, Finisher: f, Route: out.route, Check: out.check,
-			Standing: out.standing, Take: out.take, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
+			Standing: out.standing, Take: out.take, Compacted: t.sink.Compacted, Now: t.clock.now, Log: t.log, Trouble: trouble, Well: well,
 		},
 		scheduled: reconcile.NewScheduled(reconcile.ScheduledConfig{
 			Client: t.mongo.state, Fencer: t.held, Epoch: doc.Epoch, Collections: t.dirty.collections, Part: t.part, Outlet: out, Finisher: f,

@@ -22,7 +22,7 @@ func TestN11_ATopicShortOfReplicasStopsNoOther(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	short := "short-" + b.topic
-	kc, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(3, b.topic, short))
+	kc, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, b.topic), kfake.SeedTopics(8, short))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestN11_ATopicShortOfReplicasStopsNoOther(t *testing.T) {
 	few.Store(true)
 	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: short, Err: kerr.NotEnoughReplicas, Count: -1, When: func(kmsg.Request) bool { return few.Load() }})
 	b.env = append(b.env, "OUTRELAY_KAFKA_BROKERS="+strings.Join(kc.ListenAddrs(), ","))
-	const keys, n = 12, 600
+	const keys, n = 40, 600
 	for i := range n {
 		if err := b.box.Append(t.Context(), event.New("order", fmt.Sprint("k", i%keys), "Placed", fmt.Appendf(nil, "%-2000d", i/keys), event.WithTopic(short))); err != nil {
 			t.Fatal(err)

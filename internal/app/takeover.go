@@ -168,9 +168,11 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 			Event:           t.kafkaEvent,
 			Holder:          disp,
 		}, claims{t.held}, disp)
-		if errors.Is(err, kafka.ErrFenced) || errors.Is(err, lease.ErrLeaseLost) {
+		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
 		}
+		// N5: another owner takes the same id at this moment, and the coordinator may tell both that they lost. That says nothing
+		// about the lease: whoever has it tries again, after a wait of random length.
 		return err
 	}, func(err error, _ time.Duration) { t.report("kafka", t.diagnose(ctx, err), false) })
 	if err == nil {

@@ -91,7 +91,20 @@ func (s *Sink) adoptAll(ctx context.Context) error {
 	if len(good) == 0 {
 		return nil
 	}
-	ends, _ := s.c.ListOffsets(ctx, layout, fresh) // one without a leader now is read from 0 by a successor
+	// Nothing is sent to a topic before all of its ends are known: a successor would read a partition without one from its start.
+	ends, _ := s.c.ListOffsets(ctx, layout, fresh)
+	fresh = slices.DeleteFunc(fresh, func(tp record.TopicPartition) bool {
+		_, known := ends[tp]
+		if at := slices.Index(good, tp.Topic); !known && at >= 0 {
+			s.obstruct([]string{tp.Topic}, kafkago.LeaderNotAvailable)
+			good = slices.Delete(good, at, at+1)
+		}
+		return !known
+	})
+	fresh = slices.DeleteFunc(fresh, func(tp record.TopicPartition) bool { return !slices.Contains(good, tp.Topic) })
+	if len(good) == 0 {
+		return nil
+	}
 	configs, err := s.c.DescribeTopics(ctx, good)
 	if err != nil {
 		s.log.Debug("reading the limits of topics", "error", err)

@@ -6,10 +6,14 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/kafka/fence"
@@ -85,6 +89,34 @@ func open0(t *testing.T, c *claims) *rig {
 	c.fail = fail
 	r.run(t)
 	return r
+}
+
+// TestN09_NothingIsSentBeforeAllEndsAreKnown: one partition cannot be asked for its end. What is stored for it would be 0, and
+// a successor would read all of it.
+func TestN09_NothingIsSentBeforeAllEndsAreKnown(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(2, "a"), kfake.SeedTopics(1, "b"))
+	var sick atomic.Bool
+	sick.Store(true)
+	kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.ListOffsets}, Topic: "a", Partitions: []int32{1}, Err: kerr.LeaderNotAvailable, Count: -1, When: func(kmsg.Request) bool { return sick.Load() }})
+	r := open(t, onFake(brokers...))
+	r.send(t, rec("b", "k", "k/0"))
+	for i := range 6 {
+		r.send(t, rec("a", fmt.Sprint("k", i), fmt.Sprintf("k%d/0", i)))
+	}
+	r.acks.until(patient, "the other topic flows", func() bool { return len(r.acks.acked) == 1 })
+	until(t, "it is said what the topic waits for", func() bool {
+		state := r.State()
+		return len(state) == 1 && state[0].Topic == "a" && state[0].Kind == kindNoLeader && state[0].Count == 6
+	})
+	if _, offsets := r.claims.document(); len(offsets["a"]) != 0 {
+		t.Errorf("stored %v before the ends are known", offsets["a"])
+	}
+	sick.Store(false)
+	r.acks.resolved(7)
+	if _, offsets := r.claims.document(); len(offsets["a"]) != 2 {
+		t.Errorf("stored %v, want both ends", offsets["a"])
+	}
 }
 
 func TestN09_GrownTopicIsDrainedThenAdopted(t *testing.T) {

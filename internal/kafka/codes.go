@@ -116,6 +116,8 @@ func topicObstacle(topic string, err error, creates bool) obstacle {
 		return obstacle{kindForbidden, fmt.Sprintf("topic %q may not be used; grant this user WRITE, READ and DESCRIBE on it", topic)}
 	case kafkago.ClusterAuthorizationFailed:
 		return obstacle{kindForbidden, fmt.Sprintf("topic %q may not be created; grant this user CREATE on it, or create it by hand", topic)}
+	case kafkago.LeaderNotAvailable:
+		return obstacle{kindNoLeader, fmt.Sprintf("a partition of topic %q has no leader that answers; look at its brokers", topic)}
 	case kafkago.InvalidTopic:
 		return obstacle{kindRefused, fmt.Sprintf("%q is no name that Kafka allows for a topic; correct the routing", topic)}
 	case kafkago.UnsupportedCompressionType:

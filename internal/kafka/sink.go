@@ -256,6 +256,14 @@ func (t *topic) standing(id fence.Identity) *part {
 	return nil
 }
 
+// Compacted reports whether a topic keeps the newest record of a key only, or whether that is not known.
+func (s *Sink) Compacted(topic string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := s.topics[topic]
+	return t == nil || t.compacted
+}
+
 // Take acks a record that a read-back has found, from within the call, and takes it from what was found; false for any
 // other, of which nothing is done. It is for deliveries outside of the stream's order whose turn has not come: what stands
 // there needs none, nor a partition that can be written. The identity alone decides (N7); nothing is sent, so that no

@@ -60,6 +60,9 @@ type Exceptions struct {
 	Standing func(e *Envelope, topics []string) []Hit
 	Take     func(e *Envelope, topics []string, answer func(record.Published)) bool
 
+	// Compacted reports whether a topic may keep only the newest record of a key (N10). nil: none does.
+	Compacted func(topic string) bool
+
 	Now  func() time.Time // the server's
 	Poll time.Duration    // defaults to 500 ms
 	// MaxFlying bounds the envelopes that are published and not written down yet. Defaults to 10,000.

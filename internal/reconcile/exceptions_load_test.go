@@ -107,6 +107,38 @@ func TestN08_RecoverFinishesWhatAnEarlierOwnerHadSent(t *testing.T) {
 	}
 }
 
+// TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey in a compacted topic, where the record of the earlier one may have
+// been removed: it is sent again, and the later one behind it.
+func TestN10_ALaterExceptionIsNotFinishedBeforeAnEarlierOneOfItsKey(t *testing.T) {
+	t.Parallel()
+	for compacted, want := range map[bool]string{true: "[e000001 e000004]", false: "[e000001 e000003 e000004]"} {
+		t.Run(fmt.Sprint("compacted ", compacted), func(t *testing.T) {
+			t.Parallel()
+			h := newHouse(t)
+			pending := bson.E{Key: "pending", Value: bson.A{"a"}}
+			h.put(h.exception(1, "k", "parked", pending), h.exception(2, "k", "parked", pending), h.exception(3, "k", "parked", pending), h.exception(4, "l", "parked", pending))
+			for i, key := range map[int]string{1: "k", 3: "k", 4: "l"} {
+				h.broker.stands("a", fmt.Sprintf("e%06d", i), key, 0)
+			}
+			te := h.begin()
+			defer te.out.kill(nil)
+			te.out.routes = []string{"a"}
+			te.x.Compacted = func(string) bool { return compacted }
+			hits, err := te.x.Find(t.Context(), te.out.standing)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var ids []string
+			for _, h := range hits {
+				ids = append(ids, h.ID)
+			}
+			if slices.Sort(ids); fmt.Sprint(ids) != want {
+				t.Errorf("finished are %v, want %s", ids, want)
+			}
+		})
+	}
+}
+
 func TestAFateThatTheServerDoesNotTakeHoldsUpNobodyElse(t *testing.T) {
 	t.Parallel()
 	h := newHouse(t)

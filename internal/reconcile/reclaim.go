@@ -135,8 +135,8 @@ func (x *Exceptions) reclaimOne(ctx context.Context, p *reading, ns string, raw 
 	if len(hits) == 0 {
 		return false, false, nil
 	}
-	if state == "" {
-		return false, true, nil
+	if state == "" || slices.ContainsFunc(hits, func(h Hit) bool { return x.Compacted != nil && x.Compacted(h.Topic) }) {
+		return false, true, nil // a compacted topic's finds it in its turn, behind the earlier ones of its key (N10)
 	}
 	if err := x.await(ctx, p); err != nil {
 		return false, false, err

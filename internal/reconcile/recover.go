@@ -23,7 +23,13 @@ type Hit struct {
 	Targets  []string // all that an envelope that does not list its targets goes to; nil if that is not known
 	TP       record.TopicPartition
 	Offset   int64
+
+	order order  // of a hit that Find has collected
+	pos   string // likewise; empty if it has no place in the order of its key
 }
+
+// order is the scope within which envelopes keep their order in a topic.
+type order struct{ ns, topic, key string }
 
 // Widen lets exceptions of the stream for which unsure holds by their position wait for all topics that they route to; it
 // asks for none at or below after. Call it at a take-over before Find. Such an exception was written as soon as one of its
@@ -115,6 +121,7 @@ func (x *Exceptions) Find(ctx context.Context, found func(e *Envelope, topics []
 			}
 			for _, h := range found(&e, topics) {
 				h.NSHash = (*[8]byte)(hash[:8])
+				h.order, h.pos = placeOf(c, raw, h.Topic)
 				hits = append(hits, h)
 			}
 			return nil
@@ -123,7 +130,50 @@ func (x *Exceptions) Find(ctx context.Context, found func(e *Envelope, topics []
 			return nil, err
 		}
 	}
-	return hits, nil
+	return x.firstOnes(ctx, hits, found)
+}
+
+// placeOf is the place of an envelope among those of its key in a topic.
+func placeOf(c store.Outbox, raw bson.Raw, topic string) (order, string) {
+	pos, _ := raw.Lookup("pos").StringValueOK()
+	return order{c.NS(), topic, keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))}, pos
+}
+
+// firstOnes leaves out what was found in a compacted topic behind an earlier envelope of its key that was not. Compaction may
+// have removed the record of that one, which is sent again: the later one has to stand behind it once more (N10).
+func (x *Exceptions) firstOnes(ctx context.Context, hits []Hit, found func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
+	missing := map[order]string{} // the lowest position of what was not found, of the keys that matter
+	for i := range hits {
+		if h := &hits[i]; h.pos != "" && x.Compacted != nil && x.Compacted(h.Topic) {
+			missing[h.order] = ""
+		}
+	}
+	if len(missing) == 0 {
+		return hits, nil
+	}
+
+	for _, c := range x.Collections() {
+		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
+		err := store.EachTaken(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, x.Now().Add(lookahead), func(raw bson.Raw) error {
+			e.Raw = raw
+			for _, topic := range texts(raw.Lookup("pending")) {
+				o, pos := placeOf(c, raw, topic)
+				lowest, matters := missing[o]
+				if matters && pos != "" && (lowest == "" || pos < lowest) && len(found(&e, []string{topic})) == 0 {
+					missing[o] = pos
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+
+	return slices.DeleteFunc(hits, func(h Hit) bool {
+		lowest := missing[h.order]
+		return lowest != "" && h.pos > lowest
+	}), nil
 }
 
 // recoverAtOnce is how many ids are looked up at a time.
