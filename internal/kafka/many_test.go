@@ -1,11 +1,20 @@
 package kafka
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/record"
 )
 
 // many opens a sink that does not run, with partitions of which none has a leader.
@@ -82,4 +91,98 @@ func TestQuietPartitionsAreKeptAliveSomeAtATime(t *testing.T) {
 	if total != topics*partitions || rounds != (topics*partitions+aliveChunk-1)/aliveChunk {
 		t.Errorf("%d partitions in %d rounds", total, rounds)
 	}
+}
+
+// patientConn notes the longest deadline that was set.
+type patientConn struct {
+	net.Conn
+	longest *longest
+}
+
+type longest struct {
+	mu sync.Mutex
+	d  time.Duration
+}
+
+func (c patientConn) SetDeadline(t time.Time) error {
+	c.longest.mu.Lock()
+	c.longest.d = max(c.longest.d, time.Until(t))
+	c.longest.mu.Unlock()
+	return c.Conn.SetDeadline(t)
+}
+
+// A request for thousands of topics or partitions gets more time than one for a single one.
+func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
+	t.Parallel()
+	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	const n = 10_000
+	names := make([]string, n)
+	parts := make([]record.TopicPartition, n)
+	for i := range names {
+		names[i] = fmt.Sprint("t", i)
+		parts[i] = record.TopicPartition{Topic: "a", Partition: 0}
+	}
+	for what, ask := range map[string]func(c *Client, n int) error{
+		"metadata": func(c *Client, n int) error {
+			_, err := c.Metadata(t.Context(), names[:n])
+			return err
+		},
+		"configurations": func(c *Client, n int) error {
+			_, err := c.DescribeTopics(t.Context(), names[:n])
+			return err
+		},
+		"offsets": func(c *Client, n int) error {
+			layout, err := c.Metadata(t.Context(), []string{"a"})
+			if err == nil {
+				_, _ = c.ListOffsets(t.Context(), layout, parts[:n]) // the fake refuses a partition that is named twice
+			}
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			var got [2]time.Duration
+			for i, size := range []int{1, n} {
+				var l longest
+				c := newClient(t, Config{Brokers: brokers, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					nc, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+					return patientConn{nc, &l}, err
+				}})
+				if err := ask(c, size); err != nil {
+					t.Fatal(err)
+				}
+				got[i] = l.d
+			}
+			if got[1] < got[0]+n*perItem/2 {
+				t.Errorf("%s for one, %s for %d", got[0], got[1], n)
+			}
+		})
+	}
+}
+
+// What could not be read of a topic while brokers were away is read later.
+func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	var away atomic.Bool
+	away.Store(true)
+	kc.ControlKey(int16(kmsg.DescribeConfigs), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		own := strings.Contains(fmt.Sprint(req.(*kmsg.DescribeConfigsRequest).Resources), "max.message.bytes")
+		if own && away.Load() {
+			return nil, errors.New("away"), true
+		}
+		return nil, nil, false
+	})
+	r := open(t, onFake(brokers...))
+	r.send(t, rec("a", "k", "k/0"))
+	r.Flush()
+	r.acks.resolved(1) // the topic is adopted
+	away.Store(false)
+	until(t, "the limit is read", func() bool {
+		wake(r.renew)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.topics["a"].max > 0
+	})
 }
