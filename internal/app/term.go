@@ -46,6 +46,7 @@ type term struct {
 	readers      sync.WaitGroup              // joined last: nobody waits for them before the lease is released
 	later        func(func(context.Context)) // runs beside the term, joined with readers
 	unreachable  bool                        // what waits does so because brokers are away; the monitor's
+	found        found                       // events of the fence that are not written yet
 	parked       map[string]bool             // topics that are held back; the monitor's
 	lapsed       string                      // the dead node of a pin that was told of; the monitor's
 	lettered     map[string]bool             // collections with dead letters; the exception writer's

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
+	"sync"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -39,10 +40,63 @@ func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Clien
 
 // kafkaEvent notes what the fence found, for people who ask afterwards.
 func (t *term) kafkaEvent(e fence.Event) {
-	kind := store.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
+	if !t.found.add(e) {
+		return
+	}
 	t.later(func(ctx context.Context) {
-		t.announce(ctx, kind, bson.D{{Key: "topic", Value: e.Topic}, {Key: "text", Value: e.Text}})
+		t.found.each(func(e fence.Event, n int) {
+			kind := store.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
+			t.announce(ctx, kind, bson.D{{Key: "topic", Value: e.Topic}, {Key: "text", Value: e.Text}, {Key: "count", Value: n}})
+		})
 	})
+}
+
+// found gathers events of the fence while others are written: a cluster that was made anew has one for each of its partitions.
+type found struct {
+	mu      sync.Mutex
+	waiting map[fence.EventKind]gathered
+	writing bool // somebody is in each
+}
+
+// gathered is the first of several events of a kind, and their number.
+type gathered struct {
+	first fence.Event
+	n     int
+}
+
+// add notes an event and reports whether the caller has to see to a call of each.
+func (f *found) add(e fence.Event) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.waiting == nil {
+		f.waiting = map[fence.EventKind]gathered{}
+	}
+	g, more := f.waiting[e.Kind]
+	if !more {
+		g.first = e
+	}
+	g.n++
+	f.waiting[e.Kind] = g
+	first := !f.writing
+	f.writing = true
+	return first
+}
+
+// each calls write for each kind of events that waits, until none is left.
+func (f *found) each(write func(first fence.Event, n int)) {
+	for {
+		f.mu.Lock()
+		list := f.waiting
+		f.waiting = nil
+		f.writing = len(list) > 0
+		f.mu.Unlock()
+		if len(list) == 0 {
+			return
+		}
+		for _, g := range list {
+			write(g.first, g.n)
+		}
+	}
 }
 
 // gauges gives the metrics that are read when they are scraped their sources.

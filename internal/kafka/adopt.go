@@ -124,6 +124,11 @@ func (s *Sink) adoptAll(ctx context.Context) error {
 	for _, name := range good {
 		s.admit(name, layout.Topics[name], configs[name], ends)
 	}
+	if err != nil {
+		s.mu.Lock()
+		s.undescribed(good)
+		s.mu.Unlock()
+	}
 	s.Flush()
 	return nil
 }

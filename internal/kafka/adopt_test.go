@@ -507,7 +507,7 @@ func TestKeepAliveLeavesSequencesAlone(t *testing.T) {
 			r.topics[topic].parts[i/5%2].used = time.Now().Add(-r.expiry.IdleAfter() - time.Second)
 		}
 		r.mu.Unlock()
-		if err := r.keepAlive(t.Context()); err != nil {
+		if _, err := r.keepAlive(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}

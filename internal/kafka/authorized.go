@@ -44,7 +44,7 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 	if len(topics) == 0 {
 		return nil, nil
 	}
-	m, err := c.any(ctx, adminTimeout, func() protocol.Message {
+	m, err := c.any(ctx, sized(adminTimeout, len(topics)), func() protocol.Message {
 		return &metadata.Request{TopicNames: slices.Clone(topics), IncludeTopicAuthorizedOperations: true}
 	})
 	if err != nil {

@@ -16,7 +16,7 @@ type buffers struct {
 }
 
 const (
-	smallest = 12 // log2 of the smallest class, 4 KiB
+	smallest = 9  // log2 of the smallest class, 512 bytes: 60,000 partitions may wait with one small record each
 	largest  = 24 // log2 of the largest class, 16 MiB; larger ones are made and forgotten
 	classes  = largest - smallest + 1
 )

@@ -22,6 +22,13 @@ import (
 // metaTimeout bounds one request for metadata where others can be asked: a broker that hangs must not hide what they know.
 const metaTimeout = 1500 * time.Millisecond
 
+// perItem is the time that a request gets for each topic or partition in it, beside its least.
+const perItem = time.Millisecond
+
+func sized(least time.Duration, items int) time.Duration {
+	return least + time.Duration(items)*perItem
+}
+
 // connectSlack is what one of several brokers gets to accept a connection.
 const connectSlack = 500 * time.Millisecond
 

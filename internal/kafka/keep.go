@@ -15,6 +15,7 @@ import (
 const (
 	retryEvery = time.Second // of the quarantine (N4)
 	spares     = 8           // partitions of which one keeps the transactional id alive
+	aliveChunk = 32          // idle partitions that are kept alive in one go, which takes a second or two
 	restPoll   = 5 * time.Millisecond
 )
 
@@ -24,15 +25,18 @@ func (s *Sink) keeper(ctx context.Context) error {
 	defer tick.Stop()
 	alive := time.NewTicker(max(s.expiry.Every(), time.Second))
 	defer alive.Stop()
+	var more bool // partitions are left to be kept alive
 	for {
 		var err error
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			err = s.release(ctx)
+			if err = s.release(ctx); err == nil && more {
+				more, err = s.keepAlive(ctx)
+			}
 		case <-alive.C:
-			err = s.keepAlive(ctx)
+			more, err = s.keepAlive(ctx)
 		}
 		if errors.Is(err, fence.ErrSelfMove) && s.c.mayReopen(time.Now()) {
 			s.log.Warn("leaving the transactional id for its next generation", "reason", err)
@@ -153,17 +157,18 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 	return told
 }
 
-// keepAlive touches what Kafka would forget (H1, H2).
-func (s *Sink) keepAlive(ctx context.Context) error {
-	idle, spare := s.quiet()
+// keepAlive touches what Kafka would forget (H1, H2), [aliveChunk] partitions at most. It reports whether more are left: each takes some
+// requests, and the quarantine is looked at in between.
+func (s *Sink) keepAlive(ctx context.Context) (more bool, err error) {
+	idle, spare, more := s.quiet()
 	if len(idle)+len(spare) == 0 {
-		return nil
+		return false, nil
 	}
-	return s.session.KeepAlive(ctx, idle, spare)
+	return more, s.session.KeepAlive(ctx, idle, spare)
 }
 
-// quiet lists partitions without a batch of ours for long, and some others.
-func (s *Sink) quiet() (idle, spare []record.TopicPartition) {
+// quiet lists partitions without a batch of ours for long, and some others, and reports whether more are without one.
+func (s *Sink) quiet() (idle, spare []record.TopicPartition, more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now, after := time.Now(), s.expiry.IdleAfter()
@@ -171,6 +176,8 @@ func (s *Sink) quiet() (idle, spare []record.TopicPartition) {
 		for _, p := range t.parts {
 			switch {
 			case p.quarantine:
+			case now.Sub(p.used) >= after && len(idle) == aliveChunk:
+				more = true
 			case now.Sub(p.used) >= after:
 				idle = append(idle, p.tp)
 				p.used = now.Add(-after / 2) // if it was not healthy now, it gets another chance before its state expires
@@ -180,7 +187,7 @@ func (s *Sink) quiet() (idle, spare []record.TopicPartition) {
 		}
 	}
 	rand.Shuffle(len(spare), func(i, j int) { spare[i], spare[j] = spare[j], spare[i] })
-	return idle, spare[:min(len(spare), spares)]
+	return idle, spare[:min(len(spare), spares)], more
 }
 
 // leave makes the next generation's transactional id that of the sink which follows (N4), for this one hangs. What is in

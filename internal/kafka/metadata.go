@@ -42,7 +42,7 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 	if names == nil {
 		names = []string{} // nil would be every topic of the cluster
 	}
-	m, err := c.any(ctx, metaTimeout, func() protocol.Message { return &metadata.Request{TopicNames: names} })
+	m, err := c.any(ctx, sized(metaTimeout, len(names)), func() protocol.Message { return &metadata.Request{TopicNames: names} })
 	if err != nil {
 		c.cfg.Metrics.KafkaReachable.Set(0)
 		return nil, fmt.Errorf("asking for metadata: %w", err)

@@ -225,10 +225,20 @@ func (s *Sink) describe(ctx context.Context) error {
 	got, err := s.c.DescribeTopics(ctx, names)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if err != nil {
+		s.undescribed(names)
+	}
 	for name, cfg := range got {
 		s.topics[name].limits(cfg, s.c.cfg.MaxBatchBytes)
 	}
 	return err
+}
+
+// undescribed has the limits of topics read again after an attempt that failed. The lock is held.
+func (s *Sink) undescribed(names []string) {
+	for _, name := range names {
+		s.topics[name].stale = true
+	}
 }
 
 func (t *topic) limits(cfg TopicConfig, most int) {

@@ -266,7 +266,7 @@ func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size, need 
 	}
 	b := p.open
 	if b == nil || b.b.Len()+need > p.t.limit {
-		b = s.newBatch(max(batch.Need(need), min(p.hint, hintLimit)))
+		b = s.newBatch(max(batch.Need(need), min(p.hint, s.hintRoom())))
 		b.hint = p.hint
 		p.q = append(p.q, b)
 		p.open = b
@@ -307,6 +307,15 @@ const (
 	hintGrowth = 4
 )
 
+// hintRoom is the most that the next batch begins with beyond what its first record needs. All batches together get a quarter of
+// the memory for records: where many partitions wait, batches begin small. The lock is held.
+func (s *Sink) hintRoom() int {
+	if int64(s.batches+1)*hintLimit > s.c.cfg.ParkBytes/4 {
+		return 0
+	}
+	return hintLimit
+}
+
 // newBatch is an open batch in a buffer of at least that size. The lock is held.
 func (s *Sink) newBatch(size int) *pending {
 	var b *pending
@@ -317,11 +326,13 @@ func (s *Sink) newBatch(size int) *pending {
 		b = &pending{}
 	}
 	b.b.Reset(s.free.get(size))
+	s.batches++
 	return b
 }
 
 // discard gives a batch's memory back; its tickets were given away. The lock is held.
 func (s *Sink) discard(b *pending) {
+	s.batches--
 	if b.b.Buffer() != nil {
 		s.free.put(b.b.Buffer())
 	}

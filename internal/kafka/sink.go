@@ -67,6 +67,7 @@ type Sink struct {
 	start    func(*lane) // starts a lane's goroutine; nil before Run
 	free     buffers
 	spare    []*pending // structs of batches
+	batches  int        // that were begun and not discarded
 	producer batch.Producer
 	codec    *batch.Codec
 	replay   bool // EndReplay was not called yet (N7, N10)

@@ -41,7 +41,7 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 	if len(topics) == 0 {
 		return nil, nil
 	}
-	m, err := c.any(ctx, adminTimeout, func() protocol.Message {
+	m, err := c.any(ctx, sized(adminTimeout, len(topics)), func() protocol.Message {
 		req := &describeconfigs.Request{}
 		for _, t := range topics {
 			req.Resources = append(req.Resources, describeconfigs.RequestResource{ResourceType: resourceTopic, ResourceName: t, ConfigNames: topicConfigs})
@@ -164,7 +164,7 @@ func (c *Client) ends(ctx context.Context, addr string, parts []record.TopicPart
 		}
 		req.Topics[i].Partitions = append(req.Topics[i].Partitions, listoffsets.RequestPartition{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: -1})
 	}
-	m, err := c.call(ctx, addr, adminTimeout, req)
+	m, err := c.call(ctx, addr, sized(adminTimeout, len(parts)), req)
 	if err != nil {
 		return nil, fmt.Errorf("listing offsets: %w", err)
 	}

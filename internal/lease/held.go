@@ -42,6 +42,7 @@ type Held struct {
 	seq     int64
 	written resume.Position
 	offsets map[string][]int64
+	stored  map[string][]int64 // offsets as the last write of them that succeeded had them; nil: unknown
 	trips   roundTrips
 	told    Control // last sent to control
 	orphan  bool    // a transaction of our session may be open at the server

@@ -78,6 +78,7 @@ func (t *Tracker[P]) Settle(tickets []record.Ticket) {
 	for _, k := range tickets {
 		delete(t.open, k)
 	}
+	t.stored = nil
 }
 
 // Hold keeps the stored offset of tp at or below offset until by has called Unhold. The lower one counts where by holds it
@@ -99,6 +100,7 @@ func (t *Tracker[P]) Hold(tp record.TopicPartition, by Hold, offset int64) {
 func (t *Tracker[P]) HoldAll(by Hold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.stored = nil
 	for _, o := range t.parts {
 		at := t.prune(o)
 		if o.holds == nil {
@@ -112,6 +114,7 @@ func (t *Tracker[P]) HoldAll(by Hold) {
 func (t *Tracker[P]) UnholdAll(by Hold) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.stored = nil
 	for _, o := range t.parts {
 		delete(o.holds, by)
 	}
@@ -124,7 +127,9 @@ func (t *Tracker[P]) Unhold(tp record.TopicPartition, by Hold) {
 	delete(t.partition(tp).holds, by)
 }
 
+// partition finds a partition whose stored offset is about to change.
 func (t *Tracker[P]) partition(tp record.TopicPartition) *offsets {
+	t.stored = nil
 	o := t.parts[tp]
 	if o == nil {
 		o = &offsets{}
@@ -145,12 +150,17 @@ func (t *Tracker[P]) Restore(tp record.TopicPartition, offset int64) {
 func (t *Tracker[P]) Idle(tp record.TopicPartition, offset int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	o := t.partition(tp)
-	o.next = max(o.next, offset)
+	if o := t.parts[tp]; o != nil && offset <= o.next {
+		return
+	}
+	t.partition(tp).next = offset
 }
 
 // offsets lists the stored offset of each partition by topic; −1 is a partition that has none yet.
 func (t *Tracker[P]) offsets() map[string][]int64 {
+	if t.stored != nil {
+		return t.stored
+	}
 	all := make(map[string][]int64, len(t.parts))
 	for tp, o := range t.parts {
 		list := all[tp.Topic]
@@ -160,5 +170,6 @@ func (t *Tracker[P]) offsets() map[string][]int64 {
 		list[tp.Partition] = t.prune(o)
 		all[tp.Topic] = list
 	}
+	t.stored = all
 	return all
 }

@@ -39,6 +39,7 @@ type Tracker[P any] struct {
 	below     record.Ticket // every ticket below stands at or before reached; those from there to low are resolved, but above it
 	has       bool
 	parts     map[record.TopicPartition]*offsets
+	stored    map[string][]int64         // what offsets returned; nil after anything that may change it
 	side      record.Ticket              // next of the deliveries outside of the stream's order
 	open      map[record.Ticket]struct{} // those that are not settled
 }
@@ -91,7 +92,7 @@ func (t *Tracker[P]) Position(p P) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.low == t.next {
-		t.reached, t.below, t.has = p, t.next, true
+		t.reached, t.below, t.has, t.stored = p, t.next, true, nil
 		return
 	}
 	if n := len(t.marks); n > 0 && (t.marks[n-1].upTo == t.next || n == maxMarks) {
@@ -151,6 +152,7 @@ func (t *Tracker[P]) advance() {
 		rest := copy(t.marks, t.marks[n:])
 		clear(t.marks[rest:])
 		t.marks = t.marks[:rest]
+		t.stored = nil
 	}
 }
 
@@ -169,7 +171,8 @@ func (t *Tracker[P]) Reached() (P, bool) {
 	return t.reached, t.has
 }
 
-// Snapshot is the watermark and the stored offsets that belong to it, taken at one moment.
+// Snapshot is the watermark and the stored offsets that belong to it, taken at one moment. The offsets are shared with later calls, as
+// long as nothing changes: do not modify them.
 func (t *Tracker[P]) Snapshot() (P, bool, map[string][]int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -259,3 +259,50 @@ func TestSteadyStateDoesNotAllocate(t *testing.T) {
 		t.Fatalf("%.2f allocations per event, want none", got)
 	}
 }
+
+// The offsets of 60,000 partitions are asked for four times a second: they are rebuilt only after something has changed.
+func TestOffsetsAreRebuiltAfterAChangeAlone(t *testing.T) {
+	w := New[int](nil)
+	for p := range int32(1000) {
+		w.Restore(tp(p), 5)
+	}
+	w.Position(1)
+	w.Snapshot()
+	if n := testing.AllocsPerRun(100, func() {
+		w.Idle(tp(3), 5)
+		w.Snapshot()
+	}); n > 0 {
+		t.Errorf("%v allocations though nothing has changed", n)
+	}
+	want := int64(5)
+	expect := func(what string, at int64) {
+		t.Helper()
+		want = at
+		if _, _, offsets := w.Snapshot(); offsets["t"][3] != want {
+			t.Errorf("%s: offset %d, want %d", what, offsets["t"][3], want)
+		}
+	}
+	w.Idle(tp(3), 7)
+	expect("an idle partition", 7)
+	k := w.Begin(0, 1)
+	w.Acked(tp(3), 7, []record.Ticket{k})
+	expect("acked above the watermark", 7)
+	w.Position(2)
+	expect("passed by the watermark", 8)
+	w.Hold(tp(3), 1, 6)
+	expect("held", 6)
+	w.Unhold(tp(3), 1)
+	expect("not held any more", 8)
+	side := w.Side()
+	w.Acked(tp(3), 9, []record.Ticket{side})
+	expect("beside the stream", 9)
+	w.Settle([]record.Ticket{side})
+	expect("settled", 10)
+	w.HoldAll(2)
+	w.Idle(tp(3), 20)
+	expect("all held", 10)
+	w.UnholdAll(2)
+	expect("none held", 20)
+	w.Restore(tp(3), 1)
+	expect("restored", 1)
+}

@@ -1,0 +1,188 @@
+package kafka
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/outrelay/outrelay/internal/record"
+)
+
+// many opens a sink that does not run, with partitions of which none has a leader.
+func many(t *testing.T, topics, partitions int) *rig {
+	t.Helper()
+	_, brokers := fake(t, kfake.NumBrokers(1))
+	u := onFake(brokers...)
+	u.noRun = true
+	r := open(t, u)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for i := range topics {
+		r.topicOf(fmt.Sprint("t", i)).grow(partitions)
+	}
+	return r
+}
+
+// A burst has passed, then the brokers are away, and one small record waits in each of 12,000 partitions.
+func TestOpenBatchesOfManyPartitionsKeepToTheBudget(t *testing.T) {
+	t.Parallel()
+	const topics, partitions = 2000, 6
+	r := many(t, topics, partitions)
+	r.mu.Lock()
+	for _, top := range r.topics {
+		for _, p := range top.parts {
+			p.hint = hintLimit
+		}
+	}
+	r.mu.Unlock()
+	x := rec("", "k", string(make([]byte, 250)))
+	for i := range topics {
+		for p := range int32(partitions) {
+			x.Topic, x.Partition = fmt.Sprint("t", i), p
+			r.send(t, x)
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	held := 0
+	for _, top := range r.topics {
+		for _, p := range top.parts {
+			held += cap(p.q[0].b.Buffer())
+		}
+	}
+	if most := 2*int(r.queued) + DefaultParkBytes/2; held > most {
+		t.Errorf("%d records of %d bytes hold %d bytes, want at most %d", topics*partitions, r.queued, held, most)
+	}
+	if r.batches != topics*partitions {
+		t.Errorf("%d batches are counted", r.batches)
+	}
+}
+
+// Each partition costs some requests, and the goroutine that asks also releases the quarantine.
+func TestQuietPartitionsAreKeptAliveSomeAtATime(t *testing.T) {
+	t.Parallel()
+	const topics, partitions = 10, 10
+	r := many(t, topics, partitions)
+	r.mu.Lock()
+	for _, top := range r.topics {
+		for _, p := range top.parts {
+			p.used = time.Now().Add(-r.expiry.IdleAfter() - time.Second)
+		}
+	}
+	r.mu.Unlock()
+	total, rounds := 0, 0
+	for more := true; more; rounds++ {
+		var n int
+		idle, _, again := r.quiet()
+		if n = len(idle); n > aliveChunk {
+			t.Fatalf("%d in one go", n)
+		}
+		total, more = total+n, again
+	}
+	if total != topics*partitions || rounds != (topics*partitions+aliveChunk-1)/aliveChunk {
+		t.Errorf("%d partitions in %d rounds", total, rounds)
+	}
+}
+
+// patientConn notes the longest deadline that was set.
+type patientConn struct {
+	net.Conn
+	longest *longest
+}
+
+type longest struct {
+	mu sync.Mutex
+	d  time.Duration
+}
+
+func (c patientConn) SetDeadline(t time.Time) error {
+	c.longest.mu.Lock()
+	c.longest.d = max(c.longest.d, time.Until(t))
+	c.longest.mu.Unlock()
+	return c.Conn.SetDeadline(t)
+}
+
+// A request for thousands of topics or partitions gets more time than one for a single one.
+func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
+	t.Parallel()
+	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	const n = 10_000
+	names := make([]string, n)
+	parts := make([]record.TopicPartition, n)
+	for i := range names {
+		names[i] = fmt.Sprint("t", i)
+		parts[i] = record.TopicPartition{Topic: "a", Partition: 0}
+	}
+	for what, ask := range map[string]func(c *Client, n int) error{
+		"metadata": func(c *Client, n int) error {
+			_, err := c.Metadata(t.Context(), names[:n])
+			return err
+		},
+		"configurations": func(c *Client, n int) error {
+			_, err := c.DescribeTopics(t.Context(), names[:n])
+			return err
+		},
+		"offsets": func(c *Client, n int) error {
+			layout, err := c.Metadata(t.Context(), []string{"a"})
+			if err == nil {
+				_, _ = c.ListOffsets(t.Context(), layout, parts[:n]) // the fake refuses a partition that is named twice
+			}
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			var got [2]time.Duration
+			for i, size := range []int{1, n} {
+				var l longest
+				c := newClient(t, Config{Brokers: brokers, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					nc, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+					return patientConn{nc, &l}, err
+				}})
+				if err := ask(c, size); err != nil {
+					t.Fatal(err)
+				}
+				got[i] = l.d
+			}
+			if got[1] < got[0]+n*perItem/2 {
+				t.Errorf("%s for one, %s for %d", got[0], got[1], n)
+			}
+		})
+	}
+}
+
+// What could not be read of a topic while brokers were away is read later.
+func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
+	t.Parallel()
+	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	var away atomic.Bool
+	away.Store(true)
+	kc.ControlKey(int16(kmsg.DescribeConfigs), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		kc.KeepControl()
+		own := strings.Contains(fmt.Sprint(req.(*kmsg.DescribeConfigsRequest).Resources), "max.message.bytes")
+		if own && away.Load() {
+			return nil, errors.New("away"), true
+		}
+		return nil, nil, false
+	})
+	r := open(t, onFake(brokers...))
+	r.send(t, rec("a", "k", "k/0"))
+	r.Flush()
+	r.acks.resolved(1) // the topic is adopted
+	away.Store(false)
+	until(t, "the limit is read", func() bool {
+		wake(r.renew)
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		return r.topics["a"].max > 0
+	})
+}
