@@ -22,6 +22,7 @@ func (t *term) onRename(ctx context.Context, ev *changestream.Event, from, to bo
 			return t.registry.Leave(ctx, ev.UUID, t.cfg.Watcher, ev.ClusterTime)
 		})
 	}
+	defer t.progress.beat(stalledAfter / 6)()
 	o, there, err := t.renamedTo(ctx, ev)
 	if err != nil {
 		return err
@@ -84,9 +85,7 @@ func (t *term) sweepRenamed(ctx context.Context, ev *changestream.Event, o store
 		Client: t.mongo.stream, Collections: []store.Outbox{o}, ReadUpTo: map[string]bson.Timestamp{o.NS(): upTo}, To: at,
 		Memory: int64(t.cfg.Limits.Memory) / 4, Skip: reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 8), Publisher: arrived{t},
 	}
-	stop := t.progress.beat(stalledAfter / 6)
 	res, err := s.Run(ctx)
-	stop()
 	t.pump.ev = last
 	if err != nil {
 		return err

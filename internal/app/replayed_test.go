@@ -1,6 +1,8 @@
 package app_test
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -61,5 +63,37 @@ func TestN15_WhatWasSentInTimeDoesNotExpire(t *testing.T) {
 	}
 	if n, err := b.db.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{}); err != nil || n != 0 {
 		t.Errorf("%d dead letters (%v) of what was delivered", n, err)
+	}
+}
+
+// TestN07_AnotherWatchListFindsWhatWasSent: records of a watcher of one collection do not name it, those of one of several do.
+// A crash before the list is changed repeats nothing all the same.
+func TestN07_AnotherWatchListFindsWhatWasSent(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, before, after string }{
+		{"one more", "%.outbox", "%.outbox*"},
+		{"one less", "%.outbox*", "%.outbox"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			b := setup(t)
+			watch := func(list string) string { return "watch=" + strings.ReplaceAll(list, "%", b.db.Name()) }
+			b.into("outbox", "before")
+			stop := b.start(watch(c.before))
+			b.delivered("before")
+			if err := stop(); err != nil {
+				t.Fatal(err)
+			}
+			sent := numbered("sent", 10)
+			b.crashed([]string{watch(c.before)}, func() {
+				b.into("outbox", sent...)
+				b.delivered("sent9")
+			})
+			b.start(watch(c.after))
+			b.into("outbox", "after")
+			if got, want := b.delivered("after"), slices.Concat([]string{"before"}, sent, []string{"after"}); !slices.Equal(got, want) {
+				t.Errorf("delivered %q,\nwant %q", got, want)
+			}
+		})
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
+	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
 )
@@ -164,6 +165,7 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 			Senders:         doc.Senders(),
 			Gate:            t.held.Valid,
 			Bounds:          fence.Bounds{Bytes: int64(t.cfg.Kafka.ReadBack.Bytes), Time: t.cfg.Kafka.ReadBack.Time},
+			Alias:           t.alias(doc),
 			Alive:           doc.RenewedAt,
 			Event:           t.kafkaEvent,
 			Holder:          disp,
@@ -180,6 +182,20 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 		t.metrics.KafkaReachable.Set(1)
 	}
 	return sink, err
+}
+
+// alias is the collection whose records stand in the topics with the header outrelay-ns or without it, when the watcher has
+// become one of several collections since the checkpoint, or of one (N7).
+func (t *term) alias(doc *lease.Document) fence.Alias {
+	only := t.scope.String()
+	if t.scope.Multiple() {
+		if len(doc.Collections) != 1 {
+			return fence.Alias{}
+		}
+		only = doc.Collections[0].NS
+	}
+	ns := routing.NamespaceHash(only)
+	return fence.Alias{NS: ns[:], Named: t.scope.Multiple()}
 }
 
 // diagnose puts an error of Kafka into words that say what to do.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/record"
 )
@@ -139,5 +140,34 @@ func TestExpiryIsOffUntilItIsAskedFor(t *testing.T) {
 	}}})
 	if all := b.count("outbox_dead"); err != nil || n != all {
 		t.Errorf("%d of %d documents can expire, %v", n, all, err)
+	}
+}
+
+// TestN15_ALetterThatIsNeededStillIsNotDiscarded: where the position stands before its event, the letter alone keeps the next
+// owner from sending that.
+func TestN15_ALetterThatIsNeededStillIsNotDiscarded(t *testing.T) {
+	t.Parallel()
+	b := setUp(t)
+	old, late := b.good("old"), b.good("late")
+	old.Pos, late.Pos = "82000000030000000100", "82000000090000000100"
+	b.move(old, late)
+	at := func(second uint32) {
+		t.Helper()
+		if _, err := b.db.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}},
+			bson.D{{Key: "$set", Value: bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: second}}}}}, options.UpdateOne().SetUpsert(true)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at(5)
+	var refused *RefusedError
+	if n, err := b.desk().Discard(t.Context(), b.ns(), Query{All: true}, nil); n != 0 || !errors.As(err, &refused) || refused.ID.ID.StringValue() != "late" {
+		t.Errorf("%d are discarded, %v", n, err)
+	}
+	if n, err := b.desk().Discard(t.Context(), b.ns(), Query{IDs: ids(t, "old")}, nil); n != 1 || err != nil {
+		t.Errorf("one that is behind the position: %d, %v", n, err)
+	}
+	at(10)
+	if n, err := b.desk().Discard(t.Context(), b.ns(), Query{All: true}, nil); n != 1 || err != nil {
+		t.Errorf("the watcher has passed it: %d, %v", n, err)
 	}
 }

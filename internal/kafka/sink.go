@@ -31,6 +31,8 @@ type TakeOver struct {
 	Gate func() bool
 	// Bounds of the read-back for a topic. Default to 2 GiB and 60 s (N8).
 	Bounds fence.Bounds
+	// Alias is how the records of one collection may stand there from before.
+	Alias fence.Alias
 	// Alive is the latest time at which the earlier owner may have kept its transactional id alive; zero: unknown (N5).
 	Alive time.Time
 	// Holder decides what is held, and takes what cannot be brought on (N11, N15). nil: nothing is held, and what cannot be
@@ -94,7 +96,7 @@ func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks recor
 	}
 	out, err := c.fence.Take(ctx, fence.In{
 		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
-		Gate: to.Gate, Bounds: to.Bounds, Alive: to.Alive, Event: s.events(to.Event),
+		Gate: to.Gate, Bounds: to.Bounds, Alias: to.Alias, Alive: to.Alive, Event: s.events(to.Event),
 		Stuck: c.patience, Idle: c.patience, Own: c.patience,
 	})
 	if err != nil {

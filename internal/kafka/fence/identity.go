@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
 	"math"
@@ -54,6 +55,31 @@ func IdentityOf(headers []record.Header) (Identity, bool) {
 	var x identity
 	for i := range headers {
 		x.add(headers[i].Key, headers[i].Value)
+	}
+	return x.sum()
+}
+
+// Alias is a collection whose records name it or not. A watcher of one collection leaves the header `outrelay-ns` out; when
+// it becomes one of several collections, or the other way round, the records of before stand there in the other form.
+type Alias struct {
+	NS []byte // the value of the header; nil: there is no such collection
+	// Named: the header is written now, so that a record without it is one of that collection's from before.
+	Named bool
+}
+
+// identityOf is [IdentityOf] of a record that was read, in the form of now.
+func (a *Alias) identityOf(headers []record.Header) (Identity, bool) {
+	var x identity
+	for i := range headers {
+		x.add(headers[i].Key, headers[i].Value)
+	}
+	const ns = 2 // in identifying
+	switch {
+	case a.NS == nil:
+	case a.Named && !x.has[ns]:
+		x.value[ns], x.has[ns] = a.NS, true
+	case !a.Named && bytes.Equal(x.value[ns], a.NS):
+		x.has[ns] = false
 	}
 	return x.sum()
 }

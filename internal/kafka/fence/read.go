@@ -55,6 +55,7 @@ func (p *part) finished() bool {
 type reader struct {
 	c      *Client
 	ours   map[int64]bool
+	alias  Alias
 	bounds Bounds
 	pat    Patience
 	idle   time.Duration // a partition without progress anywhere for that long is given up
@@ -230,6 +231,7 @@ func (r *reader) take(ctx context.Context, leader int32, p *part, got *fetched.P
 	}
 	before, behind := p.tail.Next, p.tail.Next < p.tail.target
 	p.tail.bytes += int64(len(got.Set))
+	p.tail.alias = r.alias
 	err := p.tail.walk(got.Set, r.ours, scratch)
 	if err != nil {
 		r.bad(p, err)

@@ -125,7 +125,7 @@ func (s *Session) reader() *reader {
 	for _, x := range s.retired {
 		ours[x.ID] = true
 	}
-	return &reader{c: s.c, ours: ours, bounds: s.in.Bounds.orDefaults(), pat: s.pat(), idle: s.idle(), event: s.tell}
+	return &reader{c: s.c, ours: ours, alias: s.in.Alias, bounds: s.in.Bounds.orDefaults(), pat: s.pat(), idle: s.idle(), event: s.tell}
 }
 
 func (s *Session) quarantined() []record.TopicPartition {

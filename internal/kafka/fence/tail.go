@@ -20,6 +20,7 @@ type Tail struct {
 	// is sent again after either may be a duplicate, and is to be flagged so.
 	OutOfRange, Truncated bool
 
+	alias  Alias
 	marks  map[int64]int16 // highest epoch of a control batch, by producer id
 	target int64           // high watermark when it was first read; -1 before
 	bytes  int64
@@ -85,7 +86,7 @@ func (t *Tail) records(b *fetched.Batch, scratch *bytes.Buffer) error {
 		if err != nil || !more {
 			return err
 		}
-		if id, ok := IdentityOf(x.Headers); ok && x.Offset >= t.Next {
+		if id, ok := t.alias.identityOf(x.Headers); ok && x.Offset >= t.Next {
 			t.Hits.Add(id, x.Offset)
 		}
 	}

@@ -33,6 +33,8 @@ type In struct {
 	Gate func() bool
 	// Bounds of the read-back.
 	Bounds Bounds
+	// Alias is how the records of one collection may stand there from before.
+	Alias Alias
 	// Alive is when the transactional id was last kept alive, as far as is known: at the latest the end of the earlier
 	// owner's lease. With it, a changed producer id is told from an expired one (N5).
 	Alive time.Time
