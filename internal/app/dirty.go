@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -14,7 +15,9 @@ import (
 	"github.com/outrelay/outrelay/internal/deadletter"
 	"github.com/outrelay/outrelay/internal/lease"
 	"github.com/outrelay/outrelay/internal/record"
+	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/store"
+	"github.com/outrelay/outrelay/resume"
 )
 
 // dirty is the list of collections that hold exceptions or scheduled envelopes, as the watcher document has it: a
@@ -81,65 +84,84 @@ func (d *dirty) find(ctx context.Context) error {
 // look is find for one collection.
 func (d *dirty) look(ctx context.Context, o store.Outbox) error {
 	still := false
-	if err := d.t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	if err := d.t.untilRead(ctx, func(ctx context.Context) (err error) {
 		still, err = store.StillDirty(ctx, store.Majority(d.t.mongo.state.Database(o.DB).Collection(o.Coll)), o.Part)
 		return err
-	}); err != nil {
+	}); err != nil || !still {
 		return err
-	}
-	d.t.progress.ticks.Add(1)
-	if !still {
-		return nil
 	}
 	return d.mark(ctx, o.NS())
 }
 
-// cleanEvery is how often the list is looked through for collections that hold nothing any more.
-const cleanEvery = 10 * time.Second
+const (
+	// cleanShare bounds what looking through the list may cost: where it takes long, the next time comes so many times later.
+	cleanShare = 50
+	// cleanCall bounds the transaction, in which nothing else can be put on the list.
+	cleanCall = time.Second
+)
 
 // run takes collections off the list until ctx ends.
 func (d *dirty) run(ctx context.Context) error {
-	tick := time.NewTicker(cleanEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
+	for wait := d.t.pace.clean; retry.Sleep(ctx, wait) == nil; {
+		began := time.Now()
 		for _, o := range d.collections() {
 			if err := d.clean(ctx, o); err != nil && ctx.Err() == nil {
 				d.t.log.Debug("a collection stays on the list of those with exceptions", "collection", o.NS(), "reason", err)
 			}
 		}
+		wait = max(d.t.pace.clean, cleanShare*time.Since(began))
 	}
+	return nil
 }
 
-// clean takes one off if it holds neither an exception nor a scheduled envelope, and no dead letter of what the stream would bring to a
-// successor once more. The statements that look and the one that takes it off are one transaction with the fence, which every other writer of exceptions takes, too; and what the stream
-// brings meanwhile waits in mark.
+// clean takes one off if it holds nothing any more. Most do hold something, and a plain read says so, beside everything else.
 func (d *dirty) clean(ctx context.Context, o store.Outbox) error {
+	reached, _ := d.t.disp.Reached()
+	if holds, err := d.holds(ctx, d.t.mongo.state, store.Majority, o, reached); err != nil || holds {
+		return err
+	}
+	return d.takeOff(ctx, o)
+}
+
+// holds reports whether a collection holds an exception or a scheduled envelope, or a dead letter of what the stream would bring to a
+// successor once more.
+func (d *dirty) holds(ctx context.Context, client *mongo.Client, as func(*mongo.Collection) *mongo.Collection, o store.Outbox, at resume.Position) (bool, error) {
+	db := client.Database(o.DB)
+	if still, err := store.StillDirty(ctx, as(db.Collection(o.Coll)), o.Part); err != nil || still {
+		return still, err
+	}
+	return deadletter.AnyBehind(ctx, as(db.Collection(deadletter.Collection(o.Coll))), position(at))
+}
+
+// errLookSlow ends a transaction that does not see soon enough whether a collection holds something: without an index it never does.
+var errLookSlow = errors.New("the look whether it holds something takes too long; is an index missing?")
+
+// takeOff looks once more and takes the collection off in one transaction with the fence, which every other writer of exceptions
+// takes, too; what the stream brings meanwhile waits in mark.
+func (d *dirty) takeOff(ctx context.Context, o store.Outbox) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	gone := false
 	err := d.t.held.Fenced(ctx, nil, func(tx context.Context) error {
 		gone = false
+		call, cancel := context.WithTimeoutCause(tx, cleanCall, errLookSlow)
+		defer cancel()
 		client := mongo.SessionFromContext(tx).Client()
-		still, err := store.StillDirty(tx, client.Database(o.DB).Collection(o.Coll), o.Part)
-		if err != nil || still {
-			return err
-		}
 		watchers, own := client.Database(d.t.cfg.MongoDB.State).Collection("watchers"), bson.D{{Key: "_id", Value: d.t.held.Document().ID}}
 		var doc lease.Document
-		if err := watchers.FindOne(tx, own).Decode(&doc); err != nil {
-			return err
+		err := watchers.FindOne(call, own).Decode(&doc)
+		holds := false
+		if err == nil {
+			inside := func(c *mongo.Collection) *mongo.Collection { return c }
+			holds, err = d.holds(call, client, inside, o, doc.Position())
 		}
-		letters := client.Database(o.DB).Collection(deadletter.Collection(o.Coll))
-		if still, err = deadletter.AnyBehind(tx, letters, position(doc.Position())); err != nil || still {
-			return err
+		if err == nil && !holds {
+			_, err = watchers.UpdateOne(call, own, bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}})
+			gone = err == nil
 		}
-		_, err = watchers.UpdateOne(tx, own, bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}})
-		gone = err == nil
+		if err != nil && context.Cause(call) == errLookSlow {
+			return errLookSlow // an attempt more would take as long
+		}
 		return err
 	})
 	if err != nil {

@@ -31,32 +31,31 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 		return err
 	}
 	var letters []deadletter.Letter
+	var dying []*dispatch.Exception // whose letters these are
 	var held []store.Exception
 	for i := range batch {
-		switch e := &batch[i]; {
-		case e.Raw == nil:
-			// Nothing is left to send. Its gates open again.
-			l, err := x.bare(e)
-			if err != nil {
-				return err
-			}
-			letters = append(letters, l)
-			x.over(e)
-		case e.State == event.StateRetry && x.t.cfg.Retry.MaxAttempts <= 1:
-			only := deadletter.Attempt{At: x.t.clock.now(), Topic: e.Topic, Class: e.Why.Class, Reason: e.Why.Reason, Node: x.t.cfg.Node}
-			e.Why = record.Refusal{Class: record.AttemptsExhausted, Reason: reconcile.OnlyAttempt + e.Why.Reason}
-			l := x.letter(e)
-			l.Attempts = []deadletter.Attempt{only}
-			letters = append(letters, l)
-			x.over(e)
-		case e.State == "":
-			letters = append(letters, x.letter(e))
+		e := &batch[i]
+		l, dies, err := x.death(*e)
+		switch {
+		case err != nil:
+			return err
+		case dies:
+			letters, dying = append(letters, l), append(dying, e)
 		default:
 			held = x.held(held, e)
 		}
 	}
-	if err := x.move(ctx, letters); err != nil || len(held) == 0 {
+	if err := x.move(ctx, letters); err != nil {
 		return err
+	}
+	for i, e := range dying { // not before the letters are safe: a later event of the key would stand before what a crash repeats
+		if e.State != "" {
+			e.Why.Class, e.Why.Reason = letters[i].Class, letters[i].Reason
+			x.over(e)
+		}
+	}
+	if len(held) == 0 {
+		return nil
 	}
 	x.number(held)
 	dead, err := x.write(ctx, held)
@@ -73,6 +72,26 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	}
 	x.t.rec.exceptions.Written(held)
 	return nil
+}
+
+// death is the letter of an exception that does not wait: it is dead for a reason of its own, or nothing is left to send, or one
+// attempt is all that is allowed.
+func (x *exceptions) death(e dispatch.Exception) (l deadletter.Letter, dies bool, err error) {
+	switch {
+	case e.Raw == nil:
+		l, err = x.bare(&e)
+		return l, true, err
+	case e.State == event.StateRetry && x.t.cfg.Retry.MaxAttempts <= 1:
+		only := deadletter.Attempt{At: x.t.clock.now(), Topic: e.Topic, Class: e.Why.Class, Reason: e.Why.Reason, Node: x.t.cfg.Node}
+		e.Why = record.Refusal{Class: record.AttemptsExhausted, Reason: reconcile.OnlyAttempt + e.Why.Reason}
+		l = x.letter(&e)
+		l.Attempts = []deadletter.Attempt{only}
+		return l, true, nil
+	}
+	if e.State != "" {
+		return l, false, nil
+	}
+	return x.letter(&e), true, nil
 }
 
 // number gives envelopes without a stamp, which a sweep found, positions in the order of their decisions: that is the order of their

@@ -1,12 +1,16 @@
 package app_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"go.mongodb.org/mongo-driver/v2/bson"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
@@ -106,4 +110,49 @@ func TestADeliveryThatCannotBeWrittenDownHoldsUpNobody(t *testing.T) {
 	b.consume(21)
 	waitFor(t, func() bool { w := b.status(); return w.State == "live" && w.Unresolved == 0 && w.LagS == 0 })
 	b.log.wait(t, "cannot be written down")
+}
+
+// TestN15_AGateOpensWhenTheLetterIsSafe: where one attempt is all that is allowed, a later event of the key is not delivered before the
+// letter of the refused one is written: an owner that died in between would bring that one once more, behind the later one.
+func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	node := stacktest.Name(t)
+	age := func(ms string) {
+		t.Helper()
+		cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer cl.Close()
+		set := kadm.AlterConfig{Op: kadm.SetConfig, Name: "message.timestamp.before.max.ms", Value: &ms}
+		if _, err := kadm.NewClient(cl).AlterTopicConfigs(t.Context(), []kadm.AlterConfig{set}, b.topic); err != nil {
+			t.Fatal(err)
+		}
+	}
+	age("0")
+	failing, safe := stacktest.FailAlways(t, "outrelay state "+node, bson.D{
+		{Key: "failCommands", Value: bson.A{"update"}}, {Key: "namespace", Value: b.db.Name() + ".outbox_dead"},
+		{Key: "errorCode", Value: 112}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
+	})
+	b.start("node="+node, "retry.max_attempts=1")
+	b.log.wait(t, "took over")
+	key := event.WithKey("one")
+	b.append(1, key)
+	failing()
+	age("9223372036854775807")
+	b.append(1, key)
+
+	cl, err := kgo.NewClient(kgo.SeedBrokers(stacktest.Brokers(t)...), kgo.ConsumeTopics(b.topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if n := cl.PollFetches(ctx).NumRecords(); n > 0 {
+		t.Error("the later event was delivered while the letter of the refused one was not written")
+	}
+	safe()
+	b.consume(1)
 }

@@ -6,7 +6,11 @@ import (
 	"github.com/outrelay/outrelay/internal/migrate"
 )
 
-func init() { indexesAgain = time.Second }
+// Hasten makes the relay's calls time out after call, and what it does every few seconds happen every half second. It must not have
+// run yet.
+func (r *Relay) Hasten(call time.Duration) {
+	r.pace = pace{call: call, clean: 500 * time.Millisecond, indexes: 500 * time.Millisecond}
+}
 
 // SetMigrations makes the relay one of a version that knows these steps. It must not have run yet.
 func (r *Relay) SetMigrations(steps []migrate.Step) {

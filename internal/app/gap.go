@@ -153,7 +153,7 @@ func (t *term) unstampedBacklog(ctx context.Context, now bson.Timestamp) (found 
 		return false, nil
 	}
 	for _, c := range t.outboxes() {
-		if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+		if err := t.untilRead(ctx, func(ctx context.Context) (err error) {
 			found, err = reconcile.AnyUnstamped(ctx, now, t.mongo.stream.Database(c.DB).Collection(c.Coll), c.Part)
 			return err
 		}); err != nil || found {

@@ -25,10 +25,7 @@ func (t *term) migrator() *migrate.Migrator {
 	return t.Relay.migrator(func(context.Context) ([]store.Outbox, error) { return t.outboxes(), nil })
 }
 
-// indexesAgain is between two attempts at what a missing privilege or a long transaction stood in the way of.
-var indexesAgain = 30 * time.Second
-
-// indexesShare bounds what that may cost: where an attempt takes long, the next one comes so many times later.
+// indexesShare bounds what repeated attempts may cost: where one takes long, the next one comes so many times later.
 const indexesShare = 10
 
 // indexes runs the migrations that are pending, beside the delivery: without an index nothing is lost, only slow.
@@ -61,7 +58,7 @@ func (t *term) arrange(ctx context.Context, ns string, outboxes func() []store.O
 		for _, o := range outboxes() {
 			done = t.expiries(ctx, o, tell) && done
 		}
-		if done || retry.Sleep(ctx, max(indexesAgain, indexesShare*time.Since(began))) != nil {
+		if done || retry.Sleep(ctx, max(t.pace.indexes, indexesShare*time.Since(began))) != nil {
 			return
 		}
 	}

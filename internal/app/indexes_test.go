@@ -8,6 +8,7 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
 
+	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/store"
 )
@@ -94,7 +95,7 @@ func TestAGrantedPrivilegeIsUsedByTheRunningRelay(t *testing.T) {
 	grant := stacktest.FailCommand(t, "outrelay state "+node, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"createIndexes"}}, {Key: "errorCode", Value: 13},
 	})
-	b.start("node=" + node)
+	b.startAs(func(r *app.Relay) { r.Hasten(10 * time.Second) }, "node="+node)
 	b.log.wait(t, "an index is missing for want of a privilege")
 	if b.allIndexes() {
 		t.Fatal("there are indexes without the privilege")

@@ -77,7 +77,7 @@ func (t *term) newReconciler(doc *lease.Document) *reconciler {
 // stored offsets (N8, N19): what is not written down then was not sent, so that it may wait for as long as it has to.
 func (t *term) recoverSent(ctx context.Context) error {
 	out := newOutlet(t)
-	return t.untilDone(ctx, "mongodb", func(context.Context) error { // a long read is no failed one
+	return t.untilRead(ctx, func(ctx context.Context) error {
 		if err := t.rec.exceptions.Disown(ctx); err != nil {
 			return err
 		}
@@ -86,7 +86,6 @@ func (t *term) recoverSent(ctx context.Context) error {
 			return err
 		}
 		hits, err := t.rec.exceptions.Find(ctx, out.standing)
-		t.progress.ticks.Add(1)
 		if err != nil || len(hits) == 0 {
 			return err
 		}
@@ -130,7 +129,7 @@ func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
 	own := newOwned()
 	out := newOutlet(t)
 	var n reconcile.Loaded
-	err := t.untilDone(ctx, "mongodb", func(context.Context) (err error) {
+	err := t.untilRead(ctx, func(ctx context.Context) (err error) {
 		t.disp.ForgetGates()
 		own.clear()
 		n, err = t.rec.exceptions.Load(ctx, position(t.from),
@@ -138,7 +137,6 @@ func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
 			func(ns string, idType byte, id []byte, topics []string) {
 				own.add(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)
 			})
-		t.progress.ticks.Add(1)
 		return err
 	})
 	if err != nil {
@@ -162,8 +160,7 @@ func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
 // no more, but their keys went on without them.
 func (t *term) loadLetters(ctx context.Context, o store.Outbox, own *owned) error {
 	letters := t.mongo.stream.Database(o.DB).Collection(deadletter.Collection(o.Coll))
-	return t.untilDone(ctx, "mongodb", func(context.Context) error {
-		t.progress.ticks.Add(1)
+	return t.untilRead(ctx, func(ctx context.Context) error {
 		return deadletter.EachBehind(ctx, letters, position(t.from), func(l deadletter.Behind) error {
 			own.bury(o.NS(), l)
 			return nil

@@ -60,7 +60,17 @@ type Relay struct {
 	exporter  *tracing.Exporter // nil unless configured
 	figures   *figures
 	embedded  bool
+	pace      pace
 }
+
+// pace is how long things take or rest; tests are faster.
+type pace struct {
+	call    time.Duration // what a call that costs the server little may take, before it is made again
+	clean   time.Duration // between two looks for collections that hold nothing any more
+	indexes time.Duration // between two attempts at what a missing privilege or a long transaction stood in the way of
+}
+
+var defaultPace = pace{call: 10 * time.Second, clean: 10 * time.Second, indexes: 30 * time.Second}
 
 // Option changes what a relay does besides relaying.
 type Option func(*Relay)
@@ -71,7 +81,7 @@ func Embedded() Option { return func(r *Relay) { r.embedded = true } }
 // New builds a relay; it does no I/O. Every error it returns is one of the configuration. One that is never run is to be
 // closed.
 func New(cfg config.Config, version string, log *slog.Logger, options ...Option) (*Relay, error) {
-	r := &Relay{cfg: cfg, log: log, version: version, state: newState(cfg.HTTP.Readiness, time.Now)}
+	r := &Relay{cfg: cfg, log: log, version: version, state: newState(cfg.HTTP.Readiness, time.Now), pace: defaultPace}
 	for _, o := range options {
 		o(r)
 	}

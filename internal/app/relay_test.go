@@ -102,6 +102,12 @@ func setup(t *testing.T) *bundle {
 // start runs a relay until stop is called, which returns what Run returned.
 func (b *bundle) start(set ...string) (stop func() error) {
 	b.t.Helper()
+	return b.startAs(func(*app.Relay) {}, set...)
+}
+
+// startAs is start of a relay that is prepared before.
+func (b *bundle) startAs(prepare func(*app.Relay), set ...string) (stop func() error) {
+	b.t.Helper()
 	cfg, _, err := config.Load("", b.env, set)
 	if err != nil {
 		b.t.Fatal(err)
@@ -110,6 +116,7 @@ func (b *bundle) start(set ...string) (stop func() error) {
 	if err != nil {
 		b.t.Fatal(err)
 	}
+	prepare(r)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(b.t.Context()))
 	ended := make(chan error, 1)
 	go func() { ended <- r.Run(ctx) }()

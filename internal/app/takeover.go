@@ -52,6 +52,7 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err != nil {
 		return none, err
 	}
+	t.later(t.indexes) // beside all that follows, which is slow without them
 	t.dirty = newDirty(t, &doc)
 	if doc.Position().IsZero() { // N17: before there is a position, behind which nobody would look any more
 		if err := t.dirty.find(ctx); err != nil {
@@ -100,7 +101,6 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	g.Go(func() error { return endOf(work, sink.Run(work)) })
 	g.Go(func() error { return endOf(work, disp.Run(work)) })
 	t.reconcile(ctx, work, g)
-	t.later(t.indexes)
 	t.delivering.Store(disp)
 	t.running.set(t)
 	t.log.Info("took over", "watcher", t.cfg.Watcher, "node", t.cfg.Node, "position", t.from.Token.String(), "time", t.from.ClusterTime.T)
@@ -117,13 +117,36 @@ func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error)
 	return at, err
 }
 
-// untilDone repeats what MongoDB has to answer, and tells of it when it lasts.
+// untilDone repeats what MongoDB has to answer, and tells of it when it lasts. It is for calls that cost the server little.
 func (t *term) untilDone(ctx context.Context, part string, op func(context.Context) error) error {
-	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) error {
-		call, cancel := context.WithTimeout(ctx, 10*time.Second)
+	return t.untilAnswered(ctx, part, func(ctx context.Context) error {
+		call, cancel := context.WithTimeout(ctx, t.pace.call)
 		defer cancel()
 		return op(call)
-	}, func(err error, _ time.Duration) { t.report(part, err, false) })
+	})
+}
+
+// untilRead is untilDone for a read of a collection, which takes as long as that is large where an index is missing: a deadline would
+// only begin it again.
+func (t *term) untilRead(ctx context.Context, op func(context.Context) error) error {
+	return t.untilAnswered(ctx, "mongodb", func(ctx context.Context) error {
+		ended := make(chan error, 1)
+		go func() { ended <- op(ctx) }()
+		alive := time.NewTicker(time.Second)
+		defer alive.Stop()
+		for {
+			select {
+			case err := <-ended:
+				return err
+			case <-alive.C:
+				t.progress.ticks.Add(1) // it may be the pump that waits
+			}
+		}
+	})
+}
+
+func (t *term) untilAnswered(ctx context.Context, part string, op func(context.Context) error) error {
+	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { t.report(part, err, false) })
 	if err == nil {
 		t.state.clear(part)
 	}
@@ -338,7 +361,7 @@ func (t *term) firstStart(ctx context.Context, now bson.Timestamp) (at bson.Time
 	oldest := now
 	for _, c := range t.outboxes() {
 		coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
-		if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error {
+		if err := t.untilRead(ctx, func(ctx context.Context) error {
 			ts, ok, err := store.OldestTS(ctx, coll)
 			if err == nil && ok && ts.Before(oldest) {
 				oldest = ts

@@ -24,6 +24,7 @@ const (
 	flushEvery    = 64               // envelopes
 	mostKeys      = 10_000           // keys that are remembered one by one; beyond, everything is looked at
 	keysAtOnce    = 200              // keys of one query
+	heldAtOnce    = 32               // envelopes of a key that cannot go, before the server leaves out what is like them
 	dueAtOnce     = 1000             // due retries of one query
 	fewFlying     = 100              // when the next ones are asked for
 	stuckEvery    = 10 * time.Second // so many due ones that cannot go make a pass over everything worth it
@@ -82,7 +83,8 @@ type Exceptions struct {
 	parked map[string]struct{} // topics that take nothing
 	cur    turn                // the key that the pass is at
 	taken  int                 // envelopes published so far
-	stuck  time.Time           // when a pass over everything was made last because of what is due and cannot go
+	asleep map[orderKey]sleeping
+	stuck  time.Time // when a pass over everything was made last because of what is due and cannot go
 	jobs   jobs
 	found  []found // not looked at yet
 
@@ -115,6 +117,12 @@ type keyState struct {
 	resume map[string]struct{}
 }
 
+// sleeping is a key whose first envelope waits for its next attempt.
+type sleeping struct {
+	until  int64    // Unix milliseconds
+	topics []string // that it waits for
+}
+
 // jobs is what has a reason to be looked at.
 type jobs struct {
 	all    bool
@@ -135,7 +143,7 @@ func (x *Exceptions) init() {
 	x.once.Do(func() {
 		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
 		x.flying, x.keys, x.landed = map[string]*flight{}, map[orderKey]*keyState{}, map[string]bool{}
-		x.parked = map[string]struct{}{}
+		x.parked, x.asleep = map[string]struct{}{}, map[orderKey]sleeping{}
 		x.jobs = jobs{
 			all: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
 			later: map[orderKey]bson.RawValue{}, ahead: map[orderKey]ahead{},
@@ -173,8 +181,8 @@ func (x *Exceptions) Written(list []store.Exception) {
 	x.mu.Lock()
 	for i := range list {
 		e := &list[i]
-		if e.State == event.StateRetry && e.Delay > 0 || x.allParked(e.Pending) {
-			continue // its time, or its topic, will call
+		if e.State == event.StateRetry && e.Delay > 0 || x.allParked(e.Pending) || x.stands(e) {
+			continue // its time, its topic, or what is before it will call
 		}
 		ref := keyRef{orderKey{e.NS, e.Key}, e.Raw.Lookup("key")}
 		if ref.stored.Type != bson.TypeString {

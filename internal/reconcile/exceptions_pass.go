@@ -19,6 +19,8 @@ type reading struct {
 	skip    map[string]struct{}
 	view    event.View
 	since   int    // envelopes since the last flush
+	held    int    // envelopes of the present key, one behind the other, that could not go
+	left    int    // topics of the present key that the server leaves out
 	reached string // the watermark's position as it was last asked for
 	db, co  []byte
 }
@@ -67,7 +69,19 @@ func (x *Exceptions) pass(ctx context.Context, c store.Outbox, p reading) error 
 		more, err = scan.Page(ctx, limit, func(raw bson.Raw) error {
 			docs++
 			bytes += len(raw)
-			return x.consider(ctx, &p, ns, raw)
+			if err := x.consider(ctx, &p, ns, raw); err != nil || p.held < heldAtOnce {
+				return err
+			}
+			p.held = 0
+			if topics, all := x.stoppedTopics(); all {
+				scan.Leave(nil)
+			} else if len(topics) > p.left {
+				p.left = len(topics)
+				scan.Leave(topics)
+			} else {
+				return nil
+			}
+			return store.ErrLeave
 		})
 		x.Outlet.Flush()
 		if err != nil {
@@ -76,6 +90,14 @@ func (x *Exceptions) pass(ctx context.Context, c store.Outbox, p reading) error 
 		limit = max(firstReply, min(pageDocs, pageBytes*docs/max(bytes, 1)))
 	}
 	return nil
+}
+
+// stoppedTopics are those for which nothing more of the present key may go, or it is all of them.
+func (x *Exceptions) stoppedTopics() (topics []string, all bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	_, every := x.cur.stopped[everything]
+	return sorted(x.cur.stopped), every || x.cur.all
 }
 
 // page begins a page: what lands from here on may still be shown as it was before. It reports whether the pass is over because each
@@ -121,9 +143,10 @@ func (x *Exceptions) consider(ctx context.Context, p *reading, ns string, raw bs
 		p.reached = x.Outlet.Reached()
 	}
 	topics, fl := x.admit(p, it, now)
-	if len(topics) == 0 {
+	if p.held++; len(topics) == 0 {
 		return nil
 	}
+	p.held = 0
 	d := &Delivery{
 		NS: ns, ID: keep(it.id), Number: p.view.Delivery, Key: it.ref.key, State: it.state, Pos: it.pos, Origin: it.origin,
 		Pending: it.pending, Attempts: p.view.Attempts, Latched: true,

@@ -20,6 +20,8 @@ func (x *Exceptions) admit(p *reading, it *item, now int64) ([]string, *flight) 
 	defer x.mu.Unlock()
 	if x.cur.orderKey != it.ref.orderKey || !x.cur.at {
 		x.cur = turn{orderKey: it.ref.orderKey, at: true, stopped: map[string]struct{}{}}
+		p.held, p.left = 0, 0
+		delete(x.asleep, it.ref.orderKey)
 	}
 	k := x.keys[it.ref.orderKey]
 	if stop, landed := x.landed[it.flyID]; landed { // the page may still show it as it was
@@ -37,6 +39,9 @@ func (x *Exceptions) admit(p *reading, it *item, now int64) ([]string, *flight) 
 		return nil, nil
 	}
 	if !x.ready(p, it, now) {
+		if it.state == event.StateRetry && p.view.NextAt > now && len(x.cur.stopped) == 0 {
+			x.sleeps(it, p.view.NextAt)
+		}
 		x.stop(it.topics, true, nil)
 		return nil, nil
 	}
@@ -58,6 +63,31 @@ func (x *Exceptions) admit(p *reading, it *item, now int64) ([]string, *flight) 
 		x.stop(topics, true, nil)
 	}
 	return topics, f
+}
+
+// sleeps remembers that a key waits for the next attempt of its first envelope, which will call.
+func (x *Exceptions) sleeps(it *item, until int64) {
+	if len(x.asleep) >= mostKeys {
+		clear(x.asleep)
+	}
+	x.asleep[it.ref.orderKey] = sleeping{until, it.topics}
+}
+
+// stands reports whether an envelope that has just been written stands behind one of its key that is being tried alone, or that waits
+// for its next attempt: then a look at the key would find nothing that may go, and the end of that wait will look at it.
+func (x *Exceptions) stands(e *store.Exception) bool {
+	if e.State != event.StateBlocked || len(e.Pending) == 0 {
+		return false
+	}
+	s, asleep := x.asleep[orderKey{e.NS, e.Key}]
+	asleep = asleep && s.until > x.Now().UnixMilli()
+	k := x.keys[orderKey{e.NS, e.Key}]
+	for _, t := range e.Pending {
+		if !(asleep && contains(s.topics, t)) && (k == nil || !k.alone[t]) {
+			return false
+		}
+	}
+	return true
 }
 
 // ready reports whether the envelope may go at all. N15: one of the stream only once the watermark has passed it, else one

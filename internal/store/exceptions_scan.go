@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -24,12 +25,20 @@ type ExceptionScan struct {
 	Part slot.Part       // only those of this slot (N28)
 
 	begun bool
-	rest  bool // the key of last may have more
+	rest  bool     // the key of last may have more
+	leave []string // of the rest of this key, not those that wait for these topics only
 	last  struct {
 		key, pos bson.RawValue
 		ids      bson.A // read with this very key and position
 	}
 }
+
+// ErrLeave ends a page early, when Leave was called.
+var ErrLeave = errors.New("the rest of the key is left")
+
+// Leave passes over those of the key that is being read that wait for these topics only, and over all of them if there are none. The
+// next page goes on behind that. It is to be called from within take, which then returns ErrLeave.
+func (s *ExceptionScan) Leave(topics []string) { s.rest, s.leave = topics != nil, topics }
 
 // Page hands up to limit exceptions to take; the bytes are valid during the call only, and an error of take ends it. more
 // is false behind the last page. After an error the same page is asked for again, from behind what take got.
@@ -44,6 +53,8 @@ func (s *ExceptionScan) Page(ctx context.Context, limit int, take func(bson.Raw)
 		rest := s.rest
 		n, err := s.read(ctx, limit, take)
 		switch {
+		case errors.Is(err, ErrLeave):
+			return true, nil
 		case err != nil:
 			return false, err
 		case n == limit:
@@ -77,6 +88,9 @@ func (s *ExceptionScan) reached(raw bson.Raw) {
 		s.last.ids = append(s.last.ids, id)
 		return
 	}
+	if !s.begun || !key.Equal(s.last.key) {
+		s.leave = nil
+	}
 	s.begun, s.rest = true, true
 	s.last.key, s.last.pos, s.last.ids = clone(key), clone(pos), bson.A{id}
 }
@@ -99,7 +113,11 @@ func (s *ExceptionScan) filter() bson.D {
 		// $expr compares across types, as the index does.
 		d = append(d, bson.E{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$key", lit(orNull(s.last.key))}}}})
 	}
-	return append(d, waiting(s.Only, s.Skip)...)
+	skip := s.Skip
+	if s.begun && s.rest {
+		skip = slices.Concat(s.Skip, s.leave)
+	}
+	return append(d, waiting(s.Only, skip)...)
 }
 
 // sort leaves the key out where there is only one: the server merges the three states only by what is behind their bounds.

@@ -35,9 +35,23 @@ func FailTimes(tb testing.TB, client *mongo.Client, app string, times int, data 
 	mode := bson.D{{Key: "times", Value: times}}
 	// Counted by the server: how often it was entered so far.
 	before := p.set(mode, data)
-	wait := bson.D{{Key: "waitForFailPoint", Value: "failCommand"}, {Key: "timesEntered", Value: before + int64(times)}, {Key: "maxTimeMS", Value: 90_000}}
-	if err := client.Database("admin").RunCommand(tb.Context(), wait).Err(); err != nil {
-		tb.Fatalf("the fail point was not reached %d times: %v", times, err)
+	p.awaitEntered(before + int64(times))
+}
+
+// FailAlways is FailCommand for all commands, and waits with reached until the first of them has failed.
+func FailAlways(tb testing.TB, app string, data bson.D) (reached, off func()) {
+	tb.Helper()
+	p := takeFailPoint(tb, Client(tb), app)
+	before := p.set("alwaysOn", data)
+	return func() { tb.Helper(); p.awaitEntered(before + 1) }, p.off
+}
+
+// awaitEntered waits until the point has been entered so often since the server started.
+func (p *failPoint) awaitEntered(times int64) {
+	p.tb.Helper()
+	wait := bson.D{{Key: "waitForFailPoint", Value: "failCommand"}, {Key: "timesEntered", Value: times}, {Key: "maxTimeMS", Value: 90_000}}
+	if err := p.client.Database("admin").RunCommand(p.tb.Context(), wait).Err(); err != nil {
+		p.tb.Fatalf("the fail point was not reached: %v", err)
 	}
 }
 
