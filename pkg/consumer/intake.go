@@ -14,7 +14,7 @@ import (
 // entry decodes a record and finds its handlers.
 func (p *partition) entry(r *Record) *entry {
 	r.Headers, r.Key = restoredFor(p.s.c.group, r.Headers, r.Key)
-	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: sizeOf(r)}
+	e := &entry{offset: r.Offset, lane: inbox.Lane(r.Key, r.Offset), rec: *r, size: sizeOf(r), time: r.Time.UnixMilli()}
 	m, err := p.s.decode(r)
 	if errors.Is(err, ErrDrop) {
 		p.s.c.s.observer.Dropped("", 1)

@@ -38,13 +38,20 @@ func (s *scout) existing(ctx context.Context) []string {
 	return nil
 }
 
-// watch returns when other topics exist than those, or ctx ends.
+// watch returns when other topics exist than those, or ctx ends. A topic that is gone has to be gone in two looks: a broker
+// that has just come up may not know all topics yet, and to leave the group for that would stop all the others.
 func (s *scout) watch(ctx context.Context, topics []string) {
+	var before []string
 	for retry.Sleep(ctx, s.cfg.WatchPartitions) == nil {
 		there, _, err := s.look(ctx)
-		if err == nil && !slices.Equal(there, topics) {
+		if err != nil {
+			continue
+		}
+		more := slices.ContainsFunc(there, func(t string) bool { return !slices.Contains(topics, t) })
+		if !slices.Equal(there, topics) && (more || slices.Equal(there, before)) {
 			return
 		}
+		before = there
 	}
 }
 

@@ -17,8 +17,12 @@ type Observer interface {
 	Dropped(handler string, n int)
 	// Failed: an attempt failed, and what the policy decided.
 	Failed(handler string, action Action)
-	// Lag: how many offsets the partition has beyond those that are finished.
+	// Lag: how many offsets the partition has beyond those that are finished. It is told with each fetch, and every few
+	// seconds of a partition that is not fetched.
 	Lag(topic string, partition int32, n int64)
+	// Oldest: how long ago the oldest message of the partition that is not finished was written; 0 if all that was fetched
+	// is finished. It is told every few seconds.
+	Oldest(topic string, partition int32, age time.Duration)
 	// Held: how many messages of all partitions are held in memory, and their bytes.
 	Held(messages, bytes int64)
 	// Running: how many lanes run.
@@ -50,6 +54,9 @@ func (Unobserved) Failed(string, Action) {}
 
 // Lag does nothing.
 func (Unobserved) Lag(string, int32, int64) {}
+
+// Oldest does nothing.
+func (Unobserved) Oldest(string, int32, time.Duration) {}
 
 // Held does nothing.
 func (Unobserved) Held(int64, int64) {}

@@ -7,6 +7,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/outrelay/outrelay/internal/retry"
 )
@@ -25,6 +26,7 @@ type entry struct {
 	m     *Message // nil while the body is not in memory
 	cause error    // of a record that cannot be decoded
 	size  int
+	time  int64 // when the record was written, in Unix milliseconds
 
 	orphan atomic.Bool // its topic was created anew
 }
@@ -73,10 +75,12 @@ type partition struct {
 	gone      bool // and nothing is counted
 	tracks    map[trackKey]*track
 	attached  map[string]*attachment
-	id        *string // of the topic that the offsets are of, nil while that is unknown; only read uses it
+	id        *string   // of the topic that the offsets are of, nil while that is unknown; only read uses it
+	measured  time.Time // when its lag was told
 
 	wake     chan struct{} // there is room, or something to fetch again
 	tracking sync.WaitGroup
+	still    atomic.Bool // all tracks have ended, after close
 }
 
 // trackKey is a lane and the name of a handler. What was registered under a name before, and is taken back, has the same
@@ -219,7 +223,42 @@ func (p *partition) take(from int64, f Fetched) {
 	p.lost(from, p.next)
 	p.s.passed(p.trim())
 	p.s.held(int64(p.bodies-messages), int64(p.bytes-bytes))
-	p.s.c.s.observer.Lag(p.tp.Topic, p.tp.Partition, max(0, f.End-p.floor()))
+	p.behind(f.End)
+}
+
+// behind tells the lag. The lock is held.
+func (p *partition) behind(end int64) {
+	p.measured = time.Now()
+	p.s.c.s.observer.Lag(p.tp.Topic, p.tp.Partition, max(0, end-p.floor()))
+}
+
+// gaugeInterval is how often partitions are measured beside their fetches.
+const gaugeInterval = 3 * time.Second
+
+// gauge tells how old the oldest unfinished message of each partition is, and the lag of those that are not fetched: of a
+// partition that stands still nobody would learn otherwise that it falls behind.
+func (s *session) gauge() {
+	for retry.Sleep(s.soft, gaugeInterval) == nil {
+		for tp, p := range s.parts {
+			p.mu.Lock()
+			age := time.Duration(0)
+			if len(p.entries) > 0 {
+				age = max(0, time.Since(time.UnixMilli(p.entries[0].time)))
+			}
+			stale := time.Since(p.measured) > gaugeInterval
+			p.mu.Unlock()
+
+			s.c.s.observer.Oldest(tp.Topic, tp.Partition, age)
+			if !stale {
+				continue
+			}
+			if log, err := s.g.Log(s.soft, tp); err == nil {
+				p.mu.Lock()
+				p.behind(log.End)
+				p.mu.Unlock()
+			}
+		}
+	}
 }
 
 // unfire lets a handler for one message alone have another one.

@@ -56,6 +56,7 @@ func (r *run) Serve(ctx context.Context, g Generation) error {
 		readers.Go(p.read)
 	}
 	readers.Go(s.commits)
+	readers.Go(s.gauge)
 	<-soft.Done()
 	readers.Wait()
 	s.drain(abandon) //nolint:contextcheck // what ends is that context; the drain outlives it
@@ -84,7 +85,7 @@ func (s *session) drain(abandon context.CancelCauseFunc) {
 	var tracks sync.WaitGroup
 	for _, p := range s.parts {
 		p.close()
-		tracks.Go(p.tracking.Wait)
+		tracks.Go(func() { p.tracking.Wait(); p.still.Store(true) })
 	}
 	go func() { tracks.Wait(); close(done) }()
 	limit := s.c.drainLimit()
@@ -124,19 +125,21 @@ func (c *Consumer) drainLimit() time.Duration {
 // hardValues is a context for what has to be done after everything ended.
 func (s *session) hardValues() context.Context { return context.WithoutCancel(s.hard) }
 
-// release gives up the inbox's claims of the partitions; they run out anyway.
+// release gives up the inbox's claims of the partitions; they run out anyway. A partition with a handler that still runs keeps
+// them until then, or somebody else would begin the same beside it.
 func (s *session) release() {
 	ctx, cancel := context.WithTimeout(s.hardValues(), releaseTimeout)
 	defer cancel()
+	var failed []error
 	for tp, p := range s.parts {
-		if !p.attachedAny() {
+		if !p.attachedAny() || !p.still.Load() {
 			continue
 		}
 		if err := s.inbox.Release(ctx, tp.Topic, tp.Partition); err != nil {
-			s.report(fmt.Errorf("releasing partition %s in the inbox: %w", tp, err))
-			return
+			failed = append(failed, fmt.Errorf("releasing partition %s in the inbox: %w", tp, err))
 		}
 	}
+	s.report(errors.Join(failed...))
 }
 
 // passed counts messages that are finished, and all before them, for the commit mode.

@@ -327,3 +327,88 @@ func TestATimeOutKeepsTheHandlersOwnError(t *testing.T) {
 		}
 	}
 }
+
+// measures keeps the last lag and age.
+type measures struct {
+	consumer.Unobserved
+	lag, age atomic.Int64
+}
+
+func (m *measures) Lag(_ string, _ int32, n int64)              { m.lag.Store(n) }
+func (m *measures) Oldest(_ string, _ int32, age time.Duration) { m.age.Store(int64(age)) }
+
+// A partition that stands still falls behind, and its observer sees that.
+func TestTheLagOfAStuckPartitionGrows(t *testing.T) {
+	t.Parallel()
+	seen := &measures{}
+	p := newPlan(t, consumer.WithObserver(seen), consumer.Buffer(1, 1<<20), consumer.MaxAhead(1))
+	p.put("A", 1, 1)
+	begun, release := make(chan struct{}, 100), make(chan struct{})
+	p.on("A", func(context.Context, *consumer.Message) error {
+		begun <- struct{}{}
+		<-release
+		return nil
+	})
+	p.start("consumer", p.Run)
+	t.Cleanup(func() { close(release) })
+	<-begun
+	p.put("A", 50, 1)
+	for ctx := p.context(); seen.lag.Load() != 51 || seen.age.Load() < int64(2*time.Second); {
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-ctx.Done():
+			t.Fatalf("the lag is %d of 51, the age %v", seen.lag.Load(), time.Duration(seen.age.Load()))
+		}
+	}
+}
+
+// claims counts what is given up.
+type claims struct {
+	consumer.Inbox
+	consumer.Unobserved
+	released    atomic.Int32
+	generations chan struct{}
+}
+
+func (c *claims) Release(ctx context.Context, topic string, part int32) error {
+	c.released.Add(1)
+	return c.Inbox.Release(ctx, topic, part)
+}
+
+func (c *claims) Assigned(int) { c.generations <- struct{}{} }
+
+// A handler that does not heed its context keeps its claim while it runs, and its slot in no later generation.
+func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []inbox.Mode{inbox.None, inbox.Optimistic} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			kept := &claims{generations: make(chan struct{}, 10)}
+			p := newPlan(t, consumer.WithInbox(kept), consumer.Concurrency(1), consumer.Drain(10*time.Millisecond), consumer.WithObserver(kept))
+			kept.Inbox = p.inbox
+			p.put("A", 1, 1)
+			hangs, release := make(chan struct{}, 10), make(chan struct{})
+			var hung atomic.Bool
+			p.on("A", func(context.Context, *consumer.Message) error {
+				if hung.CompareAndSwap(false, true) {
+					hangs <- struct{}{}
+					<-release
+				}
+				return nil
+			}, consumer.Exactly(mode))
+			p.start("consumer", p.Run)
+			t.Cleanup(func() { close(release) })
+			<-kept.generations
+			<-hangs
+
+			p.broker.Rebalance("g")
+			<-kept.generations
+			if n := kept.released.Load(); n > 0 {
+				t.Errorf("the claims of a partition were released %d times while its handler ran", n)
+			}
+			if mode == inbox.None {
+				p.passes() // in the only slot of the next generation
+			}
+		})
+	}
+}

@@ -25,6 +25,24 @@ var (
 	ErrTransactionEnded = errors.New("transaction has ended")
 )
 
+// CommitError says that a transaction whose callback succeeded could not be committed.
+type CommitError struct {
+	// Unknown says that the transaction may have been committed nevertheless: look for what it wrote before doing it again,
+	// or do it again only if that has no further effect. Otherwise nothing of it was stored.
+	Unknown bool
+	Err     error // of the driver
+}
+
+func (e *CommitError) Error() string {
+	if e.Unknown {
+		return fmt.Sprintf("committing: it is unknown whether the transaction was committed: %v", e.Err)
+	}
+	return fmt.Sprintf("committing: nothing of the transaction was stored: %v", e.Err)
+}
+
+// Unwrap is the driver's error.
+func (e *CommitError) Unwrap() error { return e.Err }
+
 // TooLargeError is ErrTooLarge with the sizes in bytes.
 type TooLargeError struct {
 	ID          event.ID

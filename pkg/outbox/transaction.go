@@ -29,6 +29,8 @@ import (
 // started with the driver's own methods is joined too, but then its concerns are as it was started, and its owner decides
 // about the commit alone: hand the inner error on.
 //
+// A commit that fails is a *CommitError, which says whether the outcome is unknown; an error of fn never is one.
+//
 // A call with the context of a transaction that is over is refused with ErrTransactionEnded, and one that a goroutine of fn
 // is still in when fn returns makes the whole roll back. A standalone server has no transactions: ErrStandalone.
 //
@@ -68,7 +70,9 @@ func inNewSession(ctx context.Context, client *mongo.Client, fn func(context.Con
 }
 
 func run(ctx context.Context, sess *mongo.Session, fn func(context.Context) error, s transactionSettings) error {
+	committing := false
 	_, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) {
+		committing = false
 		if err := ctx.Err(); err != nil {
 			return nil, err // between two attempts; the driver itself does not look
 		}
@@ -78,9 +82,27 @@ func run(ctx context.Context, sess *mongo.Session, fn func(context.Context) erro
 		if err := fn(context.WithValue(ctx, unitKey{}, u)); err != nil {
 			return nil, err
 		}
-		return nil, u.settle()
+		err := u.settle()
+		committing = err == nil
+		return nil, err
 	}, s.options())
-	return explain(ctx, sess.Client(), err)
+	if err == nil || !committing || err == ctx.Err() { //nolint:errorlint // exactly this one says that no commit was tried
+		return explain(ctx, sess.Client(), err)
+	}
+	return &CommitError{Unknown: !aborted(err), Err: explain(ctx, sess.Client(), err)}
+}
+
+// aborted reports whether a commit that failed with err certainly did not take place: the server answered, and neither it nor
+// the driver leaves the outcome open.
+func aborted(err error) bool {
+	var answer mongo.CommandError
+	if !errors.As(err, &answer) {
+		return false
+	}
+	if answer.HasErrorLabel("TransientTransactionError") {
+		return true
+	}
+	return !answer.HasErrorLabel("UnknownTransactionCommitResult") && !mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
 }
 
 func (s *transactionSettings) options() *options.TransactionOptionsBuilder {

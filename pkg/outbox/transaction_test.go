@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	mongoevent "go.mongodb.org/mongo-driver/v2/event"
@@ -378,4 +379,47 @@ func TestTransactionIsNotRetriedAfterItsContext(t *testing.T) {
 		t.Errorf("after %d runs: %v", runs, err)
 	}
 	b.want(t)
+}
+
+// A caller can tell a commit that failed from a callback that failed, and what is certain from what is not.
+func TestAFailedCommitSaysWhetherItsOutcomeIsUnknown(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		command string
+		data    bson.D
+		timeout time.Duration
+		commit  bool
+		unknown bool
+	}{
+		{"an insert is refused", "insert", bson.D{{Key: "errorCode", Value: 20}}, 0, false, false},
+		{"the commit is refused", "commitTransaction", bson.D{{Key: "errorCode", Value: 20}}, 0, true, false},
+		{"the commit is not confirmed", "commitTransaction", bson.D{{Key: "errorCode", Value: 50}, {Key: "errorLabels", Value: bson.A{"UnknownTransactionCommitResult"}}}, time.Second, true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			app := stacktest.Name(t)
+			opts := options.Client().SetAppName(app)
+			if c.timeout > 0 {
+				opts.SetTimeout(c.timeout)
+			}
+			client := stacktest.Client(t, opts)
+			coll := stacktest.Database(t, client).Collection("c")
+			if _, err := coll.InsertOne(t.Context(), bson.D{}); err != nil {
+				t.Fatal(err)
+			}
+			stacktest.FailCommand(t, app, "alwaysOn", append(bson.D{{Key: "failCommands", Value: bson.A{c.command}}}, c.data...))
+			err := outbox.Transaction(t.Context(), client, func(ctx context.Context) error {
+				_, err := coll.InsertOne(ctx, bson.D{})
+				return err
+			})
+			var failed *outbox.CommitError
+			if err == nil || errors.As(err, &failed) != c.commit || c.commit && failed.Unknown != c.unknown {
+				t.Errorf("%T: %v", err, err)
+			}
+			if server := mongo.ServerError(nil); !errors.As(err, &server) {
+				t.Errorf("the driver's error is gone: %v", err)
+			}
+		})
+	}
 }

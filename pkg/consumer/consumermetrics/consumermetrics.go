@@ -27,6 +27,7 @@ type Observer struct {
 	failed     *prometheus.CounterVec
 	took       *prometheus.HistogramVec
 	lag        *prometheus.GaugeVec
+	oldest     *prometheus.GaugeVec
 	messages   prometheus.Gauge
 	bytes      prometheus.Gauge
 	running    prometheus.Gauge
@@ -63,7 +64,9 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 		took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "outrelay", Subsystem: "consumer", Name: "handle_seconds", Help: "Time of one successful attempt with its commit.", Buckets: buckets,
 		}, []string{"handler"}),
-		lag:        prometheus.NewGaugeVec(gauge("lag_messages", "Offsets of the partition beyond those that are finished."), []string{"topic", "partition"}),
+		lag: prometheus.NewGaugeVec(gauge("lag_messages", "Offsets of the partition beyond those that are finished."), []string{"topic", "partition"}),
+		oldest: prometheus.NewGaugeVec(gauge("oldest_unfinished_seconds", "Age of the oldest message of the partition that was read and is not finished."),
+			[]string{"topic", "partition"}),
 		messages:   prometheus.NewGauge(gauge("held_messages", "Messages held in memory.")),
 		bytes:      prometheus.NewGauge(gauge("held_bytes", "Bytes of the messages held in memory.")),
 		running:    prometheus.NewGauge(gauge("running_lanes", "Lanes that run a handler.")),
@@ -74,7 +77,7 @@ func New(registry prometheus.Registerer, group string) (*Observer, error) {
 		lags:       map[place]bool{},
 	}
 	for _, c := range []prometheus.Collector{
-		o.handled, o.duplicates, o.dropped, o.failed, o.took, o.lag, o.messages, o.bytes, o.running, o.partitions, o.rebalances, o.commits, o.suspended,
+		o.handled, o.duplicates, o.dropped, o.failed, o.took, o.lag, o.oldest, o.messages, o.bytes, o.running, o.partitions, o.rebalances, o.commits, o.suspended,
 	} {
 		if err := in.Register(c); err != nil {
 			return nil, fmt.Errorf("metrics of group %s: %w", group, err)
@@ -112,6 +115,14 @@ func (o *Observer) Lag(topic string, partition int32, n int64) {
 	o.lag.WithLabelValues(topic, strconv.Itoa(int(partition))).Set(float64(n))
 }
 
+// Oldest implements [consumer.Observer].
+func (o *Observer) Oldest(topic string, partition int32, age time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lags[place{topic, partition}] = true
+	o.oldest.WithLabelValues(topic, strconv.Itoa(int(partition))).Set(age.Seconds())
+}
+
 // Held implements [consumer.Observer].
 func (o *Observer) Held(messages, bytes int64) {
 	o.messages.Set(float64(messages))
@@ -130,6 +141,7 @@ func (o *Observer) Assigned(partitions int) {
 	o.rebalances.Inc()
 	for p := range o.lags {
 		o.lag.DeleteLabelValues(p.topic, strconv.Itoa(int(p.partition)))
+		o.oldest.DeleteLabelValues(p.topic, strconv.Itoa(int(p.partition)))
 	}
 	clear(o.lags)
 }

@@ -61,6 +61,7 @@ func TestEverythingIsCounted(t *testing.T) {
 	o.Dropped("", 2)
 	o.Failed("pay", consumer.Discard)
 	o.Lag("orders", 1, 40)
+	o.Oldest("orders", 1, 90*time.Second)
 	o.Held(5, 1000)
 	o.Running(2)
 	o.Committed(nil)
@@ -74,7 +75,8 @@ func TestEverythingIsCounted(t *testing.T) {
 	}
 	want := map[string]float64{
 		"handled_total billing pay": 3, "handle_seconds billing pay": 1, "duplicates_total billing pay": 1, "dropped_total billing ": 2,
-		fmt.Sprintf("failures_total %s billing pay", consumer.Discard): 1, "lag_messages billing 1 orders": 40, "held_messages billing": 5,
+		fmt.Sprintf("failures_total %s billing pay", consumer.Discard): 1, "lag_messages billing 1 orders": 40,
+		"oldest_unfinished_seconds billing 1 orders": 90, "held_messages billing": 5,
 		"held_bytes billing": 1000, "running_lanes billing": 2, "assigned_partitions billing": 2, "generations_total billing": 1,
 		"commits_total billing ok": 1, "commits_total billing failed": 1, "suspended billing database": 1,
 	}
@@ -84,7 +86,8 @@ func TestEverythingIsCounted(t *testing.T) {
 	o.Suspended("database", false)
 	o.Assigned(1)
 	got = values(t, r)
-	if _, stays := got["lag_messages billing 1 orders"]; stays || got["suspended billing database"] != 0 {
+	_, old := got["oldest_unfinished_seconds billing 1 orders"]
+	if _, stays := got["lag_messages billing 1 orders"]; stays || old || got["suspended billing database"] != 0 {
 		t.Errorf("after a rebalance: %v", got)
 	}
 }
