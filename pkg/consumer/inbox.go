@@ -14,7 +14,7 @@ type Inbox interface {
 	Pass(ctx context.Context, list []inbox.Entry) error
 	Claim(ctx context.Context, e inbox.Entry, lease time.Duration) (inbox.Claim, error)
 	Attach(ctx context.Context, consumer, topic string, part int32, l inbox.Log) (inbox.Generation, error)
-	Release(ctx context.Context, topic string, part int32) error
+	Release(ctx context.Context, consumer, topic string, part int32) error
 }
 
 var _ Inbox = (*inbox.Inbox)(nil)

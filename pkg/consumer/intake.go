@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -129,6 +131,18 @@ func (p *partition) attach(ctx context.Context, r *registration) error {
 	}
 	a.done = true
 	return nil
+}
+
+// release gives up what the inbox holds of the partition for the handlers that attached to it.
+func (p *partition) release(ctx context.Context) error {
+	p.mu.Lock()
+	names := slices.Collect(maps.Keys(p.attached))
+	p.mu.Unlock()
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, p.s.inbox.Release(ctx, p.s.c.group+"/"+name, p.tp.Topic, p.tp.Partition))
+	}
+	return errors.Join(errs...)
 }
 
 // detach makes the next attach ask again.

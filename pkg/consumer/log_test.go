@@ -176,7 +176,7 @@ func (x *renewed) Attach(context.Context, string, string, int32, inbox.Log) (inb
 	return inbox.Generation{}, nil
 }
 
-func (*renewed) Release(context.Context, string, int32) error { return nil }
+func (*renewed) Release(context.Context, string, string, int32) error { return nil }
 
 // over is a consumer of a log, without servers. Its OnError is silent.
 func over(t *testing.T, l *changing, opts ...consumer.Option) *consumer.Consumer {

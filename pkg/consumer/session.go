@@ -135,7 +135,7 @@ func (s *session) release() {
 		if !p.attachedAny() || !p.still.Load() {
 			continue
 		}
-		if err := s.inbox.Release(ctx, tp.Topic, tp.Partition); err != nil {
+		if err := p.release(ctx); err != nil {
 			failed = append(failed, fmt.Errorf("releasing partition %s in the inbox: %w", tp, err))
 		}
 	}

@@ -205,7 +205,7 @@ func TestReleaseOfAPartition(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := b.inbox.Release(t.Context(), "orders", 0); err != nil {
+	if err := b.inbox.Release(t.Context(), "group/a", "orders", 0); err != nil {
 		t.Fatal(err)
 	}
 	other := b.new(t)

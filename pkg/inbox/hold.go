@@ -119,13 +119,13 @@ func (c *claim) forget() {
 	delete(c.inbox.held, c)
 }
 
-// Release gives up what this Inbox holds as claims of a partition, and the partition: for when it goes to another process
-// and no transaction about it is open any more.
-func (x *Inbox) Release(ctx context.Context, topic string, part int32) error {
+// Release gives up what this Inbox holds for a consumer as claims of a partition, and the partition: for when it goes to
+// another process and no transaction about it is open any more. Other consumers may use the same Inbox.
+func (x *Inbox) Release(ctx context.Context, consumer, topic string, part int32) error {
 	var mine []*claim
 	x.mu.Lock()
 	for c := range x.held {
-		if p := c.entry.Place; p.Topic == topic && p.Partition == part {
+		if p := c.entry.Place; c.entry.Key.Consumer == consumer && p.Topic == topic && p.Partition == part {
 			mine = append(mine, c)
 		}
 	}
@@ -134,5 +134,5 @@ func (x *Inbox) Release(ctx context.Context, topic string, part int32) error {
 	for _, c := range mine {
 		errs = append(errs, c.Release(ctx))
 	}
-	return errors.Join(append(errs, x.letGo(ctx, topic, part))...)
+	return errors.Join(append(errs, x.letGo(ctx, partition{consumer, topic, part}))...)
 }

@@ -111,6 +111,24 @@ func (x *Inbox) Watermarks(ctx context.Context, consumer string) ([]Watermark, e
 	return all, nil
 }
 
+// Forget removes the watermarks of a consumer, of one topic or, if that is "", of all, and says how many documents. They are
+// kept for ever otherwise: call it for a consumer or a topic that is no more. A record that such a consumer gets again is
+// refused only while its marker is kept.
+func (x *Inbox) Forget(ctx context.Context, consumer, topic string) (removed int64, err error) {
+	if consumer == "" {
+		return 0, fmt.Errorf("forgetting watermarks: %w: the consumer is empty", ErrInvalid)
+	}
+	filter := bson.D{{Key: "_id.c", Value: consumer}}
+	if topic != "" {
+		filter = append(filter, bson.E{Key: "_id.t", Value: topic})
+	}
+	res, err := x.offsets.DeleteMany(ctx, filter)
+	if err != nil {
+		return 0, fmt.Errorf("forgetting watermarks of %s: %w", consumer, err)
+	}
+	return res.DeletedCount, nil
+}
+
 // Limits bound one Sweep. A zero is the default.
 type Limits struct {
 	PerStatement int // default 5,000

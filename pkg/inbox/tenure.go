@@ -28,15 +28,10 @@ const (
 	codeNoCommand = 59
 )
 
-type place struct {
-	topic     string
-	partition int32
-}
-
 // tenure is guarded by the mutex of its Inbox.
 type tenure struct {
 	id     string
-	places map[place]struct{}
+	places map[partition]struct{}
 	noted  map[string]time.Time // by the session's id
 }
 
@@ -45,21 +40,22 @@ func (x *Inbox) hold(p partition) (id string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.tenure == nil {
-		x.tenure = &tenure{id: uuid.NewString(), places: make(map[place]struct{}), noted: make(map[string]time.Time)}
+		x.tenure = &tenure{id: uuid.NewString(), places: make(map[partition]struct{}), noted: make(map[string]time.Time)}
 	}
-	x.tenure.places[place{p.topic, p.partition}] = struct{}{}
+	x.tenure.places[p] = struct{}{}
 	return x.tenure.id
 }
 
 // letGo is the end of the tenure if that was its last place.
-func (x *Inbox) letGo(ctx context.Context, topic string, part int32) error {
+func (x *Inbox) letGo(ctx context.Context, p partition) error {
 	x.mu.Lock()
+	delete(x.suspects, p) // attached stays: a handler that was left behind may still admit something
 	t := x.tenure
 	if t == nil {
 		x.mu.Unlock()
 		return nil
 	}
-	delete(t.places, place{topic, part})
+	delete(t.places, p)
 	if len(t.places) > 0 {
 		x.mu.Unlock()
 		return nil
@@ -116,6 +112,9 @@ func sessionID(ctx context.Context) (bson.Binary, bool) {
 
 // evict has the server end the transactions of another tenure. One that was given back left none, and one that is not gone
 // after all runs them again: to its process it is a transient error. A server that refuses lets them expire.
+//
+// It ends only sessions that are in a transaction at this moment. A process that lives uses the others, which the driver's
+// pool shares, for reads and writes that nobody would try again.
 func (x *Inbox) evict(ctx context.Context, id string) error {
 	var t struct {
 		Sessions []bson.Binary `bson:"s"`
@@ -127,11 +126,10 @@ func (x *Inbox) evict(ctx context.Context, id string) error {
 	if err != nil {
 		return fmt.Errorf("reading who had the partition: %w", err)
 	}
-	list := make(bson.A, len(t.Sessions))
-	for i, s := range t.Sessions {
-		list[i] = bson.D{{Key: "id", Value: s}}
+	list, err := x.inTransactions(ctx, t.Sessions)
+	if err == nil && len(list) > 0 {
+		err = x.client.Database("admin").RunCommand(ctx, bson.D{{Key: "killSessions", Value: list}}).Err()
 	}
-	err = x.client.Database("admin").RunCommand(ctx, bson.D{{Key: "killSessions", Value: list}}).Err()
 	if hasCode(err, codeUnauthorized) || hasCode(err, codeNoCommand) {
 		return nil
 	}
@@ -139,4 +137,29 @@ func (x *Inbox) evict(ctx context.Context, id string) error {
 		return fmt.Errorf("ending the transactions of who had the partition: %w", err)
 	}
 	return nil
+}
+
+// inTransactions returns those of the sessions that have a transaction open on the server.
+func (x *Inbox) inTransactions(ctx context.Context, sessions []bson.Binary) (bson.A, error) {
+	cur, err := x.client.Database("admin").Aggregate(ctx, mongo.Pipeline{
+		{{Key: "$currentOp", Value: bson.D{{Key: "allUsers", Value: false}, {Key: "idleSessions", Value: true}}}},
+		{{Key: "$match", Value: bson.D{
+			{Key: "lsid.id", Value: bson.D{{Key: "$in", Value: sessions}}}, {Key: "transaction", Value: bson.D{{Key: "$exists", Value: true}}},
+		}}},
+		{{Key: "$group", Value: bson.D{{Key: "_id", Value: "$lsid.id"}}}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	var docs []struct {
+		ID bson.Binary `bson:"_id"`
+	}
+	if err := cur.All(ctx, &docs); err != nil {
+		return nil, err
+	}
+	list := make(bson.A, len(docs))
+	for i, d := range docs {
+		list[i] = bson.D{{Key: "id", Value: d.ID}}
+	}
+	return list, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"go.mongodb.org/mongo-driver/v2/bson"
 	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/pkg/inbox"
 )
@@ -68,6 +69,92 @@ func TestAKilledProcessHoldsNobodyUp(t *testing.T) {
 	}
 }
 
+// What else a process does with a session that was once in a handler's transaction goes on when somebody takes its partition.
+func TestAProcessThatLivesKeepsItsCursors(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	first, next := b.new(t), b.new(t)
+	if _, err := attach(t, first, 1000); err != nil {
+		t.Fatal(err)
+	}
+	s := b.open(t, first, placed("1", 0, 1))
+	if err := s.CommitTransaction(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	coll := b.db.Collection("others")
+	for i := range 10 {
+		if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: i}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx := mongo.NewSessionContext(t.Context(), s)
+	cur, err := coll.Find(ctx, bson.D{}, options.Find().SetBatchSize(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := attach(t, next, 1000); err != nil {
+		t.Fatal(err)
+	}
+	var all []bson.D
+	if err := cur.All(ctx, &all); err != nil || len(all) != 10 {
+		t.Errorf("%d documents, %v", len(all), err)
+	}
+}
+
+// One Inbox may serve several consumers: what one of them gives back is not taken from the others.
+func TestAConsumerGivesBackOnlyItsOwn(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	x := b.new(t)
+	at := func(consumer string) inbox.Entry {
+		e := placed("1", 0, 1)
+		e.Key.Consumer = consumer
+		return e
+	}
+	for _, consumer := range []string{"a/h", "b/h"} {
+		if _, err := x.Attach(t.Context(), consumer, "orders", 0, inbox.Log{End: 1000, Epoch: -1}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	claim, err := x.Claim(t.Context(), at("b/h"), time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := b.open(t, x, at("c/h")) // so that the tenure is written down
+	if err := x.Release(t.Context(), "a/h", "orders", 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.new(t).Claim(t.Context(), at("b/h"), time.Minute); !errors.Is(err, inbox.ErrClaimed) {
+		t.Errorf("the claim of the other consumer: %v", err)
+	}
+	if n := b.count(t, "inbox_tenures", bson.D{}); n != 1 {
+		t.Errorf("%d tenures", n)
+	}
+	if err := errors.Join(claim.Release(t.Context()), s.AbortTransaction(t.Context())); err != nil {
+		t.Error(err)
+	}
+}
+
+// The watermarks of a consumer that is no more can be removed.
+func TestWatermarksCanBeForgotten(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	x := b.new(t)
+	if _, err := attach(t, x, 1000); err != nil {
+		t.Fatal(err)
+	}
+	b.admit(t, x, placed("1", 0, 1), placed("2", 1, 1))
+	if _, err := x.Forget(t.Context(), "", ""); !errors.Is(err, inbox.ErrInvalid) {
+		t.Errorf("of nobody: %v", err)
+	}
+	if n, err := x.Forget(t.Context(), "group/a", "another"); n != 0 || err != nil {
+		t.Errorf("of another topic: %d, %v", n, err)
+	}
+	if n, err := x.Forget(t.Context(), "group/a", ""); n != 3 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
 // What was given back properly is left alone, whatever else its process does.
 func TestAPartitionThatWasGivenBackIsNotFreed(t *testing.T) {
 	t.Parallel()
@@ -81,7 +168,7 @@ func TestAPartitionThatWasGivenBackIsNotFreed(t *testing.T) {
 		t.Fatalf("%d tenures", n)
 	}
 	s := b.open(t, first, entry("elsewhere"))
-	if err := first.Release(t.Context(), "orders", 0); err != nil {
+	if err := first.Release(t.Context(), "group/a", "orders", 0); err != nil {
 		t.Fatal(err)
 	}
 	if n := b.count(t, "inbox_tenures", bson.D{}); n != 0 {

@@ -186,11 +186,11 @@ func (c *claim) Defer(ctx context.Context, d time.Duration) error {
 }
 
 // Release gives up what this Inbox holds as claims of a partition.
-func (x *Inbox) Release(ctx context.Context, topic string, part int32) error {
+func (x *Inbox) Release(ctx context.Context, consumer, topic string, part int32) error {
 	var mine []*claim
 	x.mu.Lock()
 	for c := range x.held {
-		if p := c.entry.Place; p.Topic == topic && p.Partition == part {
+		if p := c.entry.Place; c.entry.Key.Consumer == consumer && p.Topic == topic && p.Partition == part {
 			mine = append(mine, c)
 		}
 	}
