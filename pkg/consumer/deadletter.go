@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -47,7 +48,8 @@ type LettersOption func(*DeadLetters)
 // LettersCollection names the collection. Defaults to DefaultLetters.
 func LettersCollection(name string) LettersOption { return func(d *DeadLetters) { d.name = name } }
 
-// LettersExpire removes letters that long after they were moved. Defaults to never. It takes effect by EnsureIndexes.
+// LettersExpire removes letters that long after they were moved. Defaults to never. It takes effect by EnsureIndexes, for
+// all letters of the collection: of services that share it, the one that started last decides.
 func LettersExpire(after time.Duration) LettersOption {
 	return func(d *DeadLetters) { d.expire = after }
 }
@@ -66,8 +68,8 @@ func NewDeadLetters(db *mongo.Database, opts ...LettersOption) (*DeadLetters, er
 		return nil, fmt.Errorf("%w: dead letters: the database is nil", ErrConfiguration)
 	case d.name == "":
 		return nil, fmt.Errorf("%w: dead letters: the collection has no name", ErrConfiguration)
-	case d.expire < 0 || d.expire > 0 && d.expire < time.Second:
-		return nil, fmt.Errorf("%w: dead letters expire after %s; at least a second", ErrConfiguration, d.expire)
+	case d.expire < 0 || d.expire > 0 && d.expire < time.Second || d.expire/time.Second > math.MaxInt32:
+		return nil, fmt.Errorf("%w: dead letters expire after %s; at least a second, at most 68 years", ErrConfiguration, d.expire)
 	}
 	d.coll = majority(db, d.name)
 	return d, nil
@@ -86,17 +88,33 @@ func (d *DeadLetters) EnsureIndexes(ctx context.Context) error {
 		{Keys: bson.D{{Key: "class", Value: 1}, {Key: "movedAt", Value: -1}}},
 		{Keys: bson.D{{Key: "_id.id", Value: 1}}},
 	}
-	if d.expire > 0 {
-		models = append(models, mongo.IndexModel{
-			Keys:    bson.D{{Key: "movedAt", Value: 1}},
-			Options: options.Index().SetName("expiry").SetExpireAfterSeconds(int32(d.expire / time.Second)),
-		})
-	}
-	if err := schema.Change(ctx, d.coll, func(ctx context.Context) error {
+	err := schema.Change(ctx, d.coll, func(ctx context.Context) error {
 		_, err := d.coll.Indexes().CreateMany(ctx, models)
+		if err == nil && d.expire > 0 {
+			err = d.ensureExpiry(ctx)
+		}
 		return err
-	}); err != nil {
+	})
+	if err != nil {
 		return &MaintenanceError{Task: "creating the indexes of " + d.name, Err: err}
+	}
+	return nil
+}
+
+// ensureExpiry makes the index by which the server removes letters, or changes the time of the one that is there.
+func (d *DeadLetters) ensureExpiry(ctx context.Context) error {
+	const name, indexOptionsConflict = "expiry", 85
+	seconds := int32(d.expire / time.Second)
+	_, err := d.coll.Indexes().CreateOne(ctx, mongo.IndexModel{
+		Keys: bson.D{{Key: "movedAt", Value: 1}}, Options: options.Index().SetName(name).SetExpireAfterSeconds(seconds),
+	})
+	if se, ok := errors.AsType[mongo.ServerError](err); !ok || !se.HasErrorCode(indexOptionsConflict) {
+		return err
+	}
+	change := bson.D{{Key: "name", Value: name}, {Key: "expireAfterSeconds", Value: seconds}}
+	err = d.coll.Database().RunCommand(ctx, bson.D{{Key: "collMod", Value: d.name}, {Key: "index", Value: change}}).Err()
+	if err != nil {
+		return fmt.Errorf("changing the expiry of letters to %s (grant collMod, or drop the index %s): %w", d.expire, name, err)
 	}
 	return nil
 }

@@ -134,6 +134,29 @@ func TestATombstoneAndALargeBodyAreKept(t *testing.T) {
 	}
 }
 
+// Another time of expiry takes the place of the one before.
+func TestTheExpiryOfLettersCanBeChanged(t *testing.T) {
+	t.Parallel()
+	db := stacktest.Database(t, stacktest.Client(t))
+	for _, after := range []time.Duration{time.Hour, 2 * time.Hour, time.Minute} {
+		d, err := consumer.NewDeadLetters(db, consumer.LettersExpire(after))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := d.EnsureIndexes(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		specs, err := db.Collection(consumer.DefaultLetters).Indexes().ListSpecifications(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		i := slices.IndexFunc(specs, func(s mongo.IndexSpecification) bool { return s.Name == "expiry" })
+		if i < 0 || specs[i].ExpireAfterSeconds == nil || time.Duration(*specs[i].ExpireAfterSeconds)*time.Second != after {
+			t.Errorf("%s: %+v", after, specs)
+		}
+	}
+}
+
 func TestTheDeadTopicIsWrittenFirst(t *testing.T) {
 	t.Parallel()
 	g := newGraveyard(t, func(cfg *consumer.DisposerConfig) { cfg.DeadTopic = consumer.DeadTopicName })
