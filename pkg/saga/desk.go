@@ -36,6 +36,7 @@ type Snapshot struct {
 	Compensations int      `json:"compensations,omitempty"` // how many are remembered
 	Sequence      int64    `json:"sequence,omitempty"`      // number of the last message handled in sequence
 	Held          []int64  `json:"held,omitempty"`          // numbers of those that wait
+	Stuck         string   `json:"stuck,omitempty"`         // why the step of the first of them failed, if its turn has come
 }
 
 // Types are the sagas by name.
@@ -114,6 +115,9 @@ func snapshot(saga string, r Record) (Snapshot, error) {
 	s.State, s.Compensations, s.Sequence = only.State, len(d.Compensations), d.Sequence
 	for _, t := range d.Timeouts {
 		s.Timeouts = append(s.Timeouts, t.Name)
+	}
+	if d.Stuck != nil {
+		s.Stuck = fmt.Sprintf("number %d, message %s: %s", d.Stuck.Number, d.Stuck.Message, d.Stuck.Reason)
 	}
 	for _, h := range d.Held {
 		s.Held = append(s.Held, h.Number)

@@ -111,9 +111,19 @@ type GapError struct {
 	Saga, ID    string
 	Next, Got   int64
 	Held, Limit int
+	Bytes       int    // of the messages that would be held, if those are above 8 MiB
+	Stuck       string // why the step of number Next failed, if it is held too
 }
 
 func (e *GapError) Error() string {
+	if e.Stuck != "" {
+		return fmt.Sprintf("%s: %s %s holds %d messages because the step of number %d fails: %s; mend the step, or send another message of that number",
+			ErrGap, e.Saga, e.ID, e.Held, e.Next, e.Stuck)
+	}
+	if e.Bytes > 0 {
+		return fmt.Sprintf("%s: %s %s waits for number %d and holds %d; with number %d those would be %d bytes, above 8 MiB",
+			ErrGap, e.Saga, e.ID, e.Next, e.Held, e.Got, e.Bytes)
+	}
 	return fmt.Sprintf("%s: %s %s waits for number %d and holds %d of at most %d when %d comes; raise WithHeldLimit, or let the policy of this error retry later",
 		ErrGap, e.Saga, e.ID, e.Next, e.Held, e.Limit, e.Got)
 }

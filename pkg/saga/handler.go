@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
+
+	"go.mongodb.org/mongo-driver/v2/mongo"
 
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/pkg/consumer"
@@ -14,6 +18,7 @@ type handler[S any, I Identifier] struct {
 	saga     *Saga[S, I]
 	routes   map[string]route[S, I]
 	notFound map[string]func(context.Context, I, *consumer.Message) error
+	refused  sync.Map // held messages that the next attempt does without: id/number to the reason
 }
 
 // Handle takes one message through its step.
@@ -100,7 +105,7 @@ func (h *handler[S, I]) once(ctx context.Context, rt route[S, I], id I, m *consu
 		return err
 	case found && rec.Completed(), !found && rt.timeout != "":
 		return nil // late
-	case !found && rt.start == nil:
+	case !found && rt.start == nil && !early(rt.sequence, m):
 		return h.missing(ctx, id, m)
 	}
 	in, err := h.instance(rec, found, id)
@@ -149,42 +154,101 @@ func (h *handler[S, I]) take(ctx context.Context, in *Instance[S, I], rt route[S
 		}
 	}
 	switch {
+	case n <= 0 && rt.timeout != "":
+		// A timeout that its step drops has come all the same.
+		err = h.undone(ctx, in, rt, m)
+		return err == nil || errors.Is(err, consumer.ErrDrop), err
 	case n <= 0:
 		changed, err = h.step(ctx, in, rt, m)
 		return changed && err == nil, err
 	case n <= in.doc.Sequence:
 		return false, nil // handled before
 	case n > in.doc.Sequence+1:
-		return in.hold(n, m)
-	}
-	var dropped error
-	for first := true; m != nil && !in.completed; first = false {
-		rt, ok := h.routes[m.Type]
-		if !ok {
-			return false, fmt.Errorf("saga %s: message %s of type %q, held by %s: %w", h.saga.name, m.ID, m.Type, FormatID(in.id), ErrUnknownMessage)
+		changed, err = in.hold(n, m)
+		if err != nil || in.doc.Stuck == nil {
+			return changed, err
 		}
-		err := h.undone(ctx, in, rt, m)
-		switch {
-		case err == nil:
-		case !errors.Is(err, consumer.ErrDrop):
-			return false, err
-		case first:
-			dropped = err
-		}
-		in.doc.Sequence++
-		m = in.release()
+		return true, h.releaseHeld(ctx, in) // perhaps it succeeds by now
 	}
-	return true, dropped
+	err = h.undone(ctx, in, rt, m)
+	if err != nil && !errors.Is(err, consumer.ErrDrop) {
+		return false, err
+	}
+	in.doc.Sequence++
+	if failed := h.releaseHeld(ctx, in); failed != nil {
+		return false, failed
+	}
+	return true, err
 }
 
-// undone is step, and leaves the saga as it was before if the message is dropped.
+// releaseHeld runs the steps of the held messages whose turn has come. A step that fails is no failure of the message that
+// came: that one and those before keep their effect, and the held one stays, as Stuck, until another message of the sequence
+// comes or another one with its number.
+//
+// In a transaction an error of the server has undone everything. It is returned, and the attempt that follows does without
+// the held message.
+func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) error {
+	for !in.completed {
+		next, ok := in.next()
+		if !ok {
+			return nil
+		}
+		m := next.Message.restore()
+		key := fmt.Sprintf("%s/%d", in.out.id, next.Number)
+		if reason, refused := h.refused.LoadAndDelete(key); refused {
+			in.doc.Stuck = &stuck{Number: next.Number, Message: m.ID, Reason: reason.(string)}
+			return nil
+		}
+
+		err := fmt.Errorf("type %q: %w", m.Type, ErrUnknownMessage)
+		if rt, known := h.routes[m.Type]; known {
+			err = h.undone(ctx, in, rt, m)
+		}
+		if err != nil && !errors.Is(err, consumer.ErrDrop) {
+			if ctx.Err() != nil || errors.Is(err, ErrConflict) {
+				return err
+			}
+			reason := err.Error()
+			if reason = reason[:min(len(reason), maxStuckReason)]; h.saga.reg.store.InTransaction(ctx) && ofServer(err) {
+				h.refused.Store(key, reason)
+				return fmt.Errorf("saga %s: held message %s, number %d of %s: %w", h.saga.name, m.ID, next.Number, in.out.id, err)
+			}
+			in.doc.Stuck = &stuck{Number: next.Number, Message: m.ID, Reason: reason}
+			return nil
+		}
+		in.doc.Held = slices.Delete(in.doc.Held, 0, 1)
+		in.doc.Sequence, in.doc.Stuck = next.Number, nil
+	}
+	return nil
+}
+
+// maxStuckReason bounds what a saga keeps of the error of a held message, in bytes.
+const maxStuckReason = 512
+
+// ofServer reports whether err is of a MongoDB server, which ends the transaction it is in.
+func ofServer(err error) bool {
+	_, labeled := errors.AsType[mongo.LabeledError](err)
+	_, server := errors.AsType[mongo.ServerError](err)
+	return labeled || server
+}
+
+// early reports whether a message waits for others of its sequence whatever there is of the saga.
+func early(number Sequence, m *consumer.Message) bool {
+	if number == nil {
+		return false
+	}
+	n, err := number(m)
+	return err == nil && n > 1
+}
+
+// undone is step, and leaves the saga as it was before if the message fails or is dropped.
 func (h *handler[S, I]) undone(ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message) error {
 	before, err := in.savepoint()
 	if err != nil {
 		return err
 	}
 	_, err = h.step(ctx, in, rt, m)
-	if errors.Is(err, consumer.ErrDrop) {
+	if err != nil {
 		if failed := before.restore(in); failed != nil {
 			return failed
 		}

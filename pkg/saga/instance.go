@@ -32,6 +32,7 @@ type document[S any] struct {
 	Compensations []bson.Raw `bson:"compensations,omitempty"` // envelopes, oldest first
 	Sequence      int64      `bson:"sequence,omitempty"`      // number of the last message that was handled in sequence
 	Held          []held     `bson:"held,omitempty"`          // by number
+	Stuck         *stuck     `bson:"stuck,omitempty"`         // the first of them, if its step failed
 }
 
 // instance makes what a step works on from the stored record, afresh for each attempt.
@@ -69,7 +70,7 @@ func (in *Instance[S, I]) commit(ctx context.Context) error {
 	in.doc.State = in.State
 	if in.completed {
 		in.cancelTimeouts()
-		in.doc.Compensations, in.doc.Held = nil, nil
+		in.doc.Compensations, in.doc.Held, in.doc.Stuck = nil, nil, nil
 	}
 	body, err := bson.Marshal(in.doc)
 	if err != nil {

@@ -145,6 +145,9 @@ func guard(r Record) bson.D {
 	if r.Version != AnyVersion {
 		g = append(g, bson.E{Key: "version", Value: r.Version})
 	}
+	if r.Version > 0 && !r.CreatedAt.IsZero() { // a saga that was deleted and began anew counts its versions from 1 again
+		g = append(g, bson.E{Key: "createdAt", Value: r.CreatedAt})
+	}
 	return g
 }
 

@@ -104,7 +104,7 @@ func WithAggregate(aggregateType string) SagaOption {
 	return func(s *sagaSettings) { s.aggregate = aggregateType }
 }
 
-// WithHeldLimit sets how many early messages of one saga are held. Defaults to DefaultHeldLimit.
+// WithHeldLimit sets how many early messages of one saga are held, of at most 8 MiB together. Defaults to DefaultHeldLimit.
 func WithHeldLimit(n int) SagaOption {
 	return func(s *sagaSettings) {
 		if n < 1 {

@@ -16,6 +16,13 @@ type held struct {
 	Message message `bson:"message"`
 }
 
+// stuck is the held message whose step failed when its turn came.
+type stuck struct {
+	Number  int64  `bson:"number" json:"number"`
+	Message string `bson:"message" json:"message"` // its id
+	Reason  string `bson:"reason" json:"reason"`
+}
+
 // message is a consumer.Message as a saga's document keeps it.
 type message struct {
 	Topic         string    `bson:"topic,omitempty"`
@@ -106,19 +113,43 @@ func (in *Instance[S, I]) hold(n int64, m *consumer.Message) (changed bool, err 
 	if found {
 		return false, nil
 	}
-	if limit := in.h.saga.heldLimit; len(in.doc.Held) >= limit {
-		return false, &GapError{Saga: in.h.saga.name, ID: in.out.id, Next: in.doc.Sequence + 1, Got: n, Held: len(in.doc.Held), Limit: limit}
+	bytes := sizeOf(m)
+	for _, h := range in.doc.Held {
+		bytes += sizeOf(h.Message.restore())
+	}
+	if limit := in.h.saga.heldLimit; len(in.doc.Held) >= limit || bytes > maxHeldBytes {
+		e := &GapError{Saga: in.h.saga.name, ID: in.out.id, Next: in.doc.Sequence + 1, Got: n, Held: len(in.doc.Held), Limit: limit}
+		if e.Held < limit {
+			e.Bytes = bytes
+		}
+		if s := in.doc.Stuck; s != nil {
+			e.Stuck = s.Reason
+		}
+		return false, e
 	}
 	in.doc.Held = slices.Insert(in.doc.Held, i, held{Number: n, Message: keep(m)})
 	return true, nil
 }
 
-// release takes the held message out whose turn it is now; nil if it has not come.
-func (in *Instance[S, I]) release() *consumer.Message {
-	if len(in.doc.Held) == 0 || in.doc.Held[0].Number != in.doc.Sequence+1 {
-		return nil
+// maxHeldBytes bounds the held messages of one saga, whose document has at most 16 MiB.
+const maxHeldBytes = 8 << 20
+
+func sizeOf(m *consumer.Message) int {
+	n := len(m.Key) + len(m.Value) + 1024
+	for _, h := range m.Headers {
+		n += len(h.Key) + len(h.Value)
 	}
-	m := in.doc.Held[0].Message.restore()
-	in.doc.Held = slices.Delete(in.doc.Held, 0, 1)
-	return m
+	return n
+}
+
+// next is the held message whose turn it is now. Those whose number was handled by another message are forgotten.
+func (in *Instance[S, I]) next() (held, bool) {
+	in.doc.Held = slices.DeleteFunc(in.doc.Held, func(h held) bool { return h.Number <= in.doc.Sequence })
+	if s := in.doc.Stuck; s != nil && s.Number <= in.doc.Sequence {
+		in.doc.Stuck = nil
+	}
+	if len(in.doc.Held) == 0 || in.doc.Held[0].Number != in.doc.Sequence+1 {
+		return held{}, false
+	}
+	return in.doc.Held[0], true
 }
