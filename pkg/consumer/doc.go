@@ -33,6 +33,16 @@
 // dropped, or safely with the dead letters, a retry topic or the outbox. Commit modes only say how soon. Records of
 // aborted transactions are never seen; markers and what compaction removed leave holes that offsets pass.
 //
+// No message stands in the way for ever. If what its policy decides can never be done, it becomes a dead letter; if that
+// cannot be written, a letter without key, body and headers; and last of all it passes with a *LostError. Each step is
+// reported to OnError. Only servers that are away, and a topic of dead letters that is missing where no collection has
+// them, are waited for.
+//
+// # Identity
+//
+// The inbox knows a message by its namespace and id: those of the relay, or the source and id of a CloudEvent. A record
+// without an id is known by its place and timestamp. An id or namespace above 1,024 bytes makes a record unreadable.
+//
 // # Trouble
 //
 // A database that is away costs no attempts: lanes wait with backoff, nothing more is fetched, nothing is committed, and
@@ -44,7 +54,7 @@
 //
 // # Cost
 //
-// Beside the handler's own writes a batch costs one read, one insert and one update in its transaction, and the commit. One
+// Beside the handler's own writes a batch costs two reads, one insert and one update in its transaction, and the commit. One
 // goroutine and one connection read each partition; a lane has a goroutine while it has messages. Nothing is started before
 // Run, and what Run started has ended when it returns, but for handlers that were abandoned.
 package consumer
