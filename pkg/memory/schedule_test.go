@@ -370,9 +370,9 @@ type claims struct {
 	generations chan struct{}
 }
 
-func (c *claims) Release(ctx context.Context, topic string, part int32) error {
+func (c *claims) Release(ctx context.Context, consumer, topic string, part int32) error {
 	c.released.Add(1)
-	return c.Inbox.Release(ctx, topic, part)
+	return c.Inbox.Release(ctx, consumer, topic, part)
 }
 
 func (c *claims) Assigned(int) { c.generations <- struct{}{} }
