@@ -161,7 +161,12 @@ func (n *news) get() (topics []string, known bool, changed <-chan struct{}) {
 func (r *run) join(ctx context.Context) error {
 	c := r.c
 	if c.board == nil {
-		return r.joinTopics(ctx, c.s.topics)
+		for ctx.Err() == nil {
+			if err := r.joinTopics(ctx, c.s.topics); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 	n := &news{changed: make(chan struct{})}
 	ctx, cancel := context.WithCancel(ctx)
@@ -202,10 +207,35 @@ func (r *run) joinUntil(ctx context.Context, topics []string, changed <-chan str
 	return r.joinTopics(ctx, topics)
 }
 
+// joinTopics is in the group until ctx ends, or until a handler comes whose policy has retry topics that are not read yet.
 func (r *run) joinTopics(ctx context.Context, topics []string) error {
 	retries, err := r.c.retryTopics(topics)
 	if err != nil {
 		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
+	var waiting sync.WaitGroup
+	defer waiting.Wait()
+	defer cancel()
+	waiting.Go(func() {
+		defer cancel()
+		r.c.awaitRetryTopics(ctx, topics, retries)
+	})
 	return r.c.transport.Join(ctx, r.c.group, slices.Concat(topics, retries), r)
+}
+
+// awaitRetryTopics returns when a policy has retry topics beside those, or ctx ends.
+func (c *Consumer) awaitRetryTopics(ctx context.Context, topics, known []string) {
+	for {
+		changed := c.reg.changes()
+		now, err := c.retryTopics(topics) // with an error the handler's messages meet it; the others are read on
+		if err == nil && slices.ContainsFunc(now, func(t string) bool { return !slices.Contains(known, t) }) {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }

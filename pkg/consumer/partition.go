@@ -252,7 +252,7 @@ func (s *session) gauge() {
 			if !stale {
 				continue
 			}
-			if log, err := s.g.Log(s.soft, tp); err == nil {
+			if log, err := s.g.Log(s.soft, tp); err == nil && log.End >= 0 {
 				p.mu.Lock()
 				p.behind(log.End)
 				p.mu.Unlock()

@@ -45,6 +45,7 @@ type registry struct {
 	list    atomic.Pointer[handlers]
 	watches []*watch
 	watched atomic.Int32
+	changed chan struct{}       // closed when a handler is added; nil if nobody waits for that
 	passed  map[string]struct{} // types that AckUnknown lets pass and that were reported
 }
 
@@ -123,7 +124,21 @@ func (g *registry) add(r *registration) error {
 		}
 	}
 	g.list.Store(&handlers{all: append(slices.Clone(all), r)})
+	if g.changed != nil {
+		close(g.changed)
+		g.changed = nil
+	}
 	return nil
+}
+
+// changes is closed when the next handler is added.
+func (g *registry) changes() <-chan struct{} {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.changed == nil {
+		g.changed = make(chan struct{})
+	}
+	return g.changed
 }
 
 // remove takes out what cond says and returns how many that were.

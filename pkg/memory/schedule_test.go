@@ -412,3 +412,32 @@ func TestAHandlerThatIsAbandonedKeepsItsClaimAndNoSlot(t *testing.T) {
 		})
 	}
 }
+
+func TestRetryTopicsOfAHandlerThatComesLaterAreRead(t *testing.T) {
+	t.Parallel()
+	p := newPlan(t, consumer.AllowIdle())
+	generations := make(chan struct{}, 10)
+	p.on("ready", func(context.Context, *consumer.Message) error {
+		generations <- struct{}{}
+		return nil
+	})
+	p.start("consumer", p.Run)
+	p.put("ready", 1, 1)
+	<-generations
+
+	var calls atomic.Int32
+	done := make(chan struct{}, 1)
+	p.on("A", func(context.Context, *consumer.Message) error {
+		if calls.Add(1) == 1 {
+			return errors.New("the first time")
+		}
+		done <- struct{}{}
+		return nil
+	}, consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(10*time.Millisecond).DeadLetter())))
+	p.put("A", 1, 1)
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		t.Error("the message is in a retry topic that nobody reads")
+	}
+}

@@ -39,7 +39,7 @@ var libraries = []library{
 	{path: "golang.org/x/crypto/ocsp", in: []string{"internal/app"}, why: "the answer about revocation that a server staples to its certificate"},
 	{path: "golang.org/x/term", in: []string{"cmd", "internal/demo"}, why: "keys and width of a terminal"},
 	{path: "github.com/mattn/go-isatty", in: []string{"cmd", "internal/demo", "internal/logging", "internal/devstack"}, why: "terminal or not"},
-	{path: "github.com/klauspost/compress", in: []string{"internal/kafka", "internal/devstack"}, why: "record batches"},
+	{path: "github.com/klauspost/compress", in: []string{"internal/kafka", "internal/kafka/fetched", "internal/devstack"}, why: "record batches"},
 	{path: "github.com/pierrec/lz4", in: []string{"internal/kafka"}, why: "record batches"},
 	{path: "github.com/HdrHistogram/hdrhistogram-go", in: []string{"internal/bench", "internal/demo"}, why: "latencies of a run"},
 	{path: "github.com/schollz/progressbar", in: []string{"internal/devstack", "internal/demo", "cmd"}, why: "a download of 40 MB shows that it moves"},
