@@ -28,6 +28,7 @@ const (
 	dueAtOnce     = 1000             // due retries of one query
 	fewFlying     = 100              // when the next ones are asked for
 	stuckEvery    = 10 * time.Second // so many due ones that cannot go make a pass over everything worth it
+	stuckShare    = 20               // where that takes long, the next one comes so many times later
 	pageDocs      = 1000
 	pageBytes     = 4 << 20
 )
@@ -84,7 +85,7 @@ type Exceptions struct {
 	cur    turn                // the key that the pass is at
 	taken  int                 // envelopes published so far
 	asleep map[orderKey]sleeping
-	stuck  time.Time // when a pass over everything was made last because of what is due and cannot go
+	stuck  time.Time // when a pass over everything may be made again because of what is due and cannot go
 	jobs   jobs
 	found  []found // not looked at yet
 
@@ -354,20 +355,22 @@ func (x *Exceptions) retries(ctx context.Context, c store.Outbox) error {
 		return err
 	}
 	x.mu.Lock()
-	stuck := x.taken == before && len(x.flying) == 0 && time.Since(x.stuck) > stuckEvery
-	if stuck {
-		x.stuck = time.Now()
-	}
+	stuck := x.taken == before && len(x.flying) == 0 && time.Now().After(x.stuck)
 	x.jobs.due = x.taken > before || len(x.flying) > 0
 	again := x.jobs.due && len(x.flying) < fewFlying
 	x.mu.Unlock()
 	if again {
 		poke(x.wake)
 	}
-	if stuck {
-		return x.pass(ctx, c, reading{})
+	if !stuck {
+		return nil
 	}
-	return nil
+	began := time.Now()
+	err = x.pass(ctx, c, reading{})
+	x.mu.Lock()
+	x.stuck = time.Now().Add(max(stuckEvery, stuckShare*time.Since(began)))
+	x.mu.Unlock()
+	return err
 }
 
 // promote makes jobs of what has waited for the watermark or for the next poll.
