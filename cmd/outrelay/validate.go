@@ -1,13 +1,13 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 
 	"github.com/spf13/cobra"
 
+	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/config"
 )
 
@@ -70,10 +70,7 @@ func (p *program) tell(v validation, asJSON bool) error {
 
 // printJSON writes v as one indented JSON document.
 func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetEscapeHTML(false)
-	e.SetIndent("", "  ")
-	if err := e.Encode(v); err != nil {
+	if err := admin.WriteJSON(w, v, "  "); err != nil {
 		return fmt.Errorf("writing the answer: %w", err)
 	}
 	return nil

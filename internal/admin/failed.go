@@ -66,7 +66,7 @@ func (o Operator) FailedList(ctx context.Context, collection string, limit int) 
 
 func failedEnvelope(ns string, f *store.Failed) FailedEnvelope {
 	e := FailedEnvelope{
-		Collection: ns, ID: idText(f.ID), Delivery: f.Delivery, Type: f.Type, Key: idText(f.Key), Topics: f.Pending, Attempts: f.Attempts, NextAt: f.NextAt,
+		Collection: ns, ID: idText(f.ID), Delivery: f.Delivery, Type: clip(f.Type), Key: clip(idText(f.Key)), Topics: f.Pending, Attempts: f.Attempts, NextAt: f.NextAt,
 		Class: f.LastError.Class, Reason: f.LastError.Reason, Topic: f.LastError.Topic, FailedAt: f.LastError.At,
 	}
 	if e.Topics == nil {

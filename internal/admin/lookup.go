@@ -214,8 +214,8 @@ func (s settled) envelope(ns string, raw bson.Raw) FoundEnvelope {
 		d = lookedUp{ID: raw.Lookup("_id"), Type: raw.Lookup("type"), AggregateType: raw.Lookup("aggregatetype"), AggregateID: raw.Lookup("aggregateid"), Key: raw.Lookup("key"), TS: raw.Lookup("ts")}
 	}
 	e := FoundEnvelope{
-		Collection: ns, ID: canonical(d.ID), Type: canonical(d.Type), AggregateType: canonical(d.AggregateType), AggregateID: canonical(d.AggregateID),
-		Key: cmp.Or(canonical(d.Key), canonical(d.AggregateID)), Topic: canonical(d.Topic), State: d.State, Delivery: d.Delivery, Origin: d.Origin, ReplayOf: d.ReplayOf,
+		Collection: ns, ID: canonical(d.ID), Type: clip(canonical(d.Type)), AggregateType: clip(canonical(d.AggregateType)), AggregateID: clip(canonical(d.AggregateID)),
+		Key: clip(cmp.Or(canonical(d.Key), canonical(d.AggregateID))), Topic: clip(canonical(d.Topic)), State: d.State, Delivery: d.Delivery, Origin: d.Origin, ReplayOf: d.ReplayOf,
 		Waits: d.Pending, Attempts: d.Attempts, DueAt: d.DueAt, NextAt: d.NextAt, SentAt: d.SentAt, Sent: d.Sent, Timeline: []Moment{},
 	}
 	if e.Waits == nil {

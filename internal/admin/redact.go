@@ -124,8 +124,9 @@ func hide(v any, p []step) any {
 	return v
 }
 
-// envelope applies the rules to an envelope in Extended JSON, as DeadShow gives it.
-func (r Redaction) envelope(raw json.RawMessage) json.RawMessage {
+// envelope applies the rules to an envelope in Extended JSON, as DeadShow gives it; payload is whether it holds the payload, or
+// what stands for it.
+func (r Redaction) envelope(raw json.RawMessage, payload bool) json.RawMessage {
 	if len(r.headers) == 0 && len(r.paths) == 0 || raw == nil {
 		return raw
 	}
@@ -133,22 +134,10 @@ func (r Redaction) envelope(raw json.RawMessage) json.RawMessage {
 	if decodeJSON(raw, &doc) != nil {
 		return nil
 	}
-	switch list := doc["headers"].(type) {
-	case []any:
-		for _, h := range list {
-			one, ok := h.(map[string]any)
-			if name, isName := one["k"].(string); ok && isName && r.header(name) {
-				one["v"] = redacted
-			}
-		}
-	case map[string]any:
-		for name := range list {
-			if r.header(name) {
-				list[name] = redacted
-			}
-		}
+	if list, ok := doc["headers"]; ok && len(r.headers) > 0 {
+		doc["headers"] = r.headerList(list)
 	}
-	if p, ok := doc["payload"]; ok && len(r.paths) > 0 {
+	if p, ok := doc["payload"]; ok && len(r.paths) > 0 && payload {
 		doc["payload"] = r.payload(p)
 	}
 	out, err := json.Marshal(doc)
@@ -156,6 +145,36 @@ func (r Redaction) envelope(raw json.RawMessage) json.RawMessage {
 		return nil
 	}
 	return out
+}
+
+// headerList hides the values of headers by their name. What is not a header of the two forms that an envelope may have is
+// hidden whole: nobody can tell under which name a value stands in it.
+func (r Redaction) headerList(v any) any {
+	switch list := v.(type) {
+	case nil:
+		return nil
+	case []any:
+		for i, h := range list {
+			one, _ := h.(map[string]any)
+			name, isName := one["k"].(string)
+			_, hasValue := one["v"]
+			switch {
+			case !isName || !hasValue || len(one) != 2:
+				list[i] = redacted
+			case r.header(name):
+				one["v"] = redacted
+			}
+		}
+		return list
+	case map[string]any:
+		for name, value := range list {
+			if _, text := value.(string); !text || strings.HasPrefix(name, "$") || r.header(name) {
+				list[name] = redacted
+			}
+		}
+		return list
+	}
+	return redacted
 }
 
 // payload applies the paths. A payload in which they cannot be looked for, because it is no JSON, is hidden whole: rules
@@ -171,9 +190,6 @@ func (r Redaction) payload(p any) any {
 		}
 		return reencoded(r.tree(v))
 	case map[string]any:
-		if x["hidden"] == true && len(x) == 3 { // it was not asked for
-			return x
-		}
 		if binary, ok := x["$binary"].(map[string]any); ok {
 			text, _ := binary["base64"].(string)
 			data, err := base64.StdEncoding.DecodeString(text)

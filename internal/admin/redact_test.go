@@ -26,15 +26,25 @@ func TestRedactionHidesWhatItsRulesName(t *testing.T) {
 		`{"payload":"no json"}`: `{"payload":"***"}`,
 		`{"payload":{"$binary":{"base64":"` + b64([]byte(`{"password":1}`)) + `","subType":"00"}}}`: `{"payload":{"$binary":{"base64":"` + b64([]byte(`{"password":"***"}`)) + `","subType":"00"}}}`,
 		`{"payload":{"$binary":{"base64":"` + b64([]byte("secret")) + `","subType":"00"}}}`:         `{"payload":"***"}`,
-		`{"payload":{"bytes":3,"hidden":true,"type":"string"}}`:                                     `{"payload":{"bytes":3,"hidden":true,"type":"string"}}`,
-		`{"payload":null}`: `{"payload":null}`,
+		// A payload that looks as if it was not asked for, and headers in forms that they must not have.
+		`{"payload":{"hidden":true,"password":"s","card":{"number":1}}}`:    `{"payload":{"card":{"number":"***"},"hidden":true,"password":"***"}}`,
+		`{"headers":[["authorization","s"]]}`:                               `{"headers":["***"]}`,
+		`{"headers":[{"k":"a","v":"1","authorization":"s"}]}`:               `{"headers":["***"]}`,
+		`{"headers":[{"authorization":"s"},"s",{"k":1,"v":"s"},{"k":"a"}]}`: `{"headers":["***","***","***","***"]}`,
+		`{"headers":{"a":{"authorization":"s"},"b":"1"}}`:                   `{"headers":{"a":"***","b":"1"}}`,
+		`{"headers":{"$binary":{"base64":"cw==","subType":"00"}}}`:          `{"headers":{"$binary":"***"}}`,
+		`{"headers":"authorization: s"}`:                                    `{"headers":"***"}`,
+		`{"payload":null}`:                                                  `{"payload":null}`,
 	} {
-		if got := string(r.envelope(json.RawMessage(in))); got != want {
+		if got := string(r.envelope(json.RawMessage(in), true)); got != want {
 			t.Errorf("%s\nbecame %s\nnot    %s", in, got, want)
 		}
 	}
-	if got := string((Redaction{}).envelope(json.RawMessage(`{"payload":"x"}`))); got != `{"payload":"x"}` {
+	if got := string((Redaction{}).envelope(json.RawMessage(`{"payload":"x"}`), true)); got != `{"payload":"x"}` {
 		t.Errorf("without rules: %s", got)
+	}
+	if got := string(r.envelope(json.RawMessage(`{"payload":{"bytes":3,"hidden":true,"type":"string"}}`), false)); got != `{"payload":{"bytes":3,"hidden":true,"type":"string"}}` {
+		t.Errorf("a payload that was not asked for: %s", got)
 	}
 	if got := string(r.json(json.RawMessage(`not json`))); got != `"***"` {
 		t.Errorf("%s", got)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -237,9 +238,32 @@ func (k Desk) ReplayCancel(ctx context.Context, id string) error {
 	return nil
 }
 
-// DeadShow is [Operator.DeadShow] by the rules of what is never shown.
+// DeadShow is [Operator.DeadShow] by the rules of what is never shown. It writes an entry into the events log when it shows
+// a payload.
 func (k Desk) DeadShow(ctx context.Context, ref DeadRef, payload bool) (DeadLetter, error) {
 	d, err := k.Operator.DeadShow(ctx, ref, payload)
-	d.Envelope = k.d.Redact.envelope(d.Envelope)
-	return d, err
+	if err != nil {
+		return d, err
+	}
+	d.Envelope = k.d.Redact.envelope(d.Envelope, payload)
+	if payload {
+		err = k.note(ctx, "payload_shown", bson.D{{Key: "collection", Value: d.Collection}, {Key: "id", Value: d.ID}, {Key: "delivery", Value: d.Delivery}})
+	}
+	if err != nil {
+		return DeadLetter{}, fmt.Errorf("the payload is not shown, because that cannot be written down: %w", err)
+	}
+	return d, nil
+}
+
+// DeadEdit is [Operator.DeadEdit]. It refuses a value that stands for a hidden one: it would replace the hidden value.
+func (k Desk) DeadEdit(ctx context.Context, ref DeadRef, e DeadEdit, opts DeadOptions) (DeadEdited, error) {
+	if len(k.d.Redact.paths) > 0 && strings.Contains(string(e.Payload), redacted) {
+		return DeadEdited{}, invalid("the new payload holds %s, which stands for a hidden value: write the value itself, or leave the payload as it is", redacted)
+	}
+	for _, h := range e.Headers {
+		if k.d.Redact.header(h[0]) && h[1] == redacted {
+			return DeadEdited{}, invalid("the new header %s is %s, which stands for a hidden value: write the value itself, or leave the headers as they are", h[0], redacted)
+		}
+	}
+	return k.Operator.DeadEdit(ctx, ref, e, opts)
 }

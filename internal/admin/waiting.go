@@ -142,14 +142,14 @@ func (o Operator) WaitingList(ctx context.Context, f WaitingFilter, limit int) (
 func waitingEnvelope(ns string, raw bson.Raw) WaitingEnvelope {
 	text := func(path ...string) string {
 		s, _ := raw.Lookup(path...).StringValueOK()
-		return s
+		return clip(s)
 	}
 	number := func(name string) int32 {
 		n, _ := raw.Lookup(name).AsInt64OK()
 		return int32(n)
 	}
 	e := WaitingEnvelope{
-		Collection: ns, ID: idText(raw.Lookup("_id")), Delivery: number("delivery"), Type: text("type"), Key: idText(raw.Lookup("key")), State: text("state"),
+		Collection: ns, ID: idText(raw.Lookup("_id")), Delivery: number("delivery"), Type: text("type"), Key: clip(idText(raw.Lookup("key"))), State: text("state"),
 		Topics: []string{}, Origin: text("origin"), Attempts: number("attempts"), Reason: text("lastError", "reason"),
 	}
 	if at, ok := raw.Lookup("nextAt").TimeOK(); ok {

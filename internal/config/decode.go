@@ -13,6 +13,16 @@ import (
 type decoder struct {
 	problems *Problems
 	expand   func(string) (string, error)
+	refers   map[string]string // by path: the text with references that stands there
+}
+
+// expanded resolves the references in the text at path.
+func (d *decoder) expanded(path, text string) (string, error) {
+	out, err := d.expand(text)
+	if err == nil && out != text {
+		d.refers[path] = text
+	}
+	return out, err
 }
 
 // structure decodes a mapping into the struct v.
@@ -130,7 +140,7 @@ func (d *decoder) list(in any, out reflect.Value, f field, path string) {
 
 // split makes a list of a text with commas, after references were resolved, so that one variable can hold a list.
 func (d *decoder) split(text, path string) ([]any, bool) {
-	text, err := d.expand(text)
+	text, err := d.expanded(path, text)
 	if err != nil {
 		d.problems.add(path, err.Error(), "")
 		return nil, false
@@ -157,7 +167,7 @@ func (d *decoder) strings(in any, out reflect.Value, path string) {
 			d.problems.add(path+"."+name, "found "+kind(value), "expected one value")
 			continue
 		}
-		text, err := d.expand(text)
+		text, err := d.expanded(path+"."+name, text)
 		if err != nil {
 			d.problems.add(path+"."+name, err.Error(), "")
 			continue
@@ -173,7 +183,7 @@ func (d *decoder) scalar(in any, out reflect.Value, f field, path string) {
 		d.problems.add(path, "found "+kind(in), "expected "+article(f.typ))
 		return
 	}
-	text, err := d.expand(raw)
+	text, err := d.expanded(path, raw)
 	if err != nil {
 		d.problems.add(path, err.Error(), "")
 		return

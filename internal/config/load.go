@@ -36,10 +36,11 @@ func LoadOver(defaults Config, path string, env, set []string) (Config, []string
 	loadSet(k, set, p)
 
 	c := defaults
-	d := decoder{problems: p, expand: expander(env)}
+	d := decoder{problems: p, expand: expander(env), refers: map[string]string{}}
 	d.structure(k.Raw(), reflect.ValueOf(&c).Elem(), "")
 	c.derive()
 	c.validate(p)
+	p.hide(d.refers)
 	if err := p.err(); err != nil {
 		return Config{}, warnings, err
 	}

@@ -81,7 +81,7 @@ func TestPlantedSecretsNeverShow(t *testing.T) {
 	if err := os.WriteFile(file, []byte(planted+"\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	env := []string{"S=" + planted}
+	env := []string{"S=" + planted, "U=mongodb://u:" + planted + "@h", "LONG=" + planted + strings.Repeat("x", 300)}
 	good := `
 mongodb: { uri: "mongodb://user:` + planted + `@h1,h2/shop?authSource=admin" }
 kafka: { brokers: [k:1], sasl: { mechanism: plain, username: u, password: "${file:` + file + `}" } }
@@ -112,6 +112,18 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		`kafka: { sasl: { pasword: ` + planted + ` } }`,
 		`kafka: { brokers: ["u:` + planted + `@k:9092"] }`,
 		`retention: "${env:S}"`,
+		`topics: { template: "${env:S} {x}" }`,
+		`topics: { template: "${file:` + file + `}" }`,
+		`topics: { template: "a b ${env:LONG}" }`,
+		`topics: { allow: ["${env:S} !"] }`,
+		`topics: { rules: [{ to: "${env:S} !" }] }`,
+		`watch: ["${file:` + file + `}"]`,
+		`watch: "${env:S},a.b"`,
+		`kafka: { brokers: ["${env:U}"] }`,
+		`kafka: { brokers: "${env:U}" }`,
+		`node: "${env:S} !"`,
+		`mongodb: { state: "${env:S}/" }`,
+		`record: { headers: { a: "{${env:S}" } }`,
 		`log: { level: "${file:` + file + `}" }`,
 		`limits: { tickets: "${env:S}" }`,
 		`http: { admin: { token: "${env:S} ${env:MISSING}" } }`,
@@ -144,5 +156,36 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 	out += fmt.Sprint(err)
 	if i := strings.Index(out, planted); i >= 0 {
 		t.Errorf("printed: …%s", out[max(0, i-200):i+40])
+	}
+}
+
+// What weakens the protection of a connection or a key is said at the start, and by outrelay validate.
+func TestWeakProtectionIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	open, closed := filepath.Join(dir, "open.pem"), filepath.Join(dir, "closed.pem")
+	for file, mode := range map[string]os.FileMode{open: 0o644, closed: 0o600} {
+		if err := os.WriteFile(file, nil, mode); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(file, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := Default()
+	c.MongoDB.URI = NewURI("mongodb://h/?tls=true&tlsInsecure=true")
+	c.MongoDB.TLS, c.Kafka.TLS = &TLS{Insecure: true, Key: open}, &TLS{Key: closed}
+	got := strings.Join(c.warnings(), "\n")
+	for _, want := range []string{"mongodb.tls.insecure accepts", "mongodb.uri accepts", "mongodb.tls.key: every user"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is not in\n%s", want, got)
+		}
+	}
+	if strings.Contains(got, closed) || strings.Contains(got, "kafka") {
+		t.Errorf("%s", got)
+	}
+	c.MongoDB = MongoDB{URI: NewURI("mongodb://h/?tls=true")}
+	if got := c.warnings(); len(got) != 0 {
+		t.Errorf("%v", got)
 	}
 }

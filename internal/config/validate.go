@@ -293,8 +293,35 @@ func (c *Config) warnings() (w []string) {
 	if u := c.OTel.Endpoint; strings.HasPrefix(u.Reveal(), "http://") && (!c.OTel.Token.IsZero() || strings.Contains(u.Reveal(), "@")) {
 		w = append(w, "otel.endpoint is http with a token or a login: they cross the network in the clear")
 	}
+	for _, one := range []struct {
+		path string
+		tls  *TLS
+	}{{"mongodb.tls", c.MongoDB.TLS}, {"kafka.tls", c.Kafka.TLS}} {
+		if one.tls == nil {
+			continue
+		}
+		if one.tls.Insecure {
+			w = append(w, one.path+".insecure accepts any certificate: whoever gets in between reads and changes what passes")
+		}
+		w = append(w, readableByAll(one.path+".key", one.tls.Key)...)
+	}
+	if a := c.HTTP.Admin; a != nil && a.TLS != nil {
+		w = append(w, readableByAll("http.admin.tls.key", a.TLS.Key)...)
+	}
+	if uri := strings.ToLower(c.MongoDB.URI.Reveal()); strings.Contains(uri, "tlsinsecure=true") || strings.Contains(uri, "tlsallowinvalid") {
+		w = append(w, "mongodb.uri accepts any certificate: whoever gets in between reads and changes what passes")
+	}
 	if c.Kafka.SASL != nil && c.Kafka.SASL.Mechanism == "plain" && c.Kafka.TLS == nil {
 		w = append(w, "kafka.sasl.mechanism is plain without kafka.tls: the password crosses the network in the clear")
 	}
 	return w
+}
+
+// readableByAll warns of a private key that every user of this machine may read.
+func readableByAll(path, file string) []string {
+	info, err := os.Stat(file)
+	if file == "" || err != nil || info.Mode().Perm()&0o004 == 0 {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: every user of this machine may read %s; take that right away with chmod o-r", path, file)}
 }

@@ -12,6 +12,7 @@ func check(id, needs string, m method, why string) step {
 // mongoSteps are the checks of the configuration and of MongoDB, in their order. The last finds out what the topics are.
 var mongoSteps = []step{
 	check("config.sizes", "", (*examination).sizes, "limits that contradict each other show under load only"),
+	check("config.topics", "", (*examination).allowed, "a service that may insert into the outbox may name any topic that is allowed"),
 	check("config.certificates", "", (*examination).certificates, "a certificate that expires ends every connection that is made after it"),
 	check("mongodb", "", (*examination).reach, "the outbox, the lease and the position are there: without it nothing runs"),
 	check("mongodb.version", "mongodb", (*examination).version, "the change stream asks for what servers know since 6.0"),

@@ -364,6 +364,14 @@ func (x *examination) cleanup(ctx context.Context) finding {
 	return f
 }
 
+// allowed says which topics a service may name.
+func (x *examination) allowed(context.Context) finding {
+	if len(x.cfg.Topics.Allow) == 0 {
+		return fine("an envelope may name any topic but Kafka's internal ones; list in topics.allow those that are meant for events")
+	}
+	return fine("%s", few(x.cfg.Topics.Allow, namesMost))
+}
+
 // sizes looks for limits that contradict each other.
 func (x *examination) sizes(context.Context) finding {
 	l := x.cfg.Limits

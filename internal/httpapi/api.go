@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"net/url"
 	"path"
@@ -74,6 +75,11 @@ func describe(mux *http.ServeMux, dep *admin.Deployment) *api {
 	c := huma.DefaultConfig("outrelay", apiVersion)
 	c.Info.Description = "Everything that the command line does to a running deployment. Errors are problem+json with a hint; lists have a cursor in `next`; actions are written to the events log with who did them."
 	c.OpenAPIPath, c.DocsPath, c.SchemasPath, c.CreateHooks = "/api/openapi", "", "", nil
+	c.Formats = map[string]huma.Format{}
+	for name, format := range huma.DefaultFormats {
+		format.Marshal = func(w io.Writer, v any) error { return admin.WriteJSON(w, v, "") }
+		c.Formats[name] = format
+	}
 	c.RejectUnknownQueryParameters = true
 	c.Components.Schemas = huma.NewMapRegistry("#/components/schemas/", schemaName)
 	c.Components.SecuritySchemes = map[string]*huma.SecurityScheme{

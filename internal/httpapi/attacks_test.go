@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"net/http"
 	"net/netip"
@@ -15,8 +17,11 @@ import (
 	"testing"
 	"time"
 
+	"go.mongodb.org/mongo-driver/v2/bson"
+
 	"github.com/outrelay/outrelay/internal/admin"
 	"github.com/outrelay/outrelay/internal/metrics"
+	"github.com/outrelay/outrelay/internal/store"
 )
 
 // TestNoOperationIsOpenToNobodyOrAForeignPage tries every operation of the description without a login, and with an
@@ -218,5 +223,63 @@ func TestProxyThatNamesNobodyIsNobody(t *testing.T) {
 				t.Errorf("%v: %d, want %d", h, got, want)
 			}
 		}
+	}
+}
+
+// A service writes texts of megabytes and dates that JSON cannot express. Lists stay short, valid and complete.
+func TestListsSurviveHugeTextsAndDates(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	huge := strings.Repeat("é", 1<<19)
+	var docs []any
+	for i := range 40 {
+		docs = append(docs, bson.D{
+			{Key: "_id", Value: fmt.Sprint("s", i)}, {Key: "type", Value: huge}, {Key: "aggregatetype", Value: huge}, {Key: "aggregateid", Value: huge},
+			{Key: "payload", Value: "x"}, {Key: "dueAt", Value: bson.DateTime(math.MaxInt64 - int64(i))}, {Key: "expiresAt", Value: bson.DateTime(math.MinInt64)},
+		})
+	}
+	docs = append(docs, bson.D{
+		{Key: "_id", Value: "w"}, {Key: "type", Value: huge}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "key", Value: huge},
+		{Key: "payload", Value: "x"}, {Key: "state", Value: "retry"}, {Key: "attempts", Value: 1}, {Key: "nextAt", Value: bson.DateTime(math.MaxInt64)}, {Key: "pos", Value: "82"},
+	})
+	if _, err := s.outbox.InsertMany(t.Context(), docs); err != nil {
+		t.Fatal(err)
+	}
+	viewer := []string{"Authorization", "Bearer " + viewerToken}
+	for path, want := range map[string]int{
+		"/api/v1/scheduled?limit=100": 40, "/api/v1/scheduled/summary": 1, "/api/v1/lookup?id=s1": 1, "/api/v1/lookup?id=w": 1, "/api/v1/waiting": 1, "/api/v1/failed": 1,
+	} {
+		r := s.call("GET", path, "", viewer...)
+		if r.status != 200 || !json.Valid(r.body) || len(r.body) > 500<<10 {
+			t.Errorf("%s: %d, %d bytes: %.300s", path, r.status, len(r.body), r.body)
+		}
+		if n := strings.Count(string(r.body), "éééé…") + strings.Count(string(r.body), `éééé"`); n < want {
+			t.Errorf("%s has %d of %d entries: %.300s", path, n, want, r.body)
+		}
+	}
+}
+
+// What stands for a hidden value never replaces it, and who reads a payload is written down.
+func TestHiddenValuesAreNotWrittenBack(t *testing.T) {
+	t.Parallel()
+	s := open(t)
+	s.die("1", bson.E{Key: "payload", Value: `{"card":"` + planted + `","n":1}`},
+		bson.E{Key: "headers", Value: bson.A{bson.A{"authorization", planted}, bson.D{{Key: "k", Value: "a"}, {Key: "v", Value: "1"}, {Key: "authorization", Value: planted}}}})
+	shown := s.call("GET", "/api/v1/dead/letter?id=1&payload=true", "")
+	if shown.status != 200 || strings.Contains(string(shown.body), planted) || !strings.Contains(string(shown.body), "***") {
+		t.Errorf("%d %s", shown.status, shown.body)
+	}
+	if r := s.call("GET", "/api/v1/dead/letter?id=1", "", "Authorization", "Bearer "+viewerToken); r.status != 200 || strings.Contains(string(r.body), planted) {
+		t.Errorf("%d %s", r.status, r.body)
+	}
+	edit := func(body string) reply {
+		return s.call("PATCH", "/api/v1/dead/letter?id=1", body, "If-Match", shown.header.Get("ETag"))
+	}
+	edit(`{"payload":"{\"card\":\"***\",\"n\":2}"}`).problem(t, 422)
+	edit(`{"headers":[{"k":"Authorization","v":"***"}]}`).problem(t, 422)
+
+	events, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10)
+	if err != nil || len(events) != 1 || string(events[0].Kind) != "payload_shown" {
+		t.Errorf("%+v, %v", events, err)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/outrelay/outrelay/internal/admin"
 )
@@ -107,8 +108,8 @@ func showLetter(c *call) (any, error) {
 	for i := range d.Fields {
 		d.Fields[i].Value = plain(env[d.Fields[i].Name])
 	}
-	if show {
-		d.Payload = plain(env["payload"])
+	if p := plain(env["payload"]); show && !strings.Contains(p, "***") {
+		d.Payload = p // else the form begins empty: what stands for a hidden value must not replace it
 	}
 	return d, nil
 }

@@ -99,16 +99,16 @@ func (s *ExceptionScan) filter() bson.D {
 	d := isException()
 	switch {
 	case !s.begun && s.Keys != nil:
-		d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: s.Keys}}})
+		d = append(d, keyIn(s.Keys...))
 	case !s.begun:
 	case s.rest:
-		d = append(d, bson.E{Key: "key", Value: orNull(s.last.key)}, bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: s.last.ids}}})
+		d = append(d, keyIn(s.last.key), bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: s.last.ids}}})
 		if s.last.pos.Type == bson.TypeString {
 			d = append(d, bson.E{Key: "pos", Value: bson.D{{Key: "$gte", Value: s.last.pos}}})
 		}
 	default:
 		if s.Keys != nil {
-			d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: s.Keys}}})
+			d = append(d, keyIn(s.Keys...))
 		}
 		// $expr compares across types, as the index does.
 		d = append(d, bson.E{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$key", lit(orNull(s.last.key))}}}})
@@ -118,6 +118,25 @@ func (s *ExceptionScan) filter() bson.D {
 		skip = slices.Concat(s.Skip, s.leave)
 	}
 	return append(d, waiting(s.Only, skip)...)
+}
+
+// keyIn matches documents with one of the keys. A service may have stored a document or a regular expression as a key; in a
+// filter the server would take it for an operator.
+func keyIn(keys ...bson.RawValue) bson.E {
+	values, odd := bson.A{}, bson.A{}
+	for _, k := range keys {
+		switch k.Type {
+		case bson.TypeEmbeddedDocument, bson.TypeArray, bson.TypeRegex:
+			odd = append(odd, k)
+		default:
+			values = append(values, orNull(k))
+		}
+	}
+	in := bson.E{Key: "key", Value: bson.D{{Key: "$in", Value: values}}}
+	if len(odd) == 0 {
+		return in
+	}
+	return bson.E{Key: "$or", Value: bson.A{bson.D{in}, bson.D{{Key: "$expr", Value: bson.D{{Key: "$in", Value: bson.A{"$key", lit(odd)}}}}}}}
 }
 
 // sort leaves the key out where there is only one: the server merges the three states only by what is behind their bounds.

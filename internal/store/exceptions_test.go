@@ -413,3 +413,41 @@ func TestFailedOnesAreListedAndReset(t *testing.T) {
 		}
 	}
 }
+
+// A service can store a document with operators, or a regular expression, as a key. A scan finds such exceptions by their keys
+// and goes on behind them; the server never takes a key for an operator.
+func TestAKeyIsNoOperator(t *testing.T) {
+	t.Parallel()
+	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
+	odd := bson.A{
+		bson.D{{Key: "$bogus", Value: 1}}, bson.D{{Key: "$gt", Value: ""}}, bson.D{{Key: "$where", Value: "sleep(1000)"}}, bson.Regex{Pattern: ".*"}, "plain", bson.Null{}, int64(7),
+	}
+	var keys []bson.RawValue
+	for i, key := range odd {
+		for j := range 3 {
+			if _, err := coll.InsertOne(t.Context(), bson.D{{Key: "_id", Value: fmt.Sprint(i, "-", j)}, {Key: "state", Value: "parked"}, {Key: "pos", Value: fmt.Sprint(82 + j)}, {Key: "key", Value: key}}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		kind, value, err := bson.MarshalValue(key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, bson.RawValue{Type: kind, Value: value})
+	}
+	count := func(s *ExceptionScan) (n int) {
+		all(t, s, 2, func(bson.Raw) { n++ })
+		return n
+	}
+	if n := count(&ExceptionScan{Coll: coll}); n != 3*len(odd) {
+		t.Errorf("a scan of everything has %d of %d", n, 3*len(odd))
+	}
+	for i := range keys {
+		if n := count(&ExceptionScan{Coll: coll, Keys: keys[i : i+1]}); n != 3 {
+			t.Errorf("key %v: %d of 3", odd[i], n)
+		}
+	}
+	if n := count(&ExceptionScan{Coll: coll, Keys: keys}); n != 3*len(odd) {
+		t.Errorf("a scan of all keys has %d of %d", n, 3*len(odd))
+	}
+}

@@ -169,7 +169,7 @@ func (b *Box) summarize(ctx context.Context, filter bson.D) ([]ScheduledSummary,
 	cur, err := b.coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: filter}},
 		{{Key: "$group", Value: bson.D{
-			{Key: "_id", Value: "$type"},
+			{Key: "_id", Value: clipped("$type")},
 			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
 			{Key: "earliest", Value: bson.D{{Key: "$min", Value: "$dueAt"}}},
 			{Key: "latest", Value: bson.D{{Key: "$max", Value: "$dueAt"}}},
@@ -252,11 +252,32 @@ func (q *ScheduledQuery) filter() (bson.D, error) {
 
 func and(parts ...bson.D) bson.D { return bson.D{{Key: "$and", Value: parts}} }
 
+// maxListedText is how many characters of a text the server gives to a list: whoever inserts events chooses its length.
+const maxListedText = 1024
+
+// clipped is a field of which a list shows the beginning if it is a text, and only short values of other types.
+func clipped(field string) bson.D {
+	is := func(names ...string) bson.D {
+		return bson.D{{Key: "$in", Value: bson.A{bson.D{{Key: "$type", Value: field}}, names}}}
+	}
+	return bson.D{{Key: "$switch", Value: bson.D{
+		{Key: "branches", Value: bson.A{
+			bson.D{{Key: "case", Value: is("string")}, {Key: "then", Value: bson.D{{Key: "$substrCP", Value: bson.A{field, 0, maxListedText}}}}},
+			bson.D{{Key: "case", Value: is("int", "long", "objectId")}, {Key: "then", Value: field}},
+			bson.D{{Key: "case", Value: is("binData")}, {Key: "then", Value: bson.D{{Key: "$cond", Value: bson.A{
+				bson.D{{Key: "$lte", Value: bson.A{bson.D{{Key: "$binarySize", Value: field}}, 16}}}, field, nil,
+			}}}}},
+		}},
+		{Key: "default", Value: nil},
+	}}}
+}
+
+// scheduledFields are what a list needs.
 var scheduledFields = bson.D{
 	{Key: "_id", Value: 1},
-	{Key: "aggregatetype", Value: 1},
-	{Key: "aggregateid", Value: 1},
-	{Key: "type", Value: 1},
+	{Key: "aggregatetype", Value: clipped("$aggregatetype")},
+	{Key: "aggregateid", Value: clipped("$aggregateid")},
+	{Key: "type", Value: clipped("$type")},
 	{Key: "dueAt", Value: 1},
 	{Key: "expiresAt", Value: 1},
 }
