@@ -91,6 +91,29 @@ func TestEveryNameExists(t *testing.T) {
 	}
 }
 
+// TestTheTrackRecordNamesTests looks for each test that the record of faults names.
+func TestTheTrackRecordNamesTests(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile(filepath.Join(top, "docs/faults.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	names := testName.FindAllStringSubmatch(string(text), -1)
+	if len(names) == 0 {
+		t.Fatal("docs/faults.md names no test")
+	}
+	dirs := map[string]map[string]bool{}
+	for _, m := range names {
+		if dirs[m[1]] == nil {
+			dirs[m[1]] = tests(t, m[1])
+		}
+		if !dirs[m[1]][m[2]] {
+			t.Errorf("docs/faults.md: %s has no %s", m[1], m[2])
+		}
+	}
+}
+
 // Links inside the repository, in every document.
 func TestLinksLeadSomewhere(t *testing.T) {
 	t.Parallel()
