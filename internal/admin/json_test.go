@@ -16,7 +16,7 @@ func TestDatesBeyondJSONAreFitted(t *testing.T) {
 	type inner struct {
 		At   time.Time  `json:"at"`
 		Next *time.Time `json:"next"`
-		self *inner
+		Self *inner     `json:"self,omitempty"` // a type may contain itself
 	}
 	for name, v := range map[string]any{
 		"struct":    inner{At: far, Next: &early},

@@ -159,7 +159,7 @@ func (d *dirty) takeOff(ctx context.Context, o store.Outbox) error {
 			_, err = watchers.UpdateOne(call, own, bson.D{{Key: "$pull", Value: bson.D{{Key: "dirty", Value: o.NS()}}}})
 			gone = err == nil
 		}
-		if err != nil && context.Cause(call) == errLookSlow {
+		if err != nil && errors.Is(context.Cause(call), errLookSlow) {
 			return errLookSlow // an attempt more would take as long
 		}
 		return err

@@ -21,8 +21,10 @@ func TestAFirstStartIsNotBoundByTheTimeOfACall(t *testing.T) {
 	for i, client := range []string{"state", "stream"} {
 		node := stacktest.Name(t)
 		off := stacktest.FailCommand(t, "outrelay "+client+" "+node, "alwaysOn", bson.D{
-			{Key: "failCommands", Value: bson.A{"find"}}, {Key: "namespace", Value: b.db.Name() + ".outbox"},
-			{Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 1500},
+			{Key: "failCommands", Value: bson.A{"find"}},
+			{Key: "namespace", Value: b.db.Name() + ".outbox"},
+			{Key: "blockConnection", Value: true},
+			{Key: "blockTimeMS", Value: 1500},
 		})
 		stop := b.startAs(func(r *app.Relay) { r.Hasten(time.Second) }, "node="+node)
 		b.consume(3 * (i + 1))

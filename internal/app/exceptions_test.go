@@ -132,8 +132,10 @@ func TestN15_AGateOpensWhenTheLetterIsSafe(t *testing.T) {
 	}
 	age("0")
 	failing, safe := stacktest.FailAlways(t, "outrelay state "+node, bson.D{
-		{Key: "failCommands", Value: bson.A{"update"}}, {Key: "namespace", Value: b.db.Name() + ".outbox_dead"},
-		{Key: "errorCode", Value: 112}, {Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
+		{Key: "failCommands", Value: bson.A{"update"}},
+		{Key: "namespace", Value: b.db.Name() + ".outbox_dead"},
+		{Key: "errorCode", Value: 112},
+		{Key: "errorLabels", Value: bson.A{"TransientTransactionError"}},
 	})
 	b.start("node="+node, "retry.max_attempts=1")
 	b.log.wait(t, "took over")

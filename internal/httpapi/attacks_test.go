@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -180,7 +181,7 @@ func TestIdleConnectionsDoNotStopProbes(t *testing.T) {
 }
 
 func isTimeout(err error) bool {
-	n, ok := err.(net.Error)
+	n, ok := errors.AsType[net.Error](err)
 	return ok && n.Timeout()
 }
 
@@ -234,13 +235,26 @@ func TestListsSurviveHugeTextsAndDates(t *testing.T) {
 	var docs []any
 	for i := range 40 {
 		docs = append(docs, bson.D{
-			{Key: "_id", Value: fmt.Sprint("s", i)}, {Key: "type", Value: huge}, {Key: "aggregatetype", Value: huge}, {Key: "aggregateid", Value: huge},
-			{Key: "payload", Value: "x"}, {Key: "dueAt", Value: bson.DateTime(math.MaxInt64 - int64(i))}, {Key: "expiresAt", Value: bson.DateTime(math.MinInt64)},
+			{Key: "_id", Value: fmt.Sprint("s", i)},
+			{Key: "type", Value: huge},
+			{Key: "aggregatetype", Value: huge},
+			{Key: "aggregateid", Value: huge},
+			{Key: "payload", Value: "x"},
+			{Key: "dueAt", Value: bson.DateTime(math.MaxInt64 - int64(i))},
+			{Key: "expiresAt", Value: bson.DateTime(math.MinInt64)},
 		})
 	}
 	docs = append(docs, bson.D{
-		{Key: "_id", Value: "w"}, {Key: "type", Value: huge}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "7"}, {Key: "key", Value: huge},
-		{Key: "payload", Value: "x"}, {Key: "state", Value: "retry"}, {Key: "attempts", Value: 1}, {Key: "nextAt", Value: bson.DateTime(math.MaxInt64)}, {Key: "pos", Value: "82"},
+		{Key: "_id", Value: "w"},
+		{Key: "type", Value: huge},
+		{Key: "aggregatetype", Value: "order"},
+		{Key: "aggregateid", Value: "7"},
+		{Key: "key", Value: huge},
+		{Key: "payload", Value: "x"},
+		{Key: "state", Value: "retry"},
+		{Key: "attempts", Value: 1},
+		{Key: "nextAt", Value: bson.DateTime(math.MaxInt64)},
+		{Key: "pos", Value: "82"},
 	})
 	if _, err := s.outbox.InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)

@@ -28,6 +28,7 @@ type limited struct {
 
 // Handle implements [slog.Handler].
 func (l *limited) Handle(ctx context.Context, r slog.Record) error {
+	//nolint:contextcheck // a summary belongs to many lines, and so to no single context
 	if r.Level >= slog.LevelInfo && !l.lines.admit(kindOfLine{r.Level, r.Message}, time.Now()) {
 		return nil
 	}

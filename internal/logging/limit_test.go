@@ -24,7 +24,7 @@ func TestLinesOfOneKindAreLimited(t *testing.T) {
 		for range 200 {
 			log.Debug("details")
 		}
-		time.Sleep(limitWindow + time.Second)
+		<-time.After(limitWindow + time.Second)
 		synctest.Wait()
 		log.Warn("an envelope is dead", "topic", "later")
 
@@ -48,7 +48,7 @@ func TestKindsOfLinesAreBounded(t *testing.T) {
 		for i := range 70_000 {
 			log.Error(fmt.Sprint("kind ", i))
 		}
-		time.Sleep(limitWindow + time.Second)
+		<-time.After(limitWindow + time.Second)
 		synctest.Wait()
 		if n := strings.Count(out.String(), "\n"); n > limitKinds+limitLines+1 {
 			t.Errorf("%d lines", n)

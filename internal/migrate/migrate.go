@@ -190,7 +190,7 @@ func (m *Migrator) take(ctx context.Context, l ledger, outboxes []store.Outbox, 
 		}
 		if outcome == incomplete {
 			r.pend([]Step{s})
-			m.log().Debug("a migration is not complete; it is tried again", "migration", s.ID, "name", s.Name, "missing privileges", len(missing), "busy", own.Busy)
+			m.log().Debug("a migration is not complete; it is tried again", "migration", s.ID, "name", s.Name, "missing_privileges", len(missing), "busy", own.Busy)
 			continue
 		}
 		r.did(s)

@@ -70,7 +70,9 @@ func TestAnOutageOfTheDatabaseIsReportedOnce(t *testing.T) {
 
 	off := stacktest.FailCommand(t, app, "alwaysOn", bson.D{
 		{Key: "failCommands", Value: bson.A{"find", "aggregate", "insert", "update", "commitTransaction"}},
-		{Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 8000}, {Key: "closeConnection", Value: true},
+		{Key: "blockConnection", Value: true},
+		{Key: "blockTimeMS", Value: 8000},
+		{Key: "closeConnection", Value: true},
 	})
 	k.publish(numbered(8, 40)[20:]...)
 	k.until("the outage to be reported", func(context.Context) bool { return reported(false) })

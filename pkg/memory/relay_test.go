@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -357,7 +356,7 @@ func TestNobodyChangesWhatIsStored(t *testing.T) {
 	if string(second.Value) != "value" || string(second.Headers[0].Value) != "x" || string(second.Key) != "k" {
 		t.Errorf("%+v", second)
 	}
-	if reflect.DeepEqual(first[0], second) {
+	if &first[0].Value[0] == &second.Value[0] || &first[0].Headers[0].Value[0] == &second.Headers[0].Value[0] || &first[0].Key[0] == &second.Key[0] {
 		t.Error("the two readings share their bytes")
 	}
 }

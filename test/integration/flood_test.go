@@ -31,8 +31,12 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 		docs := make([]any, 0, 5000)
 		for i := from; i < from+5000; i++ {
 			docs = append(docs, bson.D{
-				{Key: "_id", Value: fmt.Sprint("flood-", i)}, {Key: "aggregatetype", Value: fmt.Sprint("made-up-", i)},
-				{Key: "aggregateid", Value: fmt.Sprint(i)}, {Key: "type", Value: "x"}, {Key: "payload", Value: "x"}, {Key: "ts", Value: bson.Timestamp{}},
+				{Key: "_id", Value: fmt.Sprint("flood-", i)},
+				{Key: "aggregatetype", Value: fmt.Sprint("made-up-", i)},
+				{Key: "aggregateid", Value: fmt.Sprint(i)},
+				{Key: "type", Value: "x"},
+				{Key: "payload", Value: "x"},
+				{Key: "ts", Value: bson.Timestamp{}},
 			})
 		}
 		if _, err := s.Outbox().InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {

@@ -43,8 +43,11 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 		for name, fields := range forged {
 			id := round + name
 			doc := append(bson.D{
-				{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "k"},
-				{Key: "type", Value: "PaymentApproved"}, {Key: "payload", Value: "FORGED"},
+				{Key: "_id", Value: id},
+				{Key: "aggregatetype", Value: "order"},
+				{Key: "aggregateid", Value: "k"},
+				{Key: "type", Value: "PaymentApproved"},
+				{Key: "payload", Value: "FORGED"},
 			}, fields...)
 			if _, err := s.Outbox().InsertOne(t.Context(), doc); err != nil {
 				t.Fatal(err)

@@ -88,8 +88,11 @@ func insertNulls(t *testing.T, s *kit.Scene, name, aggregateType string, set ...
 	add := func(key string, nulls ...string) {
 		id := fmt.Sprintf("%s-%s-%d", name, key, len(docs))
 		doc := append(bson.D{
-			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: aggregateType}, {Key: "aggregateid", Value: name + key},
-			{Key: "type", Value: "Changed"}, {Key: "payload", Value: id},
+			{Key: "_id", Value: id},
+			{Key: "aggregatetype", Value: aggregateType},
+			{Key: "aggregateid", Value: name + key},
+			{Key: "type", Value: "Changed"},
+			{Key: "payload", Value: id},
 		}, set...)
 		for _, f := range nulls {
 			if !slices.ContainsFunc(doc, func(e bson.E) bool { return e.Key == f }) {
