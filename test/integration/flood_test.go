@@ -15,7 +15,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A service inserts 70,000 envelopes of as many aggregate types, for none of which there is a topic. Memory, metrics, log and
+// A service inserts 30,000 envelopes of as many aggregate types, for none of which there is a topic. Memory, metrics, log and
 // watcher document stay bounded, the lease is kept, an event of another service arrives, and the relay stops when told.
 func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	t.Parallel()
@@ -26,7 +26,7 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	p.TookOver()
 	epoch := s.Epoch()
 
-	const flood = 70_000
+	const flood = 30_000
 	for from := 0; from < flood; from += 5000 {
 		docs := make([]any, 0, 5000)
 		for i := from; i < from+5000; i++ {
