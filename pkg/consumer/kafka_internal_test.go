@@ -236,7 +236,8 @@ func TestABatchThatExpandsWithoutBoundDoesNotStopItsPartition(t *testing.T) { //
 				t.Errorf("%s: offset %d: %v", c.name, r.Offset, r.Err)
 			}
 		}
-		if allocated > 100<<20 {
+		// The whole batch would take 300 MB and more. The race detector drops buffers that could be used again.
+		if allocated > 200<<20 {
 			t.Errorf("%s: %d MB were allocated by one fetch", c.name, allocated>>20)
 		}
 	}
