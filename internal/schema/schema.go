@@ -98,7 +98,7 @@ func attempt(ctx context.Context, coll *mongo.Collection, change func(ctx contex
 		return err
 	case <-ctx.Done(): // the server goes on by itself
 		cancel()
-		_ = <-ended // the cause is what ended the call
+		<-ended //nolint:errcheck // the cause says what ended the call
 		return context.Cause(ctx)
 	}
 }
