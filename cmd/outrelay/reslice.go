@@ -22,6 +22,9 @@ lost, repeated or out of order; nothing is delivered meanwhile, which takes some
 
 Processes that are configured for the old number then wait and say so: set slots in their configuration and restart them.
 
+A new slot stays paused if one that had some of its keys was paused. It stays pinned if all that had its keys were pinned to
+the same node; pins that end are listed. A step-down goes on until its time is over.
+
 If an owner does not release in time, or a partition cannot be fenced, nothing is changed and the slots go on. If the
 command is killed, the slots stay paused: run it again, or run outrelay resume.`,
 		Args: cobra.NoArgs,
@@ -82,6 +85,9 @@ func printReslice(w io.Writer, r app.ResliceReport) error {
 			return err
 		}
 	}
+	if err := printKept(w, r); err != nil {
+		return err
+	}
 	text := fmt.Sprintf("has %s now; set slots: %d in its configuration and restart its processes", count(int64(r.To), "slot"), r.To)
 	switch {
 	case r.From == r.To:
@@ -91,4 +97,27 @@ func printReslice(w io.Writer, r app.ResliceReport) error {
 	}
 	_, err := fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
 	return err
+}
+
+// printKept lists the pauses and pins that go on, and the pins that do not.
+func printKept(w io.Writer, r app.ResliceReport) error {
+	var lines []string
+	add := func(slot, text string) { lines = append(lines, r.Watcher+"/"+slot+": "+text) }
+	for _, s := range r.New {
+		if s.Paused {
+			add(s.Slot, "stays paused")
+		}
+		if s.Pin != "" {
+			add(s.Slot, "stays pinned to "+s.Pin)
+		}
+	}
+	for _, s := range r.Unpinned {
+		add(s, "its pin ends where its keys join those of slots without that pin; pin the new slots anew")
+	}
+	for _, line := range lines {
+		if _, err := fmt.Fprintln(w, line); err != nil {
+			return err
+		}
+	}
+	return nil
 }

@@ -63,7 +63,7 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 func (t *term) auditGates(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
 	look := audit.Look()
 	held := func(ns, topic, key string) { look.Held(out.ns(ns), topic, key) }
-	if _, err := t.rec.exceptions.Load(ctx, "", held, func(string, byte, []byte, []string) {}); err != nil {
+	if _, err := t.rec.exceptions.Load(ctx, func(string) bool { return false }, held, func(string, byte, []byte, []string) {}); err != nil {
 		return err
 	}
 	t.rec.exceptions.Flying(func(ns, key string) { look.Busy(out.ns(ns), key) })

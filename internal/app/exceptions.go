@@ -57,7 +57,9 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	if len(held) == 0 {
 		return nil
 	}
-	x.number(held)
+	if err := x.number(ctx, held); err != nil {
+		return err
+	}
 	dead, err := x.write(ctx, held)
 	if err != nil {
 		return err
@@ -95,14 +97,24 @@ func (x *exceptions) death(e dispatch.Exception) (l deadletter.Letter, dies bool
 }
 
 // number gives envelopes without a stamp, which a sweep found, positions in the order of their decisions: that is the order of their
-// key, and a later epoch goes on behind an earlier one (N15).
-func (x *exceptions) number(held []store.Exception) {
+// key (N15). A later term numbers at a later time. The time tells a successor which of them its stream may bring again.
+func (x *exceptions) number(ctx context.Context, held []store.Exception) error {
+	var at bson.Timestamp
 	for i := range held {
-		if h := &held[i]; store.PosUnstamped(h.Pos) {
-			x.t.unstamped++
-			h.Pos = store.PosNumbered(h.Pos, x.t.held.Document().Epoch, x.t.unstamped)
+		h := &held[i]
+		if !store.PosUnstamped(h.Pos) {
+			continue
 		}
+		if at.IsZero() {
+			var err error
+			if at, err = store.ClusterTime(ctx, x.t.mongo.stream); err != nil {
+				return err
+			}
+		}
+		x.t.unstamped++
+		h.Pos = store.PosNumbered(h.Pos, at, x.t.unstamped)
 	}
+	return nil
 }
 
 // over says that an envelope does not wait after all.

@@ -128,11 +128,14 @@ func (t *term) mayPurge() bool {
 func (t *term) loadExceptions(ctx context.Context) (*owned, error) {
 	own := newOwned()
 	out := newOutlet(t)
+	after := position(t.from)
+	at, _ := t.from.Time()
+	behind := func(pos string) bool { return pos > after || store.PosSweptBehind(pos, at, t.margin) }
 	var n reconcile.Loaded
 	err := t.untilRead(ctx, func(ctx context.Context) (err error) {
 		t.disp.ForgetGates()
 		own.clear()
-		n, err = t.rec.exceptions.Load(ctx, position(t.from),
+		n, err = t.rec.exceptions.Load(ctx, behind,
 			func(ns, topic, key string) { t.disp.Gate(out.ns(ns), topic, key) },
 			func(ns string, idType byte, id []byte, topics []string) {
 				own.add(ns, bson.RawValue{Type: bson.Type(idType), Value: id}, topics)

@@ -45,6 +45,16 @@ type ResliceReport struct {
 	DryRun  bool          `json:"dry_run"`
 	Done    bool          `json:"done"`
 	Slots   []ResliceSlot `json:"slots"` // as they were
+	New     []NewSlot     `json:"new"`   // with what was asked of the old ones
+	// Unpinned are the old slots whose pin some new slot that has keys of theirs could not keep.
+	Unpinned []string `json:"unpinned"`
+}
+
+// NewSlot is a slot that takes the place of others.
+type NewSlot struct {
+	Slot   string `json:"slot"`
+	Paused bool   `json:"paused"`
+	Pin    string `json:"pin,omitempty"`
 }
 
 // ResliceSlot is a slot that is replaced.
@@ -78,6 +88,7 @@ type reslicing struct {
 	ids    []string
 	paused []string // by an operator, before
 	held   []*lease.Held
+	orders orders // to the new slots
 }
 
 // RunReslice divides the watcher anew. Whatever ends it early, the slots are what they were and go on.
@@ -114,6 +125,7 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 		return rep, err
 	}
 	rep.Done = true
+	r.orders.into(&rep)
 	err = store.NewEvents(r.state.Collection("events"), cfg.Watcher, "").Append(ctx, "resliced", bson.D{
 		{Key: "from", Value: rep.From}, {Key: "to", Value: rep.To}, {Key: "actor", Value: want.Actor},
 	})
@@ -142,7 +154,7 @@ func (r *reslicing) first(ctx context.Context) error {
 
 // plan looks at what is there.
 func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
-	rep := ResliceReport{Watcher: r.cfg.Watcher, To: r.Slots, DryRun: r.DryRun, Slots: []ResliceSlot{}}
+	rep := ResliceReport{Watcher: r.cfg.Watcher, To: r.Slots, DryRun: r.DryRun, Slots: []ResliceSlot{}, New: []NewSlot{}, Unpinned: []string{}}
 	if r.Slots < 1 || r.Slots > slot.Most {
 		return rep, refused("%d slots are asked for; from 1 to %d are possible", r.Slots, slot.Most)
 	}
@@ -175,11 +187,13 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 	if v.Paused != nil {
 		r.paused = *v.Paused
 	}
+	var old []lease.Document
 	for _, id := range r.ids {
 		d, now, err := lease.Read(ctx, r.watchers, id)
 		if err != nil {
 			return rep, err
 		}
+		old = append(old, d)
 		if err := r.fit(&d); err != nil {
 			return rep, err
 		}
@@ -196,6 +210,7 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 		}
 		rep.Slots = append(rep.Slots, one)
 	}
+	r.inherit(old).into(&rep)
 	return rep, nil
 }
 
@@ -411,7 +426,10 @@ func (r *reslicing) replace(ctx context.Context, old, fresh []lease.Document) er
 	defer cancel()
 	_, err = s.WithTransaction(ctx, func(tx context.Context) (any, error) {
 		db := s.Client().Database(r.cfg.MongoDB.State)
-		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, len(r.paused) == len(old)); err != nil {
+		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, func(id string, now []lease.Document) lease.Control {
+			r.orders = r.inherit(now)
+			return r.orders.by[id]
+		}); err != nil {
 			return nil, err
 		}
 		return nil, store.NewDivisionsIn(db).Divide(tx, r.cfg.Watcher, r.Slots, true)

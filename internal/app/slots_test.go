@@ -271,6 +271,9 @@ func TestN28_WhatASlotHadPassedIsNotSentAgain(t *testing.T) {
 	if _, err := docs.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of2"}}, bson.D{{Key: "$set", Value: bson.D{{Key: "offsets", Value: ahead.Offsets}}}}); err != nil {
 		t.Fatal(err)
 	}
+	if err := first.Resume(t.Context()); err != nil { // nobody is there to run it
+		t.Fatal(err)
+	}
 	if rep, err := b.reslice(1); err != nil || !rep.Done {
 		t.Fatalf("%+v, %v", rep, err)
 	}

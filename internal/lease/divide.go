@@ -87,11 +87,12 @@ var ErrNotHeld = errors.New("a watcher document is not held any more")
 // ErrOrdered says that an operator has ordered a sweep for a document that was to be replaced.
 var ErrOrdered = errors.New("a sweep was ordered meanwhile")
 
-// Replace puts documents in the place of others, each as its acquisition returned it, in the transaction of tx. paused keeps the
-// new ones from being run. What others than the owner have put on the list of collections with exceptions since the
+// Replace puts documents in the place of others, each as its acquisition returned it, in the transaction of tx. control is what
+// operators ask of a new one, given the old ones as they are now. What others than the owner have put on the list of collections with exceptions since the
 // acquisition (N17), the new documents have, too.
-func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, paused bool) error {
+func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, control func(id string, old []Document) Control) error {
 	var dirty []string
+	var removed []Document
 	for _, d := range old {
 		var last Document
 		err := coll.FindOneAndDelete(tx, bson.D{{Key: "_id", Value: d.ID}, {Key: "owner", Value: d.Owner}, {Key: "epoch", Value: d.Epoch}}).Decode(&last)
@@ -103,7 +104,7 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, 
 		case last.Gap != nil:
 			return fmt.Errorf("%w: %s; let it run first", ErrOrdered, d.ID)
 		}
-		dirty = append(dirty, last.Dirty...)
+		dirty, removed = append(dirty, last.Dirty...), append(removed, last)
 	}
 	docs := make([]any, len(fresh))
 	for i := range fresh {
@@ -134,7 +135,8 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, 
 		add("dirty", all, len(all) > 0)
 		add("passed", d.Passed, len(d.Passed) > 0)
 		add("replicaSetId", d.ReplicaSetID, d.ReplicaSetID != "")
-		add("control", bson.D{{Key: "paused", Value: true}}, paused)
+		asked := control(d.ID, removed)
+		add("control", asked, !asked.equal(Control{}))
 		docs[i] = doc
 	}
 	if _, err := coll.InsertMany(tx, docs); err != nil {

@@ -75,7 +75,8 @@ func TestN28_ReplaceIsFenced(t *testing.T) {
 		}
 		defer s.EndSession(t.Context())
 		_, err = s.WithTransaction(t.Context(), func(tx context.Context) (any, error) {
-			return nil, Replace(tx, s.Client().Database(coll.Database().Name()).Collection(coll.Name()), []Document{old}, Merge([]string{"orders/0of2", "orders/1of2"}, []Document{old}, nil, func(Document) string { return "82" }), true)
+			return nil, Replace(tx, s.Client().Database(coll.Database().Name()).Collection(coll.Name()), []Document{old}, Merge([]string{"orders/0of2", "orders/1of2"}, []Document{old}, nil, func(Document) string { return "82" }),
+				func(string, []Document) Control { return Control{Paused: true} })
 		})
 		return err
 	}

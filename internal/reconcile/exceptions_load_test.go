@@ -25,7 +25,7 @@ func TestN15_LoadFindsGatesAndWhatComesAgain(t *testing.T) {
 	te := h.begin()
 	defer te.out.kill(nil)
 	gates, known := map[string]int{}, []string{}
-	n, err := te.x.Load(t.Context(), "82000002",
+	n, err := te.x.Load(t.Context(), func(pos string) bool { return pos > "82000002" },
 		func(ns, topic, key string) { gates[ns[len(h.db.Name()):]+" "+topic+" "+key]++ },
 		func(_ string, idType byte, id []byte, _ []string) {
 			known = append(known, bson.RawValue{Type: bson.Type(idType), Value: id}.StringValue())

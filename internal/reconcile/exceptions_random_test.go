@@ -156,7 +156,7 @@ func (c *chaos) takeOver() {
 		}
 	}
 	gates := 0
-	if _, err := c.term.x.Load(c.t.Context(), "", func(string, string, string) { gates++ }, func(string, byte, []byte, []string) {}); err != nil {
+	if _, err := c.term.x.Load(c.t.Context(), func(string) bool { return true }, func(string, string, string) { gates++ }, func(string, byte, []byte, []string) {}); err != nil {
 		c.t.Fatal(err)
 	}
 	c.term.run()

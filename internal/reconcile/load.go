@@ -17,11 +17,11 @@ type Loaded struct {
 }
 
 // Load tells, before the stream of a new term is opened, which keys wait (N15): gate is called once for each topic that an
-// exception of the stream waits for, with "" for one that does not list them; known, for each of them whose event stands behind
-// after, so that it comes in the stream once more and is sent by it to its other topics only. Call it behind Recover, with both functions
+// exception of the stream waits for, with "" for one that does not list them; known, for each of them whose position behind holds for
+// so that it may come in the stream once more and is sent by it to its other topics only. Call it behind Recover, with both functions
 // ready to be called a million times: nothing is collected here. idType and id are the type and the value of `_id`; id is
 // valid during the call only.
-func (x *Exceptions) Load(ctx context.Context, after string, gate func(ns, topic, key string), known func(ns string, idType byte, id []byte, topics []string)) (Loaded, error) {
+func (x *Exceptions) Load(ctx context.Context, behind func(pos string) bool, gate func(ns, topic, key string), known func(ns string, idType byte, id []byte, topics []string)) (Loaded, error) {
 	x.init()
 	var n Loaded
 	for _, c := range x.Collections() {
@@ -41,7 +41,7 @@ func (x *Exceptions) Load(ctx context.Context, after string, gate func(ns, topic
 				n.Gates++
 				gate(ns, t, key)
 			}
-			if pos, _ := raw.Lookup("pos").StringValueOK(); pos > after {
+			if pos, _ := raw.Lookup("pos").StringValueOK(); behind(pos) {
 				n.Known++
 				id := raw.Lookup("_id")
 				known(ns, byte(id.Type), id.Value, topics)

@@ -71,6 +71,13 @@ func (p Part) bounds() (low, high int32) {
 	return int32(p.I * event.Slots / n), int32((p.I + 1) * event.Slots / n)
 }
 
+// Overlaps reports whether some hash slots are in both parts, which may be of different divisions.
+func (p Part) Overlaps(q Part) bool {
+	low, high := p.bounds()
+	from, to := q.bounds()
+	return low < to && from < high
+}
+
 // Where is the condition that the server finds the part's documents by; field is where their slot stands. It is nil for the whole.
 // The conditions of all parts together hold for every document exactly once: comparisons are with numbers alone, and an array,
 // of which two elements could meet two conditions, meets none but that of part 0.

@@ -33,6 +33,29 @@ func TestN28_EveryHashSlotHasOnePart(t *testing.T) {
 	}
 }
 
+func TestN28_PartsOverlapThatShareHashSlots(t *testing.T) {
+	t.Parallel()
+	for n := 1; n <= 7; n++ {
+		for m := 1; m <= 7; m++ {
+			for _, p := range Parts(n) {
+				for _, q := range Parts(m) {
+					shared := false
+					for s := range int32(event.Slots) {
+						doc, err := bson.Marshal(bson.D{{Key: "slot", Value: s}})
+						if err != nil {
+							t.Fatal(err)
+						}
+						shared = shared || p.Has(doc) && q.Has(doc)
+					}
+					if p.Overlaps(q) != shared {
+						t.Errorf("%v and %v: %v", p, q, !shared)
+					}
+				}
+			}
+		}
+	}
+}
+
 // Whatever a writer put into the field, one part has the document.
 func TestN28_EveryDocumentHasOnePart(t *testing.T) {
 	t.Parallel()

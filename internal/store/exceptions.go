@@ -228,9 +228,22 @@ func PosUnstamped(pos string) bool {
 	return strings.HasSuffix(pos, zero) && (len(pos) == len("82"+zero) || PosIsWithin(pos))
 }
 
-// PosNumbered tells positions that were made of a zero stamp apart, in the order of epoch and n.
-func PosNumbered(pos string, epoch int64, n uint32) string {
-	return fmt.Sprintf("%s-%08X%08X", pos, uint32(epoch), n)
+// PosNumbered tells positions that were made of a zero stamp apart, in the order of at and n. at is a cluster time at which the
+// envelope was there.
+func PosNumbered(pos string, at bson.Timestamp, n uint32) string {
+	return fmt.Sprintf("%s-%08X%08X%08X", pos, at.T, at.I, n)
+}
+
+// PosSweptBehind reports whether a sweep gave the position to an envelope that may have been committed behind a cluster time, so that
+// a stream from there brings it: one without a stamp that was numbered no earlier, or one whose stamp is at most margin older, of a
+// transaction that was open then.
+func PosSweptBehind(pos string, after bson.Timestamp, margin time.Duration) bool {
+	least := PosAt(after)
+	if len(pos) == len(least) {
+		return pos > PosAt(bson.Timestamp{T: after.T - min(after.T, uint32(margin/time.Second)), I: after.I})
+	}
+	cut := strings.LastIndexByte(pos, '-')
+	return cut >= 0 && PosUnstamped(pos[:cut]) && pos[cut+1:] > least[len("82"):]
 }
 
 // PosIsWithin reports whether PosWithin made the position.

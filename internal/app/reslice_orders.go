@@ -1,0 +1,60 @@
+package app
+
+import (
+	"slices"
+
+	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/slot"
+)
+
+// orders are what operators ask of the slots of a new division.
+type orders struct {
+	watcher  string
+	by       map[string]lease.Control // by id
+	parts    []slot.Part
+	unpinned []string
+}
+
+// inherit derives them from the orders to the old slots (N28). A new slot stays paused if one that had some of its keys was paused by
+// an operator, and keeps away the node that has to stay away longest. It keeps a pin if all that had its keys were pinned to
+// the same node.
+func (r *reslicing) inherit(old []lease.Document) orders {
+	o := orders{watcher: r.cfg.Watcher, by: map[string]lease.Control{}, parts: slot.Parts(r.Slots)}
+	for _, p := range o.parts {
+		had := slices.DeleteFunc(slices.Clone(old), func(d lease.Document) bool {
+			_, q, _ := slot.ParseID(d.ID)
+			return !p.Overlaps(q)
+		})
+
+		away := slices.MaxFunc(had, func(a, b lease.Document) int { return a.Control.StepDownUntil.Compare(b.Control.StepDownUntil) })
+		c := lease.Control{
+			Paused:        slices.ContainsFunc(had, func(d lease.Document) bool { return slices.Contains(r.paused, d.ID) }),
+			Pin:           had[0].Control.Pin,
+			StepDownUntil: away.Control.StepDownUntil,
+			StepDownNode:  away.Control.StepDownNode,
+		}
+		if slices.ContainsFunc(had, func(d lease.Document) bool { return d.Control.Pin != c.Pin }) {
+			c.Pin = ""
+		}
+		o.by[p.ID(o.watcher)] = c
+
+		for _, d := range had {
+			if d.Control.Pin != c.Pin && !slices.Contains(o.unpinned, d.ID) {
+				o.unpinned = append(o.unpinned, d.ID)
+			}
+		}
+	}
+	return o
+}
+
+// into puts them into the report.
+func (o orders) into(rep *ResliceReport) {
+	rep.New, rep.Unpinned = []NewSlot{}, []string{}
+	for _, p := range o.parts {
+		c := o.by[p.ID(o.watcher)]
+		rep.New = append(rep.New, NewSlot{Slot: p.String(), Paused: c.Paused, Pin: c.Pin})
+	}
+	for _, id := range o.unpinned {
+		rep.Unpinned = append(rep.Unpinned, id[len(o.watcher)+1:])
+	}
+}
