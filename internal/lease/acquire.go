@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -271,23 +272,33 @@ func (l *Lease) refuseCopied(doc *Document) error {
 	return nil
 }
 
-// endTransactions ends a fenced transaction that the last owner may have left open when it was killed. The server would
-// keep it, and with it the write lock on the document, for transactionLifetimeLimitSeconds, a minute; nobody could
-// acquire so long. A user may end its own sessions without a privilege; with another user we wait the minute.
+// endTransactions ends the transactions that may be open over a document whose lease seems free: that of the last owner,
+// if it was killed, and those of commands and the API. The server would keep them, and with them the write lock on the
+// document, for transactionLifetimeLimitSeconds, a minute; nobody could acquire so long. A user may end its own sessions
+// without a privilege; with another user we wait the minute.
 func (l *Lease) endTransactions(ctx context.Context, doc *Document) {
-	raw, ok := doc.Session.DocumentOK()
-	if !ok || doc.Owner == "" {
-		return
-	}
 	call, cancel := context.WithTimeout(ctx, l.cfg.CallTimeout)
 	defer cancel()
-	if err := killSession(call, l.coll.Database().Client(), raw); err != nil {
-		l.log.Debug("cannot end the last owner's session", "error", err)
+	if err := killSessions(call, l.coll.Database().Client(), doc.sessions()); err != nil {
+		l.log.Debug("cannot end the transactions over the document", "error", err)
 	}
 }
 
-func killSession(ctx context.Context, client *mongo.Client, lsid bson.Raw) error {
-	return client.Database("admin").RunCommand(ctx, bson.D{{Key: "killSessions", Value: bson.A{lsid}}}).Err()
+// sessions are those that may have a transaction open over the document while nobody renews it.
+func (d *Document) sessions() []bson.Raw {
+	list := slices.Clone(d.Foreign)
+	if raw, ok := d.Session.DocumentOK(); ok && d.Owner != "" {
+		list = append(list, raw)
+	}
+	return list
+}
+
+// killSessions aborts the transactions of sessions of our own user. Those whose transaction is over are not harmed.
+func killSessions(ctx context.Context, client *mongo.Client, list []bson.Raw) error {
+	if len(list) == 0 {
+		return nil // an empty list means all sessions of the user
+	}
+	return client.Database("admin").RunCommand(ctx, bson.D{{Key: "killSessions", Value: list}}).Err()
 }
 
 // contender is one call of Acquire. It remembers the name and the moment of each attempt: one whose answer was lost may

@@ -145,16 +145,15 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, 
 	return nil
 }
 
-// EndTransactions ends a fenced transaction that an owner has left open that was killed, once its lease has expired: until the
-// server does that by itself, after a minute, nobody can write to the document. A document that is owned is left alone.
+// EndTransactions ends the transactions that an owner that was killed, a command or the API has left open, once the lease has
+// expired: until the server does that by itself, after a minute, nobody can write to the document. A document that is owned is left alone.
 func EndTransactions(ctx context.Context, coll *mongo.Collection, id string) error {
 	d, now, err := read(ctx, coll, id) // a majority read could not see more
 	if err != nil {
 		return err
 	}
-	raw, ok := d.Session.DocumentOK()
-	if !ok || d.Owner == "" || d.ExpiresAt.After(now) {
+	if d.Owner != "" && d.ExpiresAt.After(now) {
 		return nil
 	}
-	return killSession(ctx, coll.Database().Client(), raw)
+	return killSessions(ctx, coll.Database().Client(), d.sessions())
 }

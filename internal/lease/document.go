@@ -37,6 +37,7 @@ type Document struct {
 	Passed       []Passed       `bson:"passed,omitempty"` // what other slots had delivered when the watcher was divided anew (N28)
 	Stats        bson.Raw       `bson:"stats,omitempty"`
 	Session      bson.RawValue  `bson:"session,omitempty"` // of the owner's fenced transactions, so that they can be ended
+	Foreign      []bson.Raw     `bson:"foreign,omitempty"` // sessions of transactions that others begin over the document
 	Control      Control        `bson:"control,omitempty"`
 	Address      string         `bson:"address,omitempty"`
 	Version      string         `bson:"version,omitempty"`

@@ -134,7 +134,7 @@ func (h *Held) abort(ctx context.Context) {
 	}
 	h.log.Debug("cannot outnumber an aborted transaction yet", "error", err)
 	err = within(func(call context.Context) error {
-		return killSession(call, h.l.coll.Database().Client(), h.session.ID())
+		return killSessions(call, h.l.coll.Database().Client(), []bson.Raw{h.session.ID()})
 	})
 	if err != nil {
 		h.log.Debug("cannot end the transaction's session", "error", err)
@@ -158,4 +158,19 @@ func (h *Held) endOrphan(ctx context.Context) error {
 	}
 	h.orphan = false
 	return nil
+}
+
+// endForeign ends the transactions of commands and the API that may have kept a renewal waiting. One whose process is alive
+// is repeated there.
+func (h *Held) endForeign(ctx context.Context) {
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.l.cfg.CallTimeout)
+	defer cancel()
+	doc, _, err := read(call, h.l.local, h.l.cfg.ID) // reads do not wait for a transaction
+	if err == nil && len(doc.Foreign) > 0 {
+		h.log.Warn("the lease could not be renewed: ending the transactions of commands and the API over its document", "transactions", len(doc.Foreign))
+		err = killSessions(call, h.l.coll.Database().Client(), doc.Foreign)
+	}
+	if err != nil {
+		h.log.Debug("cannot end others' transactions", "error", err)
+	}
 }

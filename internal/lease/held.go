@@ -235,6 +235,9 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 		case err != nil && !again && ambiguous(err):
 			continue
 		}
+		if mongo.IsTimeout(err) || call.Err() != nil && err != nil {
+			h.endForeign(ctx)
+		}
 		if err != nil {
 			return view{}, err
 		}

@@ -35,6 +35,8 @@ func (c claim) pipeline() mongo.Pipeline {
 		{Key: "fence", Value: ifNull("$fence", int64(0))},
 		{Key: "instance", Value: ifNull("$instance", lit(c.instance))},
 		{Key: "startedAt", Value: ifNull("$startedAt", "$$NOW")},
+		// What holds the document now would keep this write waiting, so all that is left here is of dead processes.
+		{Key: "foreign", Value: lit(bson.A{})},
 		{Key: "acquiredAt", Value: "$$NOW"},
 		{Key: "renewedAt", Value: "$$NOW"},
 		{Key: "expiresAt", Value: op("$add", "$$NOW", c.ttl.Milliseconds())},

@@ -33,7 +33,8 @@ const foreignCall = 5 * time.Second
 //
 // fn must use the context it is given, with the client of state, and may run several times, also after an attempt whose
 // commit had an unknown outcome: it must be idempotent. Until it ends the owner cannot renew its lease: read and prepare
-// before, write at most 1,000 documents and 8 MiB in it, and call nothing but MongoDB.
+// before, write at most 1,000 documents and 8 MiB in it, and call nothing but MongoDB. An owner whose renewal times out
+// meanwhile ends the transaction, which then runs again.
 //
 // It returns once the transaction is majority committed, and else fn's error, ctx's end, or [ErrNoWatcher].
 func Foreign(ctx context.Context, state *mongo.Database, watcher string, ns []string, fn func(ctx context.Context) error) error {
@@ -44,8 +45,13 @@ func Foreign(ctx context.Context, state *mongo.Database, watcher string, ns []st
 	defer session.EndSession(context.WithoutCancel(ctx))
 	back := foreignRetry.Start()
 	for {
+		registerForeign(ctx, session, state, watcher)
 		err := foreignOnce(ctx, session, state, watcher, ns, fn)
-		if err == nil || ctx.Err() != nil || !repeatable(err) || back.Wait(ctx) != nil {
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil || !repeatable(err) || back.Wait(ctx) != nil {
+			unregisterForeign(ctx, session, state, watcher)
 			return err
 		}
 	}
@@ -70,15 +76,41 @@ func foreignOnce(ctx context.Context, session *mongo.Session, state *mongo.Datab
 	return err
 }
 
+// registerForeign writes the session into the slots' documents, outside the transaction, where the owners can read it: they
+// kill the session if the transaction keeps a renewal waiting, because a process that is stopped inside it would block them
+// until the server ends the transaction, after a minute. A failure is left to the transaction to report, which writes to the
+// same documents.
+func registerForeign(ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string) {
+	call, cancel := context.WithTimeout(ctx, foreignCall)
+	defer cancel()
+	_, _ = state.Collection("watchers").UpdateMany(call, slotsOf(watcher), bson.D{{Key: "$addToSet", Value: bson.D{{Key: "foreign", Value: session.ID()}}}})
+}
+
+// unregisterForeign takes the session out again after a failure; a commit does so itself. The driver uses the session for
+// other calls afterwards.
+func unregisterForeign(ctx context.Context, session *mongo.Session, state *mongo.Database, watcher string) {
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), foreignCall)
+	defer cancel()
+	_, _ = state.Collection("watchers").UpdateMany(call, slotsOf(watcher), bson.D{{Key: "$pull", Value: bson.D{{Key: "foreign", Value: session.ID()}}}})
+}
+
+// slotsOf finds the documents of all slots of a watcher.
+func slotsOf(watcher string) bson.D {
+	return bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(watcher) + "/"}}}
+}
+
 // foreignFence is the first statement (N3). Every slot's document is written, because a slot of an envelope is decided by
 // its key, and the key of what is edited may move it.
 func foreignFence(tx context.Context, state *mongo.Database, watcher string, ns []string) error {
-	update := bson.D{{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}}}
+	update := bson.D{
+		{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}},
+		{Key: "$pull", Value: bson.D{{Key: "foreign", Value: mongo.SessionFromContext(tx).ID()}}},
+	}
 	if len(ns) > 0 {
 		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: bson.D{{Key: "$each", Value: ns}}}}})
 	}
 	coll := state.Collection("watchers")
-	res, err := coll.UpdateMany(tx, bson.D{{Key: "_id", Value: bson.Regex{Pattern: "^" + regexp.QuoteMeta(watcher) + "/"}}}, update)
+	res, err := coll.UpdateMany(tx, slotsOf(watcher), update)
 	if err != nil {
 		return privilege(err, "taking the fence of watcher "+watcher, "find and update", Namespace(coll), "")
 	}
@@ -113,9 +145,11 @@ func abortForeign(ctx context.Context, session *mongo.Session, client *mongo.Cli
 	}
 }
 
-// repeatable reports whether the whole transaction may be tried again.
+// repeatable reports whether the whole transaction may be tried again. The server interrupts a statement under way when an
+// owner kills the session.
 func repeatable(err error) bool {
+	const codeInterrupted = 11601
 	var le mongo.LabeledError
-	return mongo.IsNetworkError(err) || errors.As(err, &le) &&
+	return mongo.IsNetworkError(err) || hasCode(err, codeInterrupted) || errors.As(err, &le) &&
 		(le.HasErrorLabel("TransientTransactionError") || le.HasErrorLabel("UnknownTransactionCommitResult"))
 }
