@@ -195,7 +195,7 @@ func HistoryProblems(all []Version) (problems []string) {
 }
 
 func onlyControl(fields []string) bool { return only(fields, "control") }
-func onlyFence(fields []string) bool   { return only(fields, "fence", "dirty", "session") }
+func onlyFence(fields []string) bool   { return only(fields, "fence", "dirty", "session", "foreign") }
 
 func only(fields []string, names ...string) bool {
 	for _, f := range fields {
