@@ -1,0 +1,266 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"unicode"
+)
+
+const (
+	longFunction   = 15 // lines, with the signature and the closing brace
+	mostDefined    = 8  // definitions of one unexported name
+	mostMethods    = 60
+	mostFields     = 25
+	longLine       = 120
+	printedRepeats = 6
+)
+
+// unclear are words that make a sentence hard to read once, by the writing guide: clauses that begin with "what" used as nouns,
+// components that speak, pronouns without a noun, and old-fashioned adverbs.
+var unclear = regexp.MustCompile(`(?i)\b(what (is|are|was|were|has|have|it|they|others?|an?|the|comes|stands|waits|goes|no)\b|` +
+	`(tells?|told|hears?|heard|says?|said|knows?|knew|asks?|asked) |(that|this|the|each) one\b|those (that|of|who|with|which)\b|` +
+	`whoever|whatever|nobody|anew|meanwhile|for ever|of its own|of their own|by itself|beside\b|besides\b|mends?\b|mended|borne|spares? )`)
+
+// measure adds up files.
+type measure struct {
+	files, lines, code, wideLines, trailing int
+	packages                                map[string]bool
+	lengths                                 []int // of functions
+	inside, insideComments                  int   // lines of functions, and comment lines among them
+	long, withoutParagraph                  int
+	names, oneWord                          int
+	unexported, unexportedOneWord           int
+	defined                                 map[string]int // unexported functions and methods
+	methods, fields                         map[string]int // by type
+	funcFields, interfaces                  int
+	commentWords, unclearWords              int
+	places                                  []string
+}
+
+func newMeasure() *measure {
+	return &measure{packages: map[string]bool{}, defined: map[string]int{}, methods: map[string]int{}, fields: map[string]int{}}
+}
+
+// addFile adds one file. A file that does not parse is an error.
+func (m *measure) addFile(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	fset := token.NewFileSet()
+	file, err := parser.ParseFile(fset, path, text, parser.ParseComments|parser.SkipObjectResolution)
+	if err != nil {
+		return err
+	}
+
+	lines := bytes.Split(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
+	commentLine := make([]bool, len(lines)+1) // from 1: the line holds nothing but a comment
+	for _, group := range file.Comments {
+		m.addComment(path, fset, group)
+		for _, c := range group.List {
+			first, last := fset.Position(c.Pos()), fset.Position(c.End())
+			if len(bytes.TrimSpace(lines[first.Line-1][:first.Column-1])) > 0 {
+				m.trailing++
+				continue
+			}
+			for i := first.Line; i <= last.Line; i++ {
+				commentLine[i] = true
+			}
+		}
+	}
+
+	m.files++
+	m.lines += len(lines)
+	m.packages[filepath.Dir(path)] = true
+	for i, line := range lines {
+		if len(bytes.TrimSpace(line)) > 0 && !commentLine[i+1] {
+			m.code++
+		}
+		if len(bytes.ReplaceAll(line, []byte("\t"), []byte("    "))) > longLine {
+			m.wideLines++
+		}
+	}
+	for _, decl := range file.Decls {
+		switch d := decl.(type) {
+		case *ast.FuncDecl:
+			m.addFunction(path, fset, d, lines, commentLine)
+		case *ast.GenDecl:
+			m.addTypes(path, d)
+		}
+	}
+	return nil
+}
+
+// addComment counts the words of a comment, and those that the writing guide rules out.
+func (m *measure) addComment(path string, fset *token.FileSet, group *ast.CommentGroup) {
+	text := group.Text()
+	m.commentWords += len(strings.Fields(text))
+	text = strings.Join(strings.Fields(text), " ")
+	for _, found := range unclear.FindAllString(text, -1) {
+		m.unclearWords++
+		m.places = append(m.places, fmt.Sprintf("%s:%d: wording: %q", path, fset.Position(group.Pos()).Line, strings.TrimSpace(found)))
+	}
+}
+
+// addFunction counts the lines, paragraphs and comments of a function, and its name.
+func (m *measure) addFunction(path string, fset *token.FileSet, f *ast.FuncDecl, lines [][]byte, commentLine []bool) {
+	first, last := fset.Position(f.Pos()).Line, fset.Position(f.End()).Line
+	length := last - first + 1
+	m.lengths = append(m.lengths, length)
+	m.inside += length
+	blank := false
+	for i := first + 1; i < last; i++ {
+		if commentLine[i] {
+			m.insideComments++
+		}
+		blank = blank || len(bytes.TrimSpace(lines[i-1])) == 0
+	}
+	if length >= longFunction {
+		m.long++
+		if !blank {
+			m.withoutParagraph++
+			m.places = append(m.places, fmt.Sprintf("%s:%d: no paragraph: %s has %d lines", path, first, f.Name.Name, length))
+		}
+	}
+
+	name := f.Name.Name
+	if f.Recv != nil && len(f.Recv.List) == 1 {
+		m.methods[filepath.Dir(path)+"."+receiver(f.Recv.List[0].Type)]++
+	}
+	if name == "main" || name == "init" || name == "_" {
+		return
+	}
+	m.names++
+	single := !strings.ContainsFunc(name[1:], func(r rune) bool { return unicode.IsUpper(r) || r == '_' })
+	if single {
+		m.oneWord++
+	}
+	if !ast.IsExported(name) {
+		m.unexported++
+		m.defined[name]++
+		if single {
+			m.unexportedOneWord++
+			m.places = append(m.places, fmt.Sprintf("%s:%d: one word: %s", path, first, name))
+		}
+	}
+}
+
+// receiver returns the name of a receiver's type.
+func receiver(t ast.Expr) string {
+	for {
+		switch e := t.(type) {
+		case *ast.StarExpr:
+			t = e.X
+		case *ast.IndexExpr:
+			t = e.X
+		case *ast.IndexListExpr:
+			t = e.X
+		case *ast.Ident:
+			return e.Name
+		default:
+			return "?"
+		}
+	}
+}
+
+// addTypes counts the fields of the types that d declares.
+func (m *measure) addTypes(path string, d *ast.GenDecl) {
+	for _, spec := range d.Specs {
+		t, ok := spec.(*ast.TypeSpec)
+		if !ok {
+			continue
+		}
+		switch u := t.Type.(type) {
+		case *ast.InterfaceType:
+			m.interfaces++
+		case *ast.StructType:
+			for _, field := range u.Fields.List {
+				m.fields[filepath.Dir(path)+"."+t.Name.Name] += max(1, len(field.Names))
+				if _, ok := field.Type.(*ast.FuncType); ok {
+					m.funcFields += max(1, len(field.Names))
+				}
+			}
+		}
+	}
+}
+
+// finish lists the names and types that are above a bound.
+func (m *measure) finish() {
+	for name, n := range m.defined {
+		if n > mostDefined {
+			m.places = append(m.places, fmt.Sprintf("name: %s is defined %d times", name, n))
+		}
+	}
+	for name, n := range m.methods {
+		if n > mostMethods {
+			m.places = append(m.places, fmt.Sprintf("type: %s has %d methods", name, n))
+		}
+	}
+	for name, n := range m.fields {
+		if n > mostFields {
+			m.places = append(m.places, fmt.Sprintf("type: %s has %d fields", name, n))
+		}
+	}
+}
+
+func (m *measure) printFigures(out io.Writer) {
+	slices.Sort(m.lengths)
+	quantile := func(q float64) int {
+		if len(m.lengths) == 0 {
+			return 0
+		}
+		return m.lengths[int(q*float64(len(m.lengths)-1))]
+	}
+	row := func(name, format string, values ...any) {
+		fmt.Fprintf(out, "%-52s "+format+"\n", append([]any{name}, values...)...)
+	}
+
+	row("lines, code lines, files, packages", "%d, %d, %d, %d", m.lines, m.code, m.files, len(m.packages))
+	row("functions; median, p99, longest", "%d; %d, %d, %d", len(m.lengths), quantile(0.5), quantile(0.99), quantile(1))
+	row("functions of 15 lines or more without a blank line", "%.1f %% (%d of %d)", percent(m.withoutParagraph, m.long), m.withoutParagraph, m.long)
+	row("comment lines per 100 lines inside functions", "%.1f", percent(m.insideComments, m.inside))
+	row("trailing comments per 100 code lines", "%.1f", percent(m.trailing, m.code))
+	row("one-word function names, all; unexported", "%.1f %%; %.1f %%", percent(m.oneWord, m.names), percent(m.unexportedOneWord, m.unexported))
+	row("most defined unexported names", "%s", top(m.defined, printedRepeats))
+	row("types with the most methods", "%s", top(m.methods, 3))
+	row("types with the most fields", "%s", top(m.fields, 3))
+	row("interfaces; function-typed fields per 1,000 code lines", "%d; %.1f", m.interfaces, 10*percent(m.funcFields, m.code))
+	row("lines over 120 characters", "%.1f %%", percent(m.wideLines, m.lines))
+	row("unclear wordings per 1,000 words of comment", "%.1f", 10*percent(m.unclearWords, m.commentWords))
+}
+
+func percent(part, whole int) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return 100 * float64(part) / float64(whole)
+}
+
+// top lists the n names with the largest counts.
+func top(counts map[string]int, n int) string {
+	var names []string
+	for name := range counts {
+		names = append(names, name)
+	}
+	slices.SortFunc(names, func(a, b string) int {
+		if counts[a] != counts[b] {
+			return counts[b] - counts[a]
+		}
+		return strings.Compare(a, b)
+	})
+
+	var texts []string
+	for _, name := range names[:min(n, len(names))] {
+		texts = append(texts, fmt.Sprintf("%s %d", name, counts[name]))
+	}
+	return strings.Join(texts, ", ")
+}
