@@ -322,7 +322,10 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Ti
 
 // describe writes what the stream watches beside the first position that was reached with it.
 func (t *term) describe(ctx context.Context) {
-	t.forgetPassed(ctx)
+	t.startMu.Lock()
+	defer t.startMu.Unlock()
+	t.forgetPassedLocked(ctx)
+
 	if t.fresh == nil || t.sweeping.Load() != nil {
 		return
 	}
