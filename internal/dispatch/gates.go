@@ -10,9 +10,9 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// MaxGates is how many counters the gates of one term have at most; each takes about 20 bytes. With more waiting keys, keys of the topic
+// maxGates is how many counters the gates of one term have at most; each takes about 20 bytes. With more waiting keys, keys of the topic
 // that has most share counters.
-const MaxGates = 250_000
+const maxGates = 250_000
 
 // gates are N15: the number of exceptions that wait for each (namespace, topic, key). A gate closes when the decision that
 // an envelope has to wait is taken, in stream order, and opens when the last of them was sent and written down, or is

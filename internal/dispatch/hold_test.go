@@ -78,7 +78,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 
 func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Budget: 400})
+	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
 	told := make(chan record.Published, 2)
 	it := keyed("k", "a", "away", "b")
@@ -136,7 +136,7 @@ func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 
 func TestN13_TheReconcilersQuarterIsItsOwn(t *testing.T) {
 	t.Parallel()
-	d, _, _ := start(t, Config{Budget: 400})
+	d, _, _ := start(t, Config{Pool: NewPool(400, 1000)})
 	recs := func(n int) []record.Record { return []record.Record{{Topic: "a", Value: make([]byte, n)}} }
 	if err := d.Deliver(t.Context(), item("a", 300)); err != nil {
 		t.Fatal(err)
@@ -228,13 +228,6 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 	want(90)
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {
 		t.Errorf("%d events with %d bytes are left", n, bytes)
-	}
-	quiet, _, _ := start(t, Config{}) // nobody would let go
-	quiet.Restore(tp, 50)
-	quiet.Position(pos(1))
-	quiet.Found(tp, 10)
-	if _, _, offsets := quiet.Snapshot(); offsets["a"][0] != 50 {
-		t.Errorf("the stored offset is %d", offsets["a"][0])
 	}
 }
 

@@ -60,7 +60,6 @@ type pending struct {
 	parts   []int32 // of a topic's waiting records only: the partition that each asks for
 	bytes   int     // what its records have reserved
 	hint    int     // what it is expected to grow to
-	flagged []int32 // records that end with a flag of ours, for which nothing was reserved; ascending
 
 	frozen bool // it was given to a lane: same bytes, same boundaries, until the answer is definite
 	sealed []byte
@@ -70,16 +69,6 @@ type pending struct {
 	first  time.Time // when it was first sent
 	plain  bool      // without compression: the broker could not read it compressed
 	bad    int       // how often the broker found it corrupt
-}
-
-// reserved is what record i of the batch has reserved.
-func (b *pending) reserved(i int, rec *record.Record) int {
-	if _, ours := slices.BinarySearch(b.flagged, int32(i)); ours {
-		bare := *rec
-		bare.Headers = rec.Headers[:len(rec.Headers)-1]
-		rec = &bare
-	}
-	return batch.Size(rec)
 }
 
 // hold notes why the partition does not move; the first reason's time counts until it moves again.

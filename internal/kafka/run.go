@@ -99,9 +99,6 @@ func (s *Sink) idleOffsets(ctx context.Context) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.telling.Load() > 0 { // a hit stands below the end; the next round comes
-		return
-	}
 	for i, tp := range parts {
 		p := s.part(tp)
 		if end, ok := ends[tp]; ok && s.resting(p) && p.sends == sends[i] { // N8
