@@ -8,6 +8,7 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/outrelay/outrelay/internal/kafka/batch"
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -198,23 +199,34 @@ func (s *Sink) again(p *part, why obstacle, now time.Time, wait time.Duration) {
 
 // each decodes a batch that was frozen, or not yet.
 func each(b *pending, f func(i int, rec *record.Record)) error {
-	var reader *batch.Reader
+	var from fetched.Batch
 	if b.zipped == nil {
-		reader = b.b.Reader()
+		from = fetched.Unsealed(b.b.Records())
 	} else {
 		var err error
-		if reader, err = batch.Open(b.sealed); err != nil {
-			return err
+		for from, err = range fetched.Batches(batch.Sealed(b.sealed)) {
+			if err != nil {
+				return err
+			}
 		}
 	}
-	for i := 0; ; i++ {
-		var rec record.Record
-		ok, err := reader.Next(&rec)
-		if err != nil || !ok {
+	list, err := from.Records(nil)
+	if err != nil {
+		return err
+	}
+
+	var x fetched.Record
+	for i := range b.tickets {
+		ok, err := list.Next(&x)
+		if err != nil {
 			return err
 		}
-		f(i, &rec)
+		if !ok {
+			return fmt.Errorf("%w: %d records instead of %d", fetched.ErrCorrupt, i, len(b.tickets))
+		}
+		f(i, &record.Record{Key: x.Key, Value: x.Value, Headers: x.Headers, TimeMS: x.TimeMS})
 	}
+	return nil
 }
 
 // divide encodes the records of the head of p anew, in n batches that take the head's place; the first of them has the head's

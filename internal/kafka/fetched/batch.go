@@ -84,6 +84,12 @@ func parseBatch(p []byte) (Batch, error) {
 	return b, nil
 }
 
+// Unsealed is a batch of our own that has no head yet, or that was not compressed: its records and the time to which theirs are
+// relative.
+func Unsealed(body []byte, firstMS int64, n int) Batch {
+	return Batch{Format: Format, firstMS: firstMS, count: n, body: body}
+}
+
 // TimeMS is the time of the last record, in Unix milliseconds.
 func (b *Batch) TimeMS() int64 { return b.maxMS }
 
