@@ -52,11 +52,8 @@ func (x *identity) sum() (Identity, bool) {
 
 // IdentityOf is the identity of a record that is about to be sent, by its headers; false if it has no header `id`.
 func IdentityOf(headers []record.Header) (Identity, bool) {
-	var x identity
-	for i := range headers {
-		x.add(headers[i].Key, headers[i].Value)
-	}
-	return x.sum()
+	var same Alias
+	return same.identityOf(headers)
 }
 
 // Alias is a collection whose records name it or not. A watcher of one collection leaves the header `outrelay-ns` out; when

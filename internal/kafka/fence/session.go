@@ -199,7 +199,7 @@ func (s *Session) forgotten(ctx context.Context, generation int, got Producer) {
 		idle, limit := time.Since(s.in.Alive), s.c.Expiry(ctx).TransactionalID
 		alarm, age = idle < limit, fmt.Sprintf("it was last kept alive %s ago and expires after %s", idle.Round(time.Second), limit)
 	}
-	s.tell(Event{Kind: ProducerIDChanged, Alarm: alarm, Old: *before, Current: got, Text: fmt.Sprintf(
+	s.tell(Event{Kind: ProducerIDChanged, Alarm: alarm, Old: *before, Text: fmt.Sprintf(
 		"transactional id %s had %v and has %v now (%s): the earlier owner cannot be fenced in Kafka any more; make sure that no process of it is left",
 		s.txid(generation), *before, got, age)})
 }
@@ -231,7 +231,7 @@ func (s *Session) nextGeneration(ctx context.Context) (err error) {
 		s.mu.Lock()
 		s.current = got
 		s.mu.Unlock()
-		s.tell(Event{Kind: GenerationMoved, Current: got, Text: fmt.Sprintf("transactional id %s was left for %s", s.txid(g-1), s.txid(g))})
+		s.tell(Event{Kind: GenerationMoved, Text: fmt.Sprintf("transactional id %s was left for %s", s.txid(g-1), s.txid(g))})
 		return nil
 	}
 }
