@@ -140,7 +140,7 @@ func (d *Dispatcher) Gated() int {
 // hold makes an exception of an envelope some of whose targets have to wait.
 func (d *Dispatcher) hold(it *Item, held []int, state string, t record.Ticket) {
 	rec := &it.Records[held[0]]
-	ns := string(namespace(rec))
+	ns := string(rec.Header(record.HeaderNamespace))
 	e := it.exception(record.Refusal{}, t, 0)
 	e.State, e.Key, e.targets = state, string(rec.Key), len(held)
 	gates := make([]Gate, len(held))

@@ -234,21 +234,11 @@ func (s *Sink) giveBack(t *topic, q []*pending) (n, stream int) {
 // withdrawn is what the Holder gets of a record, in memory of its own.
 func withdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Refusal, held error) record.Withdrawn {
 	_, size := sizes(rec)
-	w := record.Withdrawn{Ticket: k, Topic: t.name, Key: bytes.Clone(rec.Key), Why: why, Held: held, Bytes: size}
-	for i := range rec.Headers {
-		value := rec.Headers[i].Value
-		switch string(rec.Headers[i].Key) {
-		case "id":
-			if w.ID == nil {
-				w.ID = bytes.Clone(value)
-			}
-		case "outrelay-ns":
-			w.NS = bytes.Clone(value)
-		case "outrelay-id-type":
-			w.StringID = string(value) == "string"
-		}
+	return record.Withdrawn{
+		Ticket: k, Topic: t.name, Key: bytes.Clone(rec.Key), Why: why, Held: held, Bytes: size,
+		ID: bytes.Clone(rec.Header(record.HeaderID)), NS: bytes.Clone(rec.Header(record.HeaderNamespace)),
+		StringID: string(rec.Header(record.HeaderIDType)) == "string",
 	}
-	return w
 }
 
 // hand gives records back. The lock is held.

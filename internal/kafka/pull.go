@@ -16,14 +16,7 @@ func orderOf(rec *record.Record) (order, bool) {
 	if rec.Key == nil {
 		return order{}, false
 	}
-	o := order{key: string(rec.Key)}
-	for i := range rec.Headers {
-		if string(rec.Headers[i].Key) == "outrelay-ns" {
-			o.ns = string(rec.Headers[i].Value)
-			break
-		}
-	}
-	return o, true
+	return order{string(rec.Header(record.HeaderNamespace)), string(rec.Key)}, true
 }
 
 // pull gives back the records of the head that bad finds at fault, each with whatever follows it in its key, also in the

@@ -250,7 +250,7 @@ func (s *Sink) hit(tp record.TopicPartition, at int64, t record.Ticket, size int
 }
 
 // redelivered flags a record of which a copy may stand in a stretch that was not read back (N8).
-var redelivered = record.Header{Key: []byte("outrelay-redelivered"), Value: []byte("true")}
+var redelivered = record.Header{Key: []byte(record.HeaderRedelivered), Value: []byte("true")}
 
 func isFlag(h record.Header) bool { return bytes.Equal(h.Key, redelivered.Key) }
 

@@ -14,7 +14,7 @@ import (
 type Identity [16]byte
 
 // identifying are the headers that make up an identity, in the order in which they are digested.
-var identifying = [...]string{"id", "outrelay-id-type", "outrelay-ns", "outrelay-delivery"}
+var identifying = [...]string{record.HeaderID, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery}
 
 // identity collects the values of the identifying headers; the first of a name counts.
 type identity struct {
