@@ -187,7 +187,7 @@ func (s *Sink) obstruct(names []string, err error) {
 			continue // creating it has failed for a reason that says more
 		}
 		if t.hold(why, now) {
-			s.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", t.count())
+			s.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
 		}
 	}
 }

@@ -179,8 +179,8 @@ func TestN15_PullReachesWhatWaitsForAGrowingTopic(t *testing.T) {
 	}
 	d.r.mu.Lock()
 	defer d.r.mu.Unlock()
-	if p.waiting() != 20 || top.count() != 20 || d.r.count != 40 || p.q[0].frozen || p.q[0].seq != 0 {
-		t.Errorf("%d queued, %d waiting, %d in flight", p.waiting(), top.count(), d.r.count)
+	if countRecords(p.q) != 20 || countRecords(top.waiting) != 20 || d.r.count != 40 || p.q[0].frozen || p.q[0].seq != 0 {
+		t.Errorf("%d queued, %d waiting, %d in flight", countRecords(p.q), countRecords(top.waiting), d.r.count)
 	}
 	if p.open == nil || p.open != p.q[len(p.q)-1] {
 		t.Error("the batch that takes records is not the last one")

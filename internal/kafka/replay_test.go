@@ -93,7 +93,7 @@ func TestN07_TheEndOfTheReplayLeavesHitsToWhatWaits(t *testing.T) {
 			t.Fatal(err)
 		}
 		send(second, 0, 40)
-		if n := second.topics[topic].count(); n != 40 {
+		if n := countRecords(second.topics[topic].waiting); n != 40 {
 			t.Fatalf("%d records wait, want all 40", n)
 		}
 		second.EndReplay()

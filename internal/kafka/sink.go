@@ -297,15 +297,8 @@ func (s *Sink) Recycle(list []record.Ticket) { s.tickets.put(list) }
 // fail ends the sink with err; the first one counts.
 func (s *Sink) fail(err error) {
 	s.mu.Lock()
-	first := s.ended == nil
-	if first {
-		s.ended = err
-	}
-	stop := s.stop
-	s.mu.Unlock()
-	if first && stop != nil {
-		stop(err)
-	}
+	defer s.mu.Unlock()
+	s.end(err)
 }
 
 // Drain blocks until everything sent so far is acked, refused or given back, or ctx ends, or the sink does.

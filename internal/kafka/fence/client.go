@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,10 +92,7 @@ func (p Patience) open(ctx context.Context) error {
 
 // do repeats try until it succeeds, fails for good, or patience ends.
 func (p Patience) do(ctx context.Context, step string, try func(context.Context) error, refresh func(context.Context)) error {
-	stuck := p.Stuck
-	if stuck <= 0 {
-		stuck = stuckLimit
-	}
+	stuck := cmp.Or(p.Stuck, stuckLimit)
 	var stuckSince time.Time
 	begin, said := time.Now(), false
 	for n := 1; ; n++ {

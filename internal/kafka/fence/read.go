@@ -23,16 +23,6 @@ type Bounds struct {
 	Time  time.Duration // defaults to 60 s
 }
 
-func (b Bounds) orDefaults() Bounds {
-	if b.Bytes <= 0 {
-		b.Bytes = 2 << 30
-	}
-	if b.Time <= 0 {
-		b.Time = time.Minute
-	}
-	return b
-}
-
 // part is one partition being read.
 type part struct {
 	record.TopicPartition

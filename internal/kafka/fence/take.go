@@ -171,7 +171,7 @@ func (t *takeOver) fence(ctx context.Context) error {
 	var wg sync.WaitGroup
 	barrier, next := t.current, t.current
 	var reinit error
-	if !stuck && barrier.Epoch < t.maxEpoch() {
+	if !stuck && barrier.Epoch < t.in.epochs {
 		wg.Go(func() { next, reinit = t.c.Init(ctx, t.txid(t.generation), barrier, t.pat()) })
 	}
 	err = t.read(ctx, h, without(covered, refused))
@@ -179,7 +179,7 @@ func (t *takeOver) fence(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
-	case stuck || errors.Is(reinit, ErrStuck) || barrier.Epoch >= t.maxEpoch():
+	case stuck || errors.Is(reinit, ErrStuck) || barrier.Epoch >= t.in.epochs:
 		return t.nextGeneration(ctx) // nothing was ever sent with the epoch of the barrier
 	case reinit != nil:
 		return reinit

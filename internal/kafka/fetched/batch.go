@@ -152,17 +152,16 @@ func (r *Records) Next(x *Record) (bool, error) {
 const maxDecompressed = 256 << 20
 
 func decompress(kind compress.Compression, b []byte, scratch *bytes.Buffer) ([]byte, error) {
-	codec := kind.Codec()
-	if codec == nil {
-		return nil, fmt.Errorf("compression %d is unknown", kind)
-	}
 	if scratch == nil {
 		scratch = new(bytes.Buffer)
 	}
 	scratch.Reset()
-	r := codec.NewReader(bytes.NewReader(b))
-	_, err := io.Copy(scratch, io.LimitReader(r, maxDecompressed+1))
-	if err = errors.Join(err, r.Close()); err != nil {
+	plain, end, err := expand(kind, b)
+	if err == nil {
+		defer end()
+		_, err = io.Copy(scratch, io.LimitReader(plain, maxDecompressed+1))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("decompressing a batch: %w", err)
 	}
 	if scratch.Len() > maxDecompressed {
