@@ -124,11 +124,9 @@ type Dispatcher struct {
 	sideMu   sync.Mutex
 	sides    map[record.Ticket]*side
 
-	remembered atomic.Int64 // envelopes whose delivery is to be written down
-	sentMu     sync.Mutex
-	sent       map[record.Ticket]*Sent
-	arrivals   []*Sent
-	record     chan struct{} // one token: there are deliveries to write down
+	sentMu   sync.Mutex
+	arrivals []*Sent
+	record   chan struct{} // one token: there are deliveries to write down
 
 	mu         sync.Mutex
 	exceptions []Exception
@@ -148,7 +146,7 @@ func New(cfg Config) *Dispatcher {
 	}
 	d := &Dispatcher{
 		cfg: cfg, budget: newBudget(&cfg.Pool.stream), spare: newBudget(&cfg.Pool.spare), gates: newGates(maxGates), wake: make(chan struct{}, 1),
-		sides: map[record.Ticket]*side{}, sent: map[record.Ticket]*Sent{}, record: make(chan struct{}, 1),
+		sides: map[record.Ticket]*side{}, record: make(chan struct{}, 1),
 	}
 	d.maxTickets.Store(int64(cfg.Pool.tickets))
 	d.tracker = watermark.New[resume.Position](func(ts []record.Ticket) { d.sink.Recycle(ts) })
@@ -194,9 +192,7 @@ func (d *Dispatcher) Deliver(ctx context.Context, it *Item) error {
 		return err
 	}
 	t := d.begin(it)
-	if it.Follow != nil {
-		d.followed.add(t, it.Follow, len(it.Records))
-	}
+	d.followed.add(t, it)
 	d.held = d.held[:0]
 	state := event.StateBlocked
 	for i := range it.Records {
@@ -233,7 +229,7 @@ func (d *Dispatcher) begin(it *Item) record.Ticket {
 		return d.tracker.Begin(it.CommitMS, n)
 	}
 	t := d.tracker.Begin(it.CommitMS, n+1)
-	d.remember(it.Sent, t, n)
+	it.Sent.ticket = t // the last target is the record of the delivery
 	return t
 }
 
@@ -255,8 +251,7 @@ func (d *Dispatcher) room() bool { return int64(d.tracker.Unresolved()) < d.maxT
 
 // except closes the gates of an exception and queues it for Run.
 func (d *Dispatcher) except(e Exception, gates ...Gate) {
-	d.astray(e.ticket, e.targets)
-	d.followed.left(&e)
+	d.note(d.followed.left(&e))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, g := range gates {
