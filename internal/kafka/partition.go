@@ -131,10 +131,10 @@ type topic struct {
 	// grows: it has more partitions than parts; new records wait until the old ones have drained (N9).
 	grows   bool
 	waiting []*pending // records for a topic that is not adopted, in order
-	next    time.Time // not looked at for adoption before
-	max     int       // max.message.bytes; 0: unknown
-	limit   int       // where batches are cut
-	stale   bool      // max and compacted have to be read again
+	next    time.Time  // not looked at for adoption before
+	max     int        // max.message.bytes; 0: unknown
+	limit   int        // where batches are cut
+	stale   bool       // max and compacted have to be read again
 
 	compacted bool // N10: it keeps the newest record of a key, or that is not known
 
