@@ -156,7 +156,7 @@ func (t *term) untilAnswered(ctx context.Context, part string, op func(context.C
 func (t *term) newDispatcher() *dispatch.Dispatcher {
 	return dispatch.New(dispatch.Config{
 		Pool:       t.pool,
-		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Log: t.log, Now: t.clock.now,
+		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Now: t.clock.now,
 		Ready: func(topic string) { t.rec.exceptions.Wake(topic) },
 		Found: func(ready func() bool, let func()) { t.rec.exceptions.Found(ready, let) },
 		Metrics: dispatch.Metrics{

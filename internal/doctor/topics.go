@@ -99,9 +99,6 @@ func (x *examination) transactionalID(ctx context.Context) finding {
 	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	err := x.brokers.TryTransactionalID(call, id)
-	for kafka.Waiting(err) && pause(call, 200*time.Millisecond) { // the first one ever makes its topic
-		err = x.brokers.TryTransactionalID(call, id)
-	}
 	switch {
 	case errors.Is(err, kafka.ErrIDForbidden):
 		return failed(fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation WRITE --operation DESCRIBE --transactional-id outrelay. --resource-pattern-type prefixed", x.bootstrap(), x.principal()),
@@ -110,17 +107,6 @@ func (x *examination) transactionalID(ctx context.Context) finding {
 		return failed("look at the brokers: the topic __transaction_state needs a leader for each partition, and as many replicas as its min.insync.replicas", "%s cannot be initialised: %v", id, err)
 	}
 	return fine("ids that begin with outrelay. may be used")
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // existence waits for the topics to be known, and asks for all of them.

@@ -164,11 +164,5 @@ func (c *Client) candidates() []string {
 	return append(trusted, doubted...)
 }
 
-// Refresh forces a new layout: ours, and the one that kafka-go's Transport routes by.
-func (c *Client) Refresh(ctx context.Context, topics []string) (*Layout, error) {
-	c.fence.Refresh(ctx)
-	return c.Metadata(ctx, topics)
-}
-
 // String names the cluster in messages.
 func (c *Client) String() string { return strings.Join(c.cfg.Brokers, ",") }

@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,10 +92,7 @@ func (p Patience) open(ctx context.Context) error {
 
 // do repeats try until it succeeds, fails for good, or patience ends.
 func (p Patience) do(ctx context.Context, step string, try func(context.Context) error, refresh func(context.Context)) error {
-	stuck := p.Stuck
-	if stuck <= 0 {
-		stuck = stuckLimit
-	}
+	stuck := cmp.Or(p.Stuck, stuckLimit)
 	var stuckSince time.Time
 	begin, said := time.Now(), false
 	for n := 1; ; n++ {
@@ -171,15 +169,11 @@ func lost(err error) bool { return errors.Is(err, kafka.InvalidProducerIDMapping
 
 // Event is something an operator may want to know. It is no error: the take-over goes on.
 type Event struct {
-	Kind    EventKind
-	Topic   string // of the kinds that concern a partition
-	From    int64  // the offset that was asked for, of OutOfRange and Truncated
-	To      int64  // the offset that was read instead
-	Text    string // for people: what happened, to what, and what to do
-	Part    int32
-	Alarm   bool     // of ProducerIDChanged: it was not to be expected
-	Old     Producer // of ProducerIDChanged
-	Current Producer // of ProducerIDChanged and GenerationMoved
+	Kind  EventKind
+	Topic string   // of the kinds that concern a partition
+	Text  string   // for people: what happened, to what, and what to do
+	Alarm bool     // of ProducerIDChanged: it was not to be expected
+	Old   Producer // of ProducerIDChanged
 }
 
 // EventKind names an event; it is fit for a log field and a metric label.

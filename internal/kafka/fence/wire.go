@@ -86,9 +86,6 @@ func (c *Client) refresh(ctx context.Context) {
 	_, _ = c.roundTrip(ctx, &metadata.Request{TopicNames: []string{"/"}, AllowAutoTopicCreation: true})
 }
 
-// Refresh forces kafka-go to drop its cached layout: until then it dials leaders that are dead.
-func (c *Client) Refresh(ctx context.Context) { c.refresh(ctx) }
-
 // edge is the offset of one end of each partition.
 type edge int64
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/segmentio/kafka-go/compress"
 
+	"github.com/outrelay/outrelay/internal/kafka/reply"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -84,6 +85,12 @@ func parseBatch(p []byte) (Batch, error) {
 	return b, nil
 }
 
+// Unsealed is a batch of our own that has no head yet, or that was not compressed: its records and the time to which theirs are
+// relative.
+func Unsealed(body []byte, firstMS int64, n int) Batch {
+	return Batch{Format: Format, firstMS: firstMS, count: n, body: body}
+}
+
 // TimeMS is the time of the last record, in Unix milliseconds.
 func (b *Batch) TimeMS() int64 { return b.maxMS }
 
@@ -99,20 +106,20 @@ type Record struct {
 // Records reads the records of a batch one after another.
 type Records struct {
 	batch *Batch
-	d     decoder
+	d     reply.Decoder
 	left  int
 }
 
 // Records begins to read the records. A compressed batch is decompressed into scratch, which the records alias from then
 // on; nil is memory of their own.
 func (b *Batch) Records(scratch *bytes.Buffer) (Records, error) {
-	r := Records{batch: b, d: decoder{b: b.body}, left: b.count}
+	r := Records{batch: b, d: reply.Decoder{B: b.body}, left: b.count}
 	if kind := compress.Compression(b.attributes & 7); kind != compress.None {
 		plain, err := decompress(kind, b.body, scratch)
 		if err != nil {
 			return Records{}, err
 		}
-		r.d.b = plain
+		r.d.B = plain
 	}
 	return r, nil
 }
@@ -123,19 +130,19 @@ func (r *Records) Next(x *Record) (bool, error) {
 		return false, nil
 	}
 	r.left--
-	d := decoder{b: r.d.bytes(int(r.d.varint()))}
-	d.skip(1) // attributes
-	x.TimeMS = r.batch.firstMS + d.varint()
+	d := reply.Decoder{B: r.d.Bytes(int(r.d.Varint()))}
+	d.Skip(1) // attributes
+	x.TimeMS = r.batch.firstMS + d.Varint()
 	if r.batch.attributes&0x08 != 0 {
 		x.TimeMS = r.batch.maxMS // the broker's time of the append
 	}
-	x.Offset = r.batch.Base + d.varint()
-	x.Key, x.Value = d.field(), d.field()
+	x.Offset = r.batch.Base + d.Varint()
+	x.Key, x.Value = d.Field(), d.Field()
 	x.Headers = x.Headers[:0]
-	for n := d.varint(); n > 0 && !d.bad; n-- {
-		x.Headers = append(x.Headers, record.Header{Key: d.field(), Value: d.field()})
+	for n := d.Varint(); n > 0 && !d.Bad; n-- {
+		x.Headers = append(x.Headers, record.Header{Key: d.Field(), Value: d.Field()})
 	}
-	if r.d.bad || d.bad {
+	if r.d.Bad || d.Bad {
 		return false, errors.New("a record ends too early")
 	}
 	return true, nil
@@ -145,17 +152,16 @@ func (r *Records) Next(x *Record) (bool, error) {
 const maxDecompressed = 256 << 20
 
 func decompress(kind compress.Compression, b []byte, scratch *bytes.Buffer) ([]byte, error) {
-	codec := kind.Codec()
-	if codec == nil {
-		return nil, fmt.Errorf("compression %d is unknown", kind)
-	}
 	if scratch == nil {
 		scratch = new(bytes.Buffer)
 	}
 	scratch.Reset()
-	r := codec.NewReader(bytes.NewReader(b))
-	_, err := io.Copy(scratch, io.LimitReader(r, maxDecompressed+1))
-	if err = errors.Join(err, r.Close()); err != nil {
+	plain, end, err := expand(kind, b)
+	if err == nil {
+		defer end()
+		_, err = io.Copy(scratch, io.LimitReader(plain, maxDecompressed+1))
+	}
+	if err != nil {
 		return nil, fmt.Errorf("decompressing a batch: %w", err)
 	}
 	if scratch.Len() > maxDecompressed {
