@@ -82,6 +82,7 @@ type Exceptions struct {
 	keys   map[orderKey]*keyState
 	landed map[string]bool     // since the page was asked for; true if the rest of the key has to wait
 	parked map[string]struct{} // topics that take nothing
+	held   map[orderKey]bool   // keys whose first envelope is due and waits for a parked topic
 	cur    turn                // the key that the pass is at
 	taken  int                 // envelopes published so far
 	asleep map[orderKey]sleeping
@@ -144,7 +145,7 @@ func (x *Exceptions) init() {
 	x.once.Do(func() {
 		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
 		x.flying, x.keys, x.landed = map[string]*flight{}, map[orderKey]*keyState{}, map[string]bool{}
-		x.parked, x.asleep = map[string]struct{}{}, map[orderKey]sleeping{}
+		x.parked, x.held, x.asleep = map[string]struct{}{}, map[orderKey]bool{}, map[orderKey]sleeping{}
 		x.jobs = jobs{
 			all: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
 			later: map[orderKey]bson.RawValue{}, ahead: map[orderKey]ahead{},
@@ -172,6 +173,7 @@ func (x *Exceptions) Wake(topic string) {
 		delete(x.parked, topic)
 		x.jobs.topics[topic] = struct{}{}
 	}
+	clear(x.held)
 	x.mu.Unlock()
 	poke(x.wake)
 }
@@ -292,6 +294,7 @@ func (x *Exceptions) probe() {
 		x.jobs.topics[t] = struct{}{}
 	}
 	clear(x.parked)
+	clear(x.held)
 }
 
 // round does what there is a reason for.
@@ -421,7 +424,7 @@ func (x *Exceptions) keysOf(ns string) []bson.RawValue {
 	return refs
 }
 
-// due asks for retries whose time has come, and names their keys but for those that are in flight. many says that there may
+// due asks for retries whose time has come, and names their keys but for those that are in flight or wait for a parked topic. many says that there may
 // be more.
 func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawValue, many bool, err error) {
 	x.mu.Lock()
@@ -439,7 +442,8 @@ func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawVa
 		if stored.Type == 0 {
 			stored = bson.RawValue{Type: bson.TypeNull}
 		}
-		if _, again := seen[idKey(stored)]; again || x.keys[orderKey{c.NS(), keyText(k.Key, k.AggregateID)}] != nil {
+		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
+		if _, again := seen[idKey(stored)]; again || x.keys[key] != nil || x.held[key] {
 			continue
 		}
 		seen[idKey(stored)] = struct{}{}

@@ -47,14 +47,21 @@ func (x *Exceptions) admit(p *reading, it *item, now int64) ([]string, *flight) 
 	}
 	alone := it.state == event.StateRetry && p.view.Attempts > 0
 	var topics []string
+	first, parked := len(x.cur.stopped) == 0 && k == nil, false
 	for _, t := range it.topics {
 		if x.free(p, k, t, alone || t == everything) {
 			topics = append(topics, t)
-		} else {
-			x.cur.stopped[t] = struct{}{}
+			continue
+		}
+		x.cur.stopped[t] = struct{}{}
+		if _, is := x.parked[t]; is {
+			parked = true
 		}
 	}
 	if len(topics) == 0 {
+		if first && parked && len(x.held) < mostKeys {
+			x.held[it.ref.orderKey] = true
+		}
 		return nil, nil
 	}
 	f := &flight{ref: keyRef{it.ref.orderKey, keep(it.ref.stored)}, topics: topics, alone: alone || topics[0] == everything, partial: len(topics) < len(it.topics)}
