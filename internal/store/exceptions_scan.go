@@ -31,7 +31,11 @@ type ExceptionScan struct {
 		key, pos bson.RawValue
 		ids      bson.A // read with this very key and position
 	}
+	odd bson.A // ids of those read whose key is an array
 }
+
+// mostOdd bounds the exceptions of a scan whose keys are arrays. They are dead letters as soon as they are read.
+const mostOdd = 1000
 
 // ErrLeave ends a page early, when Leave was called.
 var ErrLeave = errors.New("the rest of the key is left")
@@ -84,6 +88,10 @@ func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw)
 
 func (s *ExceptionScan) reached(raw bson.Raw) {
 	key, pos, id := raw.Lookup("key"), raw.Lookup("pos"), clone(raw.Lookup("_id"))
+	if key.Type == bson.TypeArray { // it stands at its least element, and compares greater than all text: nothing is behind it
+		s.odd = append(s.odd, id)
+		return
+	}
 	if s.begun && key.Equal(s.last.key) && pos.Equal(s.last.pos) {
 		s.last.ids = append(s.last.ids, id)
 		return
@@ -97,12 +105,23 @@ func (s *ExceptionScan) reached(raw bson.Raw) {
 
 func (s *ExceptionScan) filter() bson.D {
 	d := isException()
+	read := s.odd
+	if len(s.odd) >= mostOdd {
+		d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}})
+		read = nil
+	}
+	if s.begun && s.rest {
+		read = slices.Concat(read, s.last.ids)
+	}
+	if len(read) > 0 {
+		d = append(d, bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: read}}})
+	}
 	switch {
 	case !s.begun && s.Keys != nil:
 		d = append(d, keyIn(s.Keys...))
 	case !s.begun:
 	case s.rest:
-		d = append(d, keyIn(s.last.key), bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: s.last.ids}}})
+		d = append(d, keyIn(s.last.key))
 		if s.last.pos.Type == bson.TypeString {
 			d = append(d, bson.E{Key: "pos", Value: bson.D{{Key: "$gte", Value: s.last.pos}}})
 		}
