@@ -212,19 +212,7 @@ func (x *Exceptions) look(at map[orderKey]bson.RawValue, ref keyRef) {
 		x.jobs.all = true
 		return
 	}
-	stored := ref.stored
-	if stored.Type == 0 {
-		stored = bson.RawValue{Type: bson.TypeNull}
-	}
-	at[ref.orderKey] = keep(stored)
-}
-
-// InFlight is how many envelopes are published and not written down yet.
-func (x *Exceptions) InFlight() int {
-	x.init()
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return len(x.flying)
+	at[ref.orderKey] = keep(ref.stored)
 }
 
 // Flying tells of which keys something is published and not written down yet.
@@ -438,10 +426,7 @@ func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawVa
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, k := range found {
-		stored := k.Key
-		if stored.Type == 0 {
-			stored = bson.RawValue{Type: bson.TypeNull}
-		}
+		stored := keep(k.Key)
 		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
 		if _, again := seen[idKey(stored)]; again || x.keys[key] != nil || x.held[key] {
 			continue
@@ -481,6 +466,10 @@ func text(s string) bson.RawValue {
 	return bson.RawValue{Type: bson.TypeString, Value: v}
 }
 
+// keep copies a value, null for a missing one.
 func keep(v bson.RawValue) bson.RawValue {
+	if v.Type == 0 {
+		v.Type = bson.TypeNull
+	}
 	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
 }

@@ -47,12 +47,14 @@ func (s *ExceptionScan) Leave(topics []string) { s.rest, s.leave = topics != nil
 // Page hands up to limit exceptions to take; the bytes are valid during the call only, and an error of take ends it. more
 // is false behind the last page. After an error the same page is asked for again, from behind what take got.
 func (s *ExceptionScan) Page(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
-	sess, err := caughtUp(ctx, s.Coll)
-	if err != nil {
-		return false, err
-	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	ctx = mongo.NewSessionContext(ctx, sess)
+	err = caughtUp(ctx, s.Coll, func(ctx context.Context) (err error) {
+		more, err = s.page(ctx, limit, take)
+		return err
+	})
+	return more, err
+}
+
+func (s *ExceptionScan) page(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
 	for {
 		rest := s.rest
 		n, err := s.read(ctx, limit, take)
@@ -197,22 +199,22 @@ func clone(v bson.RawValue) bson.RawValue {
 	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
 }
 
-// caughtUp is a session whose reads see everything that was committed before. A majority read without it may miss what a
-// transaction just before has written, and show an envelope as waiting that is finished.
-func caughtUp(ctx context.Context, coll *mongo.Collection) (*mongo.Session, error) {
+// caughtUp calls read with a session whose reads see everything that was committed before. A majority read without it may miss
+// what a transaction just before has written, and show an envelope as waiting that is finished.
+func caughtUp(ctx context.Context, coll *mongo.Collection, read func(context.Context) error) error {
 	sess, err := coll.Database().Client().StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
-		return nil, fmt.Errorf("starting a session: %w", err)
+		return fmt.Errorf("starting a session: %w", err)
 	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
 	err = coll.Database().RunCommand(mongo.NewSessionContext(ctx, sess), bson.D{{Key: "ping", Value: 1}}).Err()
 	if err == nil && sess.OperationTime() == nil {
 		err = errors.New("the server gives none")
 	}
 	if err != nil {
-		sess.EndSession(context.WithoutCancel(ctx))
-		return nil, fmt.Errorf("asking for the cluster's time: %w", err)
+		return fmt.Errorf("asking for the cluster's time: %w", err)
 	}
-	return sess, nil
+	return read(mongo.NewSessionContext(ctx, sess))
 }
 
 // ExceptionKey is how an exception names its ordering key: Key as stored, which may be missing, and the text of what stands
@@ -249,18 +251,14 @@ func dueFilter(near time.Time, skip []string) bson.D {
 // EachException hands the place of each exception of coll to take, in no order: its id, key, pos, pending and origin. The
 // bytes are valid during the call only. It sees everything that was committed before the call. It holds one reply in memory.
 func EachException(ctx context.Context, coll *mongo.Collection, p slot.Part, take func(bson.Raw) error) error {
-	sess, err := caughtUp(ctx, coll)
-	if err != nil {
-		return err
-	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	ctx = mongo.NewSessionContext(ctx, sess)
-	cur, err := Majority(coll).Find(ctx, p.And(isException()),
-		options.Find().SetBatchSize(5000).SetProjection(bson.D{
-			{Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "pos", Value: 1}, {Key: "pending", Value: 1}, {Key: "origin", Value: 1},
-		}))
-	if err != nil {
-		return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
-	}
-	return walk(ctx, cur, "reading exceptions of "+Namespace(coll), take)
+	return caughtUp(ctx, coll, func(ctx context.Context) error {
+		cur, err := Majority(coll).Find(ctx, p.And(isException()),
+			options.Find().SetBatchSize(5000).SetProjection(bson.D{
+				{Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "pos", Value: 1}, {Key: "pending", Value: 1}, {Key: "origin", Value: 1},
+			}))
+		if err != nil {
+			return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
+		}
+		return walk(ctx, cur, "reading exceptions of "+Namespace(coll), take)
+	})
 }
