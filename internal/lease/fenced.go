@@ -1,9 +1,11 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -27,11 +29,11 @@ import (
 // end, or [ErrLeaseLost].
 func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
-	for {
+	for yield := true; ; {
 		if err := h.awaitValid(ctx); err != nil {
 			return err
 		}
-		err := h.transact(ctx, dirty, fn)
+		err := h.transact(ctx, dirty, yield, fn)
 		switch {
 		case err == nil:
 			return nil
@@ -40,6 +42,10 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 		case ctx.Err() != nil || !transient(err):
 			return err
 		}
+		if yield && errors.Is(err, errUnknown) {
+			h.yieldToForeign(ctx)
+			yield = false
+		}
 		if back.Wait(ctx) != nil {
 			return err
 		}
@@ -47,7 +53,7 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 }
 
 // transact is one attempt. The turn is given back between two of them, so that renewals come through.
-func (h *Held) transact(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
+func (h *Held) transact(ctx context.Context, dirty []string, yield bool, fn func(ctx context.Context) error) error {
 	if err := h.take(ctx); err != nil {
 		return err
 	}
@@ -59,7 +65,7 @@ func (h *Held) transact(ctx context.Context, dirty []string, fn func(ctx context
 		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
 	}
-	err := h.fence(mongo.NewSessionContext(within, h.session), dirty)
+	err := h.fence(mongo.NewSessionContext(within, h.session), dirty, yield)
 	if err == nil {
 		err = fn(mongo.NewSessionContext(within, h.session))
 	}
@@ -70,7 +76,7 @@ func (h *Held) transact(ctx context.Context, dirty []string, fn func(ctx context
 		h.abort(ctx)
 	}
 	if errors.Is(err, errNotOurs) {
-		// The snapshot does not show the lease as ours; only the document itself tells whether it is lost.
+		// Either the snapshot does not show the lease as ours, and only the document itself tells whether it is lost; or a command waits.
 		call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
 		defer cancel()
 		if _, err := h.confirm(call, h.seq, false); err != nil {
@@ -81,17 +87,19 @@ func (h *Held) transact(ctx context.Context, dirty []string, fn func(ctx context
 	return err
 }
 
-// fence is the first statement of each transaction (N3).
-func (h *Held) fence(ctx context.Context, dirty []string) error {
+// fence is the first statement of each transaction (N3). With yield it matches nothing while a command waits for the fence.
+func (h *Held) fence(ctx context.Context, dirty []string, yield bool) error {
 	call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
 	defer cancel()
 	update := bson.D{{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}}}
 	if len(dirty) > 0 {
 		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: bson.D{{Key: "$each", Value: dirty}}}}})
 	}
-	res, err := h.l.coll.UpdateOne(call, bson.D{
-		{Key: "_id", Value: h.l.cfg.ID}, {Key: "owner", Value: h.acq.Owner}, {Key: "epoch", Value: h.acq.Epoch},
-	}, update)
+	filter := bson.D{{Key: "_id", Value: h.l.cfg.ID}, {Key: "owner", Value: h.acq.Owner}, {Key: "epoch", Value: h.acq.Epoch}}
+	if yield {
+		filter = append(filter, bson.E{Key: "foreign", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: *h.yielded.Load()}}}}}}})
+	}
+	res, err := h.l.coll.UpdateOne(call, filter, update)
 	if err != nil {
 		return fmt.Errorf("fencing: %w", err)
 	}
@@ -99,6 +107,35 @@ func (h *Held) fence(ctx context.Context, dirty []string) error {
 		return errNotOurs
 	}
 	return nil
+}
+
+const (
+	yieldFor   = 2 * time.Second // a command that was killed leaves its session in the document
+	yieldEvery = 10 * time.Millisecond
+)
+
+// yieldToForeign waits until no command is waiting for the fence. A command needs the fences of all slots in one transaction, and the
+// server aborts the transaction if one owner is inside a transaction of its own: without pauses of busy owners the command would starve.
+// After [yieldFor] the owner goes on, and does not yield to these sessions again.
+func (h *Held) yieldToForeign(ctx context.Context) {
+	for end := time.Now().Add(yieldFor); ; {
+		call, cancel := context.WithTimeout(ctx, h.l.cfg.CallTimeout)
+		doc, _, err := read(call, h.l.local, h.l.cfg.ID)
+		cancel()
+		waits := func(session bson.Raw) bool {
+			return !slices.ContainsFunc(*h.yielded.Load(), func(old bson.Raw) bool { return bytes.Equal(old, session) })
+		}
+		if err != nil || !slices.ContainsFunc(doc.Foreign, waits) {
+			return
+		}
+		if time.Now().After(end) {
+			h.yielded.Store(&doc.Foreign)
+			return
+		}
+		if retry.Sleep(ctx, yieldEvery) != nil {
+			return
+		}
+	}
 }
 
 // commit repeats the commit while its outcome is unknown and the lease lasts: a commit that is sent again does nothing

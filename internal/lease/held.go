@@ -47,7 +47,8 @@ type Held struct {
 	told    Control // last sent to control
 	orphan  bool    // a transaction of our session may be open at the server
 
-	lapsed atomic.Pointer[string] // see Lapsed; written with the turn taken
+	lapsed  atomic.Pointer[string]     // see Lapsed; written with the turn taken
+	yielded atomic.Pointer[[]bson.Raw] // sessions of commands that this owner does not wait for again
 }
 
 func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration) *Held {
@@ -71,6 +72,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	l.stand(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
 	h.log.Info("lease acquired", "owner", doc.Owner)
 	h.lapsed.Store(new(string))
+	h.yielded.Store(&[]bson.Raw{})
 	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.Paused {
 		h.lapsed.Store(&pin)
 		h.log.Error("ALARM: the watcher is pinned to a node that gives no sign of life; running it here", "pin", pin, "advice", "start that node, or end the pin")
