@@ -36,7 +36,8 @@
 // No message stands in the way for ever. If what its policy decides can never be done, it becomes a dead letter; if that
 // cannot be written, a letter without key, body and headers; and last of all it passes with a *LostError. Each step is
 // reported to OnError. A message whose handler ran when MongoDB aborted its transaction twice meets its policy, with a
-// *LifetimeError. Only servers that are away, and a topic of dead letters that is missing where no collection has them, are
+// *LifetimeError. A batch of Kafka that is damaged, or from before Kafka 0.11, is one dead letter without a body, which names its
+// offsets; a damaged one is fetched five times first. Only servers that are away, and a topic of dead letters that is missing where no collection has them, are
 // waited for.
 //
 // # Identity

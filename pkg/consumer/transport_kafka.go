@@ -339,6 +339,7 @@ type generation struct {
 	gen    *kafka.Generation
 	assign []Assignment
 	over   atomic.Bool // Serve has returned
+	damage damage
 }
 
 // locate finds where the partitions without a committed offset start; false if the generation ends before.
