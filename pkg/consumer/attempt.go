@@ -66,7 +66,7 @@ func (t *track) attempt(list []task) (res result, err error) {
 	}
 	ctx := t.contextOf()
 	if t.transactional() {
-		t.trouble.awaits(t)
+		t.trouble.awaits(t, silence)
 		defer t.trouble.answered()
 	}
 	if t.reg.mode != inbox.None {
@@ -238,9 +238,9 @@ func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result
 	batch := &collection{}
 	defer batch.end(ErrDrop) // unless the batch was run
 
-	if t.transactional() { // what takes long from here on is the handler, and behind it the database again
+	if t.transactional() { // what takes long from here on is the handler, and behind it the commit
 		t.trouble.answered()
-		defer t.trouble.awaits(t)
+		defer t.trouble.awaits(t, commitSilence)
 	}
 
 	began := time.Now()

@@ -145,3 +145,30 @@ func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
 		})
 	}
 }
+
+// One transaction that takes long to commit does not count as an outage, and no other lane waits for it.
+func TestASlowCommitIsNoOutage(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	k := newKit(t, 1, options.Client().SetAppName(app))
+	var outages atomic.Int32
+	c := k.consumer(consumer.OnError(func(_ context.Context, err error) {
+		k.log(err)
+		if _, ok := errors.AsType[*consumer.OutageError](err); ok {
+			outages.Add(1)
+		}
+	}))
+	handle(t, c, "counted", k.effects("effects"))
+	k.publish(numbered(1, 1)...)
+	k.start(c)
+	k.untilCount("effects", 1)
+
+	stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 6000},
+	})
+	k.publish(numbered(1, 2)[1:]...)
+	k.untilCount("effects", 2)
+	if n := outages.Load(); n != 0 {
+		t.Errorf("%d outages were reported", n)
+	}
+}
