@@ -163,10 +163,11 @@ func (k *Kafka) MemberTimeout() time.Duration {
 }
 
 // Join is one member of the group until ctx ends. Topics that do not exist yet are reported and looked for every
-// WatchPartitions; the others are read meanwhile.
+// WatchPartitions; the others are read meanwhile. Retry topics of the group that exist though no policy has them are read
+// as well, see RetryTopicName.
 func (k *Kafka) Join(ctx context.Context, group string, topics []string, s Session) error {
 	defer k.produce.CloseIdleConnections()
-	topics = slices.Compact(slices.Sorted(slices.Values(topics)))
+	topics = slices.Compact(slices.Sorted(slices.Values(k.withOldRetryTopics(ctx, group, topics, s))))
 	look := &scout{Kafka: k, topics: topics, fetches: k.newTransport(topics), session: s}
 	defer look.fetches.CloseIdleConnections()
 	for {
