@@ -40,6 +40,10 @@
 // offsets; a damaged one is fetched five times first. Only servers that are away, and a topic of dead letters that is missing where no collection has them, are
 // waited for.
 //
+// A partition that lost records, as by an unclean election of a leader, is read on from where it differs, even if it has grown
+// again before the next fetch: its leader epochs show that. They are known since the member has had the partition; records
+// that are lost and replaced while no member has it are found out only if the log is shorter than the group's offset.
+//
 // # Identity
 //
 // The inbox knows a message by its namespace and id: those of the relay, or the source and id of a CloudEvent. A record

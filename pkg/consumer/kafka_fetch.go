@@ -73,12 +73,15 @@ func (g *generation) Fetch(ctx context.Context, tp TopicPartition, offset int64,
 		g.refresh(ctx)
 		return Fetched{}, kafka.Error(a.Code)
 	}
-	w := walker{tp: tp, from: offset, next: offset, aborted: a.Aborted}
+	w := walker{tp: tp, from: offset, next: offset, aborted: a.Aborted, first: -1, last: -1}
 	if err := w.walk(a.Set); err != nil {
 		bad, ok := errors.AsType[*damagedError](err)
 		if !ok || !g.damage.passes(bad, &w, a.High) {
 			return Fetched{}, err
 		}
+	}
+	if err := g.checkEpoch(ctx, &w); err != nil {
+		return Fetched{}, err
 	}
 	return Fetched{Records: w.out, Next: w.next, End: max(a.Stable, w.next)}, nil
 }
@@ -140,7 +143,9 @@ type walker struct {
 	aborted []fetched.Aborted // that did not begin yet; walk sorts them
 	dropped map[int64]struct{}
 	out     []Record
-	size    int // of out
+	size    int   // of out
+	first   int32 // leader epoch of the first batch, -1 for none
+	last    int32 // and of the last one
 }
 
 // walk goes through the batches. The next offset after one comes from its last offset delta: a compacted batch ends with a
@@ -199,6 +204,12 @@ func (w *walker) batch(b *fetched.Batch) {
 		}
 		w.next = max(w.next, b.End)
 		return
+	}
+	if b.End > w.from {
+		w.last = b.LeaderEpoch
+		if w.first < 0 {
+			w.first = w.last
+		}
 	}
 	w.pass(b.Base)
 	_, aborted := w.dropped[b.Producer]

@@ -341,6 +341,7 @@ type generation struct {
 	assign []Assignment
 	over   atomic.Bool // Serve has returned
 	damage damage
+	epochs sync.Map // TopicPartition to the leader epoch of the last batch that was read, an int32
 }
 
 // locate finds where the partitions without a committed offset start; false if the generation ends before.
