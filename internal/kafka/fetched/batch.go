@@ -26,7 +26,8 @@ const Format = 2
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// Batch is a batch as a broker keeps it. Of one of an earlier format there is only Base.
+// Batch is a batch as a broker keeps it. Of one of an earlier format, which is a message, there are only Base and, if its
+// checksum fits, End.
 type Batch struct {
 	Base int64 // offset of the first record as it was written
 	// End is the offset behind the last record as it was written. Compaction may have removed that record, and even all of
@@ -47,7 +48,8 @@ type Batch struct {
 }
 
 // Batches are those of a set, one after another. One that was cut off by the size of the fetch ends them: the next fetch
-// brings it whole. What is corrupt ends them with an error beside a batch that has only its Base.
+// brings it whole. A corrupt one comes with an error, and has only its Base and, if its header does not contradict itself, the
+// End that the header claims. Those behind it may be good.
 func Batches(set []byte) iter.Seq2[Batch, error] {
 	return func(yield func(Batch, error) bool) {
 		for len(set) > 16 {
@@ -56,7 +58,7 @@ func Batches(set []byte) iter.Seq2[Batch, error] {
 				return
 			}
 			b, err := parseBatch(set[:size])
-			if !yield(b, err) || err != nil {
+			if !yield(b, err) {
 				return
 			}
 			set = set[size:]
@@ -69,13 +71,23 @@ func parseBatch(p []byte) (Batch, error) {
 	b := Batch{Base: int64(be.Uint64(p)), Format: Format}
 	if len(p) > 16 {
 		if b.Format = int8(p[16]); b.Format < Format {
+			if crc32.ChecksumIEEE(p[16:]) == be.Uint32(p[12:]) {
+				b.End = b.Base + 1
+			}
 			return b, nil
 		}
 	}
-	if len(p) < HeaderSize || crc32.Checksum(p[21:], castagnoli) != be.Uint32(p[17:]) {
+	if len(p) < HeaderSize {
 		return b, fmt.Errorf("%w at offset %d", ErrCorrupt, b.Base)
 	}
-	b.End = b.Base + int64(be.Uint32(p[23:])) + 1
+	end := b.Base + int64(be.Uint32(p[23:])) + 1
+	if crc32.Checksum(p[21:], castagnoli) != be.Uint32(p[17:]) {
+		if int64(be.Uint32(p[57:])) == end-b.Base {
+			b.End = end
+		}
+		return b, fmt.Errorf("%w at offset %d", ErrCorrupt, b.Base)
+	}
+	b.End = end
 	b.LeaderEpoch = int32(be.Uint32(p[12:]))
 	b.attributes = be.Uint16(p[21:])
 	b.Transactional, b.Control = b.attributes&0x10 != 0, b.attributes&0x20 != 0
