@@ -112,8 +112,10 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 3 * adminInFlight {
-		c, err := net.Dial("tcp", at.Host)
+	// From several addresses, because one client gets a part of the places only.
+	from := func(i int) *net.Dialer { return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i))}} }
+	for i := range 3 * adminInFlight {
+		c, err := from(i % 4).Dial("tcp", at.Host)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -122,12 +124,17 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The slow requests have arrived when the viewer has no place left.
+	// The slow requests have arrived when a viewer from one more address has no place left.
+	own := s.client.Transport
+	other := &http.Transport{DialContext: from(4).DialContext}
+	s.client.Transport = other
+	t.Cleanup(other.CloseIdleConnections)
 	for s.call("GET", "/api/v1/overview", "", "Authorization", "Bearer "+viewerToken).status != http.StatusServiceUnavailable {
 		if t.Context().Err() != nil {
 			t.Fatal("the viewer is never refused")
 		}
 	}
+	s.client.Transport = own
 	began := time.Now()
 	s.ok(nil, "GET", "/api/v1/overview", "")
 	if took := time.Since(began); took > 20*time.Second {
