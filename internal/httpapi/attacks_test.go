@@ -113,9 +113,11 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	// From several addresses, because one client gets a part of the places only.
-	from := func(i int) *net.Dialer { return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i))}} }
+	from := func(i int) *net.Dialer {
+		return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i))}}
+	}
 	for i := range 3 * adminInFlight {
-		c, err := from(i % 4).Dial("tcp", at.Host)
+		c, err := from(i%4).Dial("tcp", at.Host)
 		if err != nil {
 			t.Fatal(err)
 		}
