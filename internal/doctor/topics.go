@@ -357,9 +357,16 @@ func (x *examination) allowed(context.Context) finding {
 		m := roleMaker{cfg: x.cfg}
 		var meant []string
 		for _, t := range m.targets() {
+			if t.name == "*" { // a template that begins with a field of the envelope says nothing
+				continue
+			}
 			meant = append(meant, strconv.Quote(t.name+map[string]string{"prefixed": "*"}[t.pattern]))
 		}
-		return warned(fmt.Sprintf("list in topics.allow the topics that are meant for events; those of topics.template and topics.rules are: [%s]", strings.Join(meant, ", ")),
+		fix := "list in topics.allow the topics that are meant for events"
+		if len(meant) > 0 {
+			fix += fmt.Sprintf("; those of topics.template and topics.rules are: [%s]", strings.Join(meant, ", "))
+		}
+		return warned(fix,
 			"topics.allow is not set: an envelope may name any topic but Kafka's internal ones, also those that are not meant for events")
 	}
 	return fine("%s", few(x.cfg.Topics.Allow, namesMost))
