@@ -155,13 +155,18 @@ func complete(root *cobra.Command) {
 
 // load reads the configuration as the flags say. Warnings are returned for the caller to log.
 func (p *program) load() (config.Config, []string, error) {
+	return config.Load(p.configFile, p.env, p.settings())
+}
+
+// settings are what the flags set, each path=value.
+func (p *program) settings() []string {
 	set := p.set
 	for key, v := range p.named {
 		if *v != "" {
 			set = append(set[:len(set):len(set)], key+"="+*v)
 		}
 	}
-	return config.Load(p.configFile, p.env, set)
+	return set
 }
 
 // logger makes the logger of a configuration, on standard error. Its level follows p.level from then on.

@@ -58,8 +58,10 @@ func NewClient(cfg Config) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{cfg: cfg, codec: codec, links: &links{}, reopenEvery: reopenEvery}
+	// The transport asks for the layout every few seconds. It routes by brokers and coordinators alone, so it needs no topic.
 	c.transport = &kafkago.Transport{
-		Dial: c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
+		MetadataTopics: []string{},
+		Dial:           c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
 	}
 	if cfg.SASL != nil {
 		c.transport.SASL = cfg.SASL
