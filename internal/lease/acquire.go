@@ -26,13 +26,13 @@ import (
 type Lease struct {
 	cfg        Config
 	coll       *mongo.Collection // majority on the primary
-	local      *mongo.Collection // the primary's own state
+	localColl  *mongo.Collection // the primary's own state
 	log        *slog.Logger
 	clock      func() time.Duration
 	replicaSet string
 	holdOff    atomic.Int64 // on clock
 	standing   atomic.Pointer[Standing]
-	watchers   sync.WaitGroup
+	watches    sync.WaitGroup
 }
 
 // Standing is how this process stands to the watcher.
@@ -52,8 +52,8 @@ func New(cfg Config) (*Lease, error) {
 	cfg = cfg.withDefaults()
 	l := &Lease{
 		cfg:        cfg,
-		coll:       majority(cfg.Collection),
-		local:      majority(cfg.Collection).Clone(options.Collection().SetReadConcern(readconcern.Local())),
+		coll:       withMajority(cfg.Collection),
+		localColl:  withMajority(cfg.Collection).Clone(options.Collection().SetReadConcern(readconcern.Local())),
 		log:        cfg.Log.With("watcher", cfg.ID),
 		clock:      bootClock,
 		replicaSet: cfg.ReplicaSetID,
@@ -73,22 +73,22 @@ func (l *Lease) HoldOff(d time.Duration) { l.holdOff.Store(int64(l.clock() + d))
 // lease expires, when an operator changes control, and every half ttl. Errors of the server are waited out; only ctx's
 // end and an [ErrCopiedState] are returned. The caller must Release what it gets, or let it expire.
 func (l *Lease) Acquire(ctx context.Context) (*Held, error) {
-	if err := l.identify(ctx); err != nil {
+	if err := l.resolveReplicaSet(ctx); err != nil {
 		return nil, err
 	}
-	w := l.watch()
+	w := l.newWatch()
 	h, err := l.standBy(ctx, w)
 	w.stop()
 	if err != nil {
-		l.watchers.Wait()
+		l.watches.Wait()
 		return nil, err
 	}
 	crash.At("after-lease")
 	return h, nil
 }
 
-// identify learns the replica set's id once.
-func (l *Lease) identify(ctx context.Context) error {
+// resolveReplicaSet learns the replica set's id once.
+func (l *Lease) resolveReplicaSet(ctx context.Context) error {
 	if l.replicaSet != "" {
 		return nil
 	}
@@ -107,7 +107,7 @@ func (l *Lease) identify(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		if back.Attempts() == 0 {
-			l.log.Warn("cannot reach MongoDB to stand for the lease", "error", err, "advice", advice(err))
+			l.log.Warn("cannot reach MongoDB to stand for the lease", "error", err, "advice", adviceFor(err))
 		}
 		if err := back.Wait(ctx); err != nil {
 			return err
@@ -116,95 +116,95 @@ func (l *Lease) identify(ctx context.Context) error {
 }
 
 // standBy looks at the document, and attempts when it seems free, until it is ours.
-func (l *Lease) standBy(ctx context.Context, w *watch) (*Held, error) {
+func (l *Lease) standBy(ctx context.Context, w *documentWatch) (*Held, error) {
 	back := retry.Policy{Base: 50 * time.Millisecond, Cap: min(2*time.Second, l.cfg.TTL)}.Start()
-	c, err := l.contend()
+	c, err := l.newContender()
 	if err != nil {
 		return nil, err
 	}
 	for ctx.Err() == nil {
-		h, wait, err := c.look(ctx)
+		h, wait, err := c.acquireIfFree(ctx)
 		var copied *CopiedStateError
 		var absent *absentError
 		switch {
 		case h != nil:
 			return h, nil
 		case errors.As(err, &copied):
-			c.end()
+			c.endSession()
 			return nil, err
 		case errors.As(err, &absent):
-			c.end()
+			c.endSession()
 			return nil, absent.error
 		case err != nil && ctx.Err() == nil:
 			if back.Attempts() == 0 {
-				l.log.Warn("cannot look at the lease", "error", err, "advice", advice(err))
+				l.log.Warn("cannot look at the lease", "error", err, "advice", adviceFor(err))
 			}
-			l.stand(Standing{Reason: "MongoDB: " + err.Error()})
+			l.setStanding(Standing{Reason: "MongoDB: " + err.Error()})
 			wait = back.Next()
 		default:
 			back.Reset()
 			w.arm()
 		}
-		w.wait(ctx, wait)
+		w.waitForChange(ctx, wait)
 	}
-	c.end()
+	c.endSession()
 	return nil, context.Cause(ctx)
 }
 
-// look reads the document and attempts to acquire if nothing seems to be against it. Without an error and without a
+// acquireIfFree reads the document and attempts to acquire if nothing seems to be against it. Without an error and without a
 // Held it returns how long to wait if nothing wakes us.
-func (c *contender) look(ctx context.Context) (*Held, time.Duration, error) {
-	l := c.l
+func (c *contender) acquireIfFree(ctx context.Context) (*Held, time.Duration, error) {
+	l := c.lease
 	call, cancel := context.WithTimeout(ctx, l.cfg.CallTimeout)
 	defer cancel()
 	// Not a majority read: it may be a moment behind, and miss a release that lies before the start of the stream which
 	// is to tell of it. What is read here is only a hint; the attempt is judged by the server.
-	doc, now, err := read(call, l.local, l.cfg.ID)
-	if err != nil && !missing(err) {
+	doc, now, err := readDocument(call, l.localColl, l.cfg.ID)
+	if err != nil && !isNotFound(err) {
 		return nil, 0, err
 	}
-	_, ours := c.sent[doc.Owner]
+	_, ours := c.sentAt[doc.Owner]
 	absent := err != nil
 	if absent {
-		if again, err := l.gone(call); again > 0 || err != nil {
+		if again, err := l.checkAbsent(call); again > 0 || err != nil {
 			return nil, again, err
 		}
 	}
 	if !absent && !ours {
-		if wait, why := l.wait(call, &doc, now); wait > 0 {
-			l.stand(Standing{Reason: why, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
-			return nil, min(wait, l.poll()), nil
+		if wait, why := l.reasonToWait(call, &doc, now); wait > 0 {
+			l.setStanding(Standing{Reason: why, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
+			return nil, min(wait, l.pollInterval()), nil
 		}
-		if err := l.refuseCopied(&doc); err != nil {
+		if err := l.checkCopiedState(&doc); err != nil {
 			return nil, 0, err
 		}
-		l.endTransactions(ctx, &doc)
+		l.endOpenTransactions(ctx, &doc)
 	}
 	done := func(bool) {}
 	if l.cfg.Admit != nil && !ours {
 		var wait time.Duration
 		if wait, done = l.cfg.Admit(doc.Control.Pin == l.cfg.Node); wait > 0 {
-			l.stand(Standing{Reason: "other nodes have room for it", Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
+			l.setStanding(Standing{Reason: "other nodes have room for it", Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
 			return nil, wait, nil
 		}
 	}
-	h, err := c.attempt(ctx, absent)
+	h, err := c.attemptAcquire(ctx, absent)
 	done(h != nil)
-	return h, jitter(l.cfg.TTL), err
+	return h, randomDelay(l.cfg.TTL), err
 }
 
-// justGone is after how long a document is looked for again that was removed a moment ago.
-const justGone = 50 * time.Millisecond
+// removalRecheck is after how long a document is looked for again that was removed a moment ago.
+const removalRecheck = 50 * time.Millisecond
 
-// gone asks whether a document that is not there may be made; again is when to look, if that cannot be told yet. What took
+// checkAbsent asks whether a document that is not there may be made; again is when to look, if that cannot be told yet. What took
 // its place was written in the same transaction: only when a majority of the nodes has it does every reader of Absent see it.
-func (l *Lease) gone(ctx context.Context) (again time.Duration, err error) {
+func (l *Lease) checkAbsent(ctx context.Context) (again time.Duration, err error) {
 	if l.cfg.Absent == nil {
 		return 0, nil
 	}
-	if _, _, err := read(ctx, l.coll, l.cfg.ID); err == nil {
-		return justGone, nil
-	} else if !missing(err) {
+	if _, _, err := readDocument(ctx, l.coll, l.cfg.ID); err == nil {
+		return removalRecheck, nil
+	} else if !isNotFound(err) {
 		return 0, err
 	}
 	if err := l.cfg.Absent(ctx); err != nil {
@@ -216,8 +216,8 @@ func (l *Lease) gone(ctx context.Context) (again time.Duration, err error) {
 // absentError is one of Config.Absent.
 type absentError struct{ error }
 
-// wait tells for how long, from now, the document says no to this node, and why; 0 is: attempt.
-func (l *Lease) wait(ctx context.Context, doc *Document, now time.Time) (time.Duration, string) {
+// reasonToWait tells for how long, from now, the document says no to this node, and why; 0 is: attempt.
+func (l *Lease) reasonToWait(ctx context.Context, doc *Document, now time.Time) (time.Duration, string) {
 	c, left := doc.Control, doc.ExpiresAt.Sub(now)
 	if off := time.Duration(l.holdOff.Load()) - l.clock(); off > 0 {
 		return max(off, time.Millisecond), "holding off after stepping down"
@@ -228,27 +228,27 @@ func (l *Lease) wait(ctx context.Context, doc *Document, now time.Time) (time.Du
 			return min(left, time.Second), "owned by " + doc.Node
 		}
 	case c.Paused:
-		return l.poll(), "paused by an operator"
+		return l.pollInterval(), "paused by an operator"
 	case c.stepsDown(l.cfg.Node, now):
 		return c.StepDownUntil.Sub(now), "an operator asked this node to step down until " + c.StepDownUntil.UTC().Format(time.RFC3339)
 	case c.Pin != "" && c.Pin != l.cfg.Node:
 		why := "pinned to node " + c.Pin
 		if l.cfg.NodeAlive != nil && l.cfg.NodeAlive(ctx, c.Pin) {
-			return l.poll(), why
+			return l.pollInterval(), why
 		}
 		if lapse := left + pinLapse*l.cfg.TTL; lapse > 0 {
 			return lapse, why
 		}
 	case left > 0:
-		return left + jitter(l.cfg.TTL), "owned by " + doc.Node
+		return left + randomDelay(l.cfg.TTL), "owned by " + doc.Node
 	}
 	return 0, ""
 }
 
-// poll is the backstop of a standby that nothing wakes.
-func (l *Lease) poll() time.Duration { return l.cfg.TTL / 2 }
+// pollInterval is the backstop of a standby that nothing wakes.
+func (l *Lease) pollInterval() time.Duration { return l.cfg.TTL / 2 }
 
-func (l *Lease) stand(s Standing) {
+func (l *Lease) setStanding(s Standing) {
 	old := l.standing.Swap(&s)
 	if s.Epoch > 0 {
 		l.cfg.Metrics.LeaseEpoch.Set(float64(s.Epoch))
@@ -265,27 +265,27 @@ func (l *Lease) stand(s Standing) {
 }
 
 // N5.
-func (l *Lease) refuseCopied(doc *Document) error {
+func (l *Lease) checkCopiedState(doc *Document) error {
 	if l.replicaSet != "" && doc.ReplicaSetID != "" && doc.ReplicaSetID != l.replicaSet {
 		return &CopiedStateError{ID: l.cfg.ID, Stored: doc.ReplicaSetID, Here: l.replicaSet}
 	}
 	return nil
 }
 
-// endTransactions ends the transactions that may be open over a document whose lease seems free: that of the last owner,
+// endOpenTransactions ends the transactions that may be open over a document whose lease seems free: that of the last owner,
 // if it was killed, and those of commands and the API. The server would keep them, and with them the write lock on the
 // document, for transactionLifetimeLimitSeconds, a minute; nobody could acquire so long. A user may end its own sessions
 // without a privilege; with another user we wait the minute.
-func (l *Lease) endTransactions(ctx context.Context, doc *Document) {
+func (l *Lease) endOpenTransactions(ctx context.Context, doc *Document) {
 	call, cancel := context.WithTimeout(ctx, l.cfg.CallTimeout)
 	defer cancel()
-	if err := killSessions(call, l.coll.Database().Client(), doc.sessions()); err != nil {
+	if err := killSessions(call, l.coll.Database().Client(), doc.openSessions()); err != nil {
 		l.log.Debug("cannot end the transactions over the document", "error", err)
 	}
 }
 
-// sessions are those that may have a transaction open over the document while nobody renews it.
-func (d *Document) sessions() []bson.Raw {
+// openSessions are those that may have a transaction open over the document while nobody renews it.
+func (d *Document) openSessions() []bson.Raw {
 	list := slices.Clone(d.Foreign)
 	if raw, ok := d.Session.DocumentOK(); ok && d.Owner != "" {
 		list = append(list, raw)
@@ -304,25 +304,25 @@ func killSessions(ctx context.Context, client *mongo.Client, list []bson.Raw) er
 // contender is one call of Acquire. It remembers the name and the moment of each attempt: one whose answer was lost may
 // have won, and a later one then finds the lease its own, counted from when the winning attempt was sent.
 type contender struct {
-	l       *Lease
+	lease   *Lease
 	claim   claim
 	session *mongo.Session
-	sent    map[string]time.Duration
+	sentAt  map[string]time.Duration
 }
 
-func (l *Lease) contend() (*contender, error) {
+func (l *Lease) newContender() (*contender, error) {
 	s, err := l.coll.Database().Client().StartSession()
 	if err != nil {
 		return nil, fmt.Errorf("starting session: %w", err)
 	}
-	return &contender{l: l, session: s, sent: make(map[string]time.Duration), claim: claim{
+	return &contender{lease: l, session: s, sentAt: make(map[string]time.Duration), claim: claim{
 		node: l.cfg.Node, address: l.cfg.Address, version: l.cfg.Version, instance: uuid.NewString(),
 		replicaSet: l.replicaSet, session: s.ID(), ttl: l.cfg.TTL, paused: l.cfg.Paused,
 	}}, nil
 }
 
-func (c *contender) end() {
-	ctx, cancel := context.WithTimeout(context.Background(), c.l.cfg.CallTimeout)
+func (c *contender) endSession() {
+	ctx, cancel := context.WithTimeout(context.Background(), c.lease.cfg.CallTimeout)
 	defer cancel()
 	c.session.EndSession(ctx)
 }
@@ -334,24 +334,24 @@ func ownerName(node string) string {
 	return node + "/" + hex.EncodeToString(b[:])
 }
 
-// attempt sends the acquisition. Neither a Held nor an error means that the lease is another's, or, unless the document may be
+// attemptAcquire sends the acquisition. Neither a Held nor an error means that the lease is another's, or, unless the document may be
 // made, that it has gone.
-func (c *contender) attempt(ctx context.Context, create bool) (*Held, error) {
-	l := c.l
+func (c *contender) attemptAcquire(ctx context.Context, create bool) (*Held, error) {
+	l := c.lease
 	// A call under way is not cut off: the lease would be ours without our knowing.
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
 	c.claim.owner = ownerName(l.cfg.Node)
-	c.sent[c.claim.owner] = l.clock()
+	c.sentAt[c.claim.owner] = l.clock()
 	var doc Document
-	err := l.coll.FindOneAndUpdate(call, bson.D{{Key: "_id", Value: l.cfg.ID}}, c.claim.pipeline(),
+	err := l.coll.FindOneAndUpdate(call, bson.D{{Key: "_id", Value: l.cfg.ID}}, c.claim.acquirePipeline(),
 		options.FindOneAndUpdate().SetUpsert(create).SetReturnDocument(options.After)).Decode(&doc)
 	if err != nil && !mongo.IsDuplicateKeyError(err) && !errors.Is(err, mongo.ErrNoDocuments) {
 		return nil, fmt.Errorf("acquiring watcher %s: %w", l.cfg.ID, err)
 	}
-	if sent, ours := c.sent[doc.Owner]; ours {
+	if sent, ours := c.sentAt[doc.Owner]; ours {
 		return newHeld(ctx, c, doc, sent), nil
 	}
-	delete(c.sent, c.claim.owner) // a definite no, or created by another at the same moment
-	return nil, l.refuseCopied(&doc)
+	delete(c.sentAt, c.claim.owner) // a definite no, or created by another at the same moment
+	return nil, l.checkCopiedState(&doc)
 }

@@ -15,7 +15,7 @@ type roundTrips struct {
 	n    int
 }
 
-func (r *roundTrips) add(d time.Duration) {
+func (r *roundTrips) record(d time.Duration) {
 	r.last[r.n%len(r.last)] = d
 	r.n++
 }
@@ -31,8 +31,8 @@ func (r *roundTrips) p99() time.Duration {
 	return s[(n*99+99)/100-1]
 }
 
-// guard is how long before the expiry work stops: what was sent just before must have ended by then. It never takes more
+// guardTime is how long before the expiry work stops: what was sent just before must have ended by then. It never takes more
 // than half of ttl, else a slow server would leave no time to work in.
-func guard(ttl, configured, p99 time.Duration) time.Duration {
+func guardTime(ttl, configured, p99 time.Duration) time.Duration {
 	return min(max(configured, ttl/5, 2*p99), ttl/2)
 }

@@ -59,7 +59,7 @@ type Config struct {
 	Metrics *metrics.Set
 }
 
-var slotted = regexp.MustCompile(`^[^/\s]+/(\d{1,4})of(\d{1,4})$`)
+var idPattern = regexp.MustCompile(`^[^/\s]+/(\d{1,4})of(\d{1,4})$`)
 
 // Validate reports every problem of the configuration at once.
 func (c Config) Validate() error {
@@ -68,7 +68,7 @@ func (c Config) Validate() error {
 	if c.Collection == nil {
 		bad("a collection for the watcher documents is required")
 	}
-	if m := slotted.FindStringSubmatch(c.ID); m == nil {
+	if m := idPattern.FindStringSubmatch(c.ID); m == nil {
 		bad("id %q is not of the form <watcher>/<i>of<N>, such as orders/0of1", c.ID)
 	} else if i, _ := strconv.Atoi(m[1]); true {
 		if n, _ := strconv.Atoi(m[2]); i >= n {

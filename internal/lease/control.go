@@ -38,28 +38,28 @@ func (c Control) stepsDown(node string, now time.Time) bool {
 
 // Pause stops the watcher until Resume, whoever owns it; the owner drains and releases at its next renewal.
 func Pause(ctx context.Context, coll *mongo.Collection, id string) error {
-	return order(ctx, coll, id, bson.D{{Key: "$set", Value: bson.D{{Key: "control.paused", Value: true}}}})
+	return updateControl(ctx, coll, id, bson.D{{Key: "$set", Value: bson.D{{Key: "control.paused", Value: true}}}})
 }
 
 // Resume ends a pause.
 func Resume(ctx context.Context, coll *mongo.Collection, id string) error {
-	return order(ctx, coll, id, bson.D{{Key: "$unset", Value: bson.D{{Key: "control.paused", Value: ""}}}})
+	return updateControl(ctx, coll, id, bson.D{{Key: "$unset", Value: bson.D{{Key: "control.paused", Value: ""}}}})
 }
 
 // Pin hands the watcher to node and keeps it there while node lives; "" ends it.
 func Pin(ctx context.Context, coll *mongo.Collection, id, node string) error {
 	if node == "" {
-		return order(ctx, coll, id, bson.D{{Key: "$unset", Value: bson.D{{Key: "control.pin", Value: ""}}}})
+		return updateControl(ctx, coll, id, bson.D{{Key: "$unset", Value: bson.D{{Key: "control.pin", Value: ""}}}})
 	}
-	return order(ctx, coll, id, bson.D{{Key: "$set", Value: bson.D{{Key: "control.pin", Value: node}}}})
+	return updateControl(ctx, coll, id, bson.D{{Key: "$set", Value: bson.D{{Key: "control.pin", Value: node}}}})
 }
 
 // StepDown makes the present owner release and keep away for hold, by the server's clock.
 func StepDown(ctx context.Context, coll *mongo.Collection, id string, hold time.Duration) error {
-	return order(ctx, coll, id, mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "control", Value: stepDown(hold)}}}}})
+	return updateControl(ctx, coll, id, mongo.Pipeline{{{Key: "$set", Value: bson.D{{Key: "control", Value: stepDownControl(hold)}}}}})
 }
 
-func stepDown(hold time.Duration) bson.D {
+func stepDownControl(hold time.Duration) bson.D {
 	return op("$mergeObjects", "$control", bson.D{
 		{Key: "stepDownUntil", Value: op("$add", "$$NOW", hold.Milliseconds())},
 		{Key: "stepDownNode", Value: "$node"},
@@ -71,9 +71,9 @@ func stepDown(hold time.Duration) bson.D {
 func OrderSweep(ctx context.Context, coll *mongo.Collection, id string, from bson.Timestamp, hold time.Duration) error {
 	open := op("$ne", ifNull("$gap", nil), nil)
 	gap := Gap{Reason: GapOrdered, From: from, Since: time.Now()}
-	_, err := majority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
+	_, err := withMajority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, mongo.Pipeline{{{Key: "$set", Value: bson.D{
 		{Key: "gap", Value: op("$mergeObjects", lit(gap), bson.D{{Key: "from", Value: op("$cond", open, op("$min", "$gap.from", from), from)}})},
-		{Key: "control", Value: stepDown(hold)},
+		{Key: "control", Value: stepDownControl(hold)},
 		{Key: "owner", Value: ifNull("$owner", nil)},
 		{Key: "expiresAt", Value: ifNull("$expiresAt", time.UnixMilli(0))},
 	}}}}, options.UpdateOne().SetUpsert(true))
@@ -87,7 +87,7 @@ func OrderSweep(ctx context.Context, coll *mongo.Collection, id string, from bso
 // this replica set, and a new instance, because the transactional ids of the old one may be in use where it came from.
 // It refuses while somebody owns the watcher.
 func Adopt(ctx context.Context, coll *mongo.Collection, id, here string) error {
-	res, err := majority(coll).UpdateOne(ctx, bson.D{
+	res, err := withMajority(coll).UpdateOne(ctx, bson.D{
 		{Key: "_id", Value: id},
 		{Key: "$expr", Value: op("$lte", ifNull("$expiresAt", time.UnixMilli(0)), "$$NOW")},
 	}, bson.D{{Key: "$set", Value: bson.D{{Key: "replicaSetId", Value: here}, {Key: "instance", Value: uuid.NewString()}}}})
@@ -100,8 +100,8 @@ func Adopt(ctx context.Context, coll *mongo.Collection, id, here string) error {
 	return nil
 }
 
-func order(ctx context.Context, coll *mongo.Collection, id string, update any) error {
-	res, err := majority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update)
+func updateControl(ctx context.Context, coll *mongo.Collection, id string, update any) error {
+	res, err := withMajority(coll).UpdateOne(ctx, bson.D{{Key: "_id", Value: id}}, update)
 	if err != nil {
 		return fmt.Errorf("writing control of watcher %s: %w", id, err)
 	}
@@ -113,10 +113,10 @@ func order(ctx context.Context, coll *mongo.Collection, id string, update any) e
 
 // Read returns the watcher document and the server's time of the reading. A missing one is [ErrNotFound].
 func Read(ctx context.Context, coll *mongo.Collection, id string) (Document, time.Time, error) {
-	return read(ctx, majority(coll), id)
+	return readDocument(ctx, withMajority(coll), id)
 }
 
-func read(ctx context.Context, coll *mongo.Collection, id string) (Document, time.Time, error) {
+func readDocument(ctx context.Context, coll *mongo.Collection, id string) (Document, time.Time, error) {
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: id}}}},
 		{{Key: "$project", Value: bson.D{{Key: "doc", Value: "$$ROOT"}, {Key: "now", Value: "$$NOW"}}}},
@@ -137,8 +137,8 @@ func read(ctx context.Context, coll *mongo.Collection, id string) (Document, tim
 	return found[0].Doc, found[0].Now, nil
 }
 
-// majority is coll with the concerns that ownership needs, whatever its client was set to.
-func majority(coll *mongo.Collection) *mongo.Collection {
+// withMajority is coll with the concerns that ownership needs, whatever its client was set to.
+func withMajority(coll *mongo.Collection) *mongo.Collection {
 	return coll.Clone(options.Collection().SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary()))
 }
@@ -167,7 +167,7 @@ func ReplicaSetID(ctx context.Context, client *mongo.Client) (string, error) {
 	return reply.Config.Settings.ReplicaSetID.Hex(), nil
 }
 
-// missing reports whether err says that there is no such document.
-func missing(err error) bool {
+// isNotFound reports whether err says that there is no such document.
+func isNotFound(err error) bool {
 	return errors.Is(err, ErrNotFound) || errors.Is(err, mongo.ErrNoDocuments)
 }

@@ -26,7 +26,7 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 	least := slices.MinFunc(old, func(a, b Document) int { return a.Position().Compare(b.Position()) })
 	all := Document{
 		Token: least.Token, ClusterTime: least.ClusterTime, Collections: least.Collections, PipelineHash: least.PipelineHash,
-		ReplicaSetID: least.ReplicaSetID, StartedAt: least.StartedAt, SenderList: fromSenders(senders), ExpiresAt: time.UnixMilli(0),
+		ReplicaSetID: least.ReplicaSetID, StartedAt: least.StartedAt, SenderList: senderEntries(senders), ExpiresAt: time.UnixMilli(0),
 	}
 	offsets := map[string][]int64{}
 	for _, d := range old {
@@ -39,11 +39,11 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 				all.Dirty = append(all.Dirty, ns)
 			}
 		}
-		offsets = leastOffsets(offsets, d.OffsetMap())
+		offsets = lowerOffsets(offsets, d.OffsetMap())
 		all.Passed = append(all.Passed, d.Passed...)
 		all.Passed = append(all.Passed, Passed{Part: d.ID[strings.LastIndexByte(d.ID, '/')+1:], Pos: pos(d)})
 	}
-	all.Offsets = fromMap(offsets)
+	all.Offsets = sortedOffsets(offsets)
 	slices.Sort(all.Dirty)
 	at := pos(least)
 	all.Passed = slices.DeleteFunc(all.Passed, func(p Passed) bool { return p.Pos <= at })
@@ -61,11 +61,11 @@ func Merge(ids []string, old []Document, senders []record.Sender, pos func(Docum
 // Introduced adds the first sender of a document that Merge has made: nobody has sent with it, and the first owner can write
 // its marker.
 func (d *Document) Introduced(s record.Sender) {
-	d.SenderList = append(d.SenderList, fromSenders([]record.Sender{s})...)
+	d.SenderList = append(d.SenderList, senderEntries([]record.Sender{s})...)
 }
 
-// leastOffsets lays b beside a, per partition. One that has no offset was never written by that slot (N9).
-func leastOffsets(a, b map[string][]int64) map[string][]int64 {
+// lowerOffsets lays b beside a, per partition. One that has no offset was never written by that slot (N9).
+func lowerOffsets(a, b map[string][]int64) map[string][]int64 {
 	for topic, offsets := range b {
 		have := a[topic]
 		for p, at := range offsets {
@@ -148,12 +148,12 @@ func Replace(tx context.Context, coll *mongo.Collection, old, fresh []Document, 
 // EndTransactions ends the transactions that an owner that was killed, a command or the API has left open, once the lease has
 // expired: until the server does that by itself, after a minute, nobody can write to the document. A document that is owned is left alone.
 func EndTransactions(ctx context.Context, coll *mongo.Collection, id string) error {
-	d, now, err := read(ctx, coll, id) // a majority read could not see more
+	d, now, err := readDocument(ctx, coll, id) // a majority read could not see more
 	if err != nil {
 		return err
 	}
 	if d.Owner != "" && d.ExpiresAt.After(now) {
 		return nil
 	}
-	return killSessions(ctx, coll.Database().Client(), d.sessions())
+	return killSessions(ctx, coll.Database().Client(), d.openSessions())
 }

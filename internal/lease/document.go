@@ -50,7 +50,7 @@ func (d Document) Position() resume.Position {
 }
 
 // OffsetMap is the stored offsets by topic, indexed by partition; −1 is none.
-func (d Document) OffsetMap() map[string][]int64 { return toMap(d.Offsets) }
+func (d Document) OffsetMap() map[string][]int64 { return offsetsByTopic(d.Offsets) }
 
 // Senders are the producer identities that may still write (N4).
 func (d Document) Senders() []record.Sender {
@@ -61,7 +61,7 @@ func (d Document) Senders() []record.Sender {
 			out[i].Open = append(out[i].Open, record.TopicPartition{Topic: tp.Topic, Partition: tp.Partition})
 		}
 		if len(s.Until) > 0 {
-			out[i].Until = toMap(s.Until)
+			out[i].Until = offsetsByTopic(s.Until)
 		}
 	}
 	return out
@@ -127,7 +127,7 @@ func (d Document) SweepFrom(ordered bson.Timestamp) bson.Timestamp {
 	return from
 }
 
-func toMap(list []TopicOffsets) map[string][]int64 {
+func offsetsByTopic(list []TopicOffsets) map[string][]int64 {
 	m := make(map[string][]int64, len(list))
 	for _, t := range list {
 		m[t.Topic] = slices.Clone(t.Offsets)
@@ -135,8 +135,8 @@ func toMap(list []TopicOffsets) map[string][]int64 {
 	return m
 }
 
-// fromMap lists the topics in order, so that an unchanged map is an unchanged field and costs nothing in the oplog.
-func fromMap(m map[string][]int64) []TopicOffsets {
+// sortedOffsets lists the topics in order, so that an unchanged map is an unchanged field and costs nothing in the oplog.
+func sortedOffsets(m map[string][]int64) []TopicOffsets {
 	out := make([]TopicOffsets, 0, len(m))
 	for _, t := range slices.Sorted(maps.Keys(m)) {
 		out = append(out, TopicOffsets{Topic: t, Offsets: m[t]})
@@ -144,7 +144,7 @@ func fromMap(m map[string][]int64) []TopicOffsets {
 	return out
 }
 
-func fromSenders(list []record.Sender) []SenderEntry {
+func senderEntries(list []record.Sender) []SenderEntry {
 	out := make([]SenderEntry, len(list))
 	for i, s := range list {
 		e := SenderEntry{ID: s.ID, Epoch: s.Epoch, Generation: s.Generation, Open: make([]TopicPartition, 0, len(s.Open))}
@@ -152,7 +152,7 @@ func fromSenders(list []record.Sender) []SenderEntry {
 			e.Open = append(e.Open, TopicPartition{Topic: tp.Topic, Partition: tp.Partition})
 		}
 		if len(s.Until) > 0 {
-			e.Until = fromMap(s.Until)
+			e.Until = sortedOffsets(s.Until)
 		}
 		out[i] = e
 	}

@@ -36,11 +36,11 @@ func (e *CopiedStateError) Error() string {
 // Is makes the error an [ErrCopiedState].
 func (e *CopiedStateError) Is(target error) bool { return target == ErrCopiedState }
 
-// errUnknown marks the outcome of a write that the document does not show yet; the next attempt settles it.
-var errUnknown = errors.New("outcome not known yet")
+// errOutcomeUnknown marks the outcome of a write that the document does not show yet; the next attempt settles it.
+var errOutcomeUnknown = errors.New("outcome not known yet")
 
-// errNotOurs says that a transaction's fence matched nothing.
-var errNotOurs = errors.New("the watcher document is not this owner's")
+// errNotOwner says that a transaction's fence matched nothing.
+var errNotOwner = errors.New("the watcher document is not this owner's")
 
 // Server codes that matter here, by number because texts change.
 const (
@@ -49,9 +49,9 @@ const (
 	codeCommandNotFound      = 59
 )
 
-// again are the codes after which the same write is worth sending once more at once: the server was changing state, or
+// resendCodes are the codes after which the same write is worth sending once more at once: the server was changing state, or
 // had applied the write without a majority yet.
-var again = []int{6, 7, 64, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
+var resendCodes = []int{6, 7, 64, 89, 91, 189, 262, 9001, 10107, 11600, 11602, 13435, 13436}
 
 func hasCode(err error, codes ...int) bool {
 	var se mongo.ServerError
@@ -66,8 +66,8 @@ func hasCode(err error, codes ...int) bool {
 	return false
 }
 
-// ambiguous reports whether a write that ended with err may have been applied, or would be if sent again now.
-func ambiguous(err error) bool {
+// mayBeApplied reports whether a write that ended with err may have been applied, or would be if sent again now.
+func mayBeApplied(err error) bool {
 	if mongo.IsTimeout(err) {
 		return false // the time of this call is spent
 	}
@@ -75,20 +75,20 @@ func ambiguous(err error) bool {
 	if errors.As(err, &we) && we.WriteConcernError != nil {
 		return true
 	}
-	return mongo.IsNetworkError(err) || hasCode(err, again...)
+	return mongo.IsNetworkError(err) || hasCode(err, resendCodes...)
 }
 
-// transient reports whether a transaction that ended with err did nothing, or nothing known, and may run again.
-func transient(err error) bool {
+// mayRetryTransaction reports whether a transaction that ended with err did nothing, or nothing known, and may run again.
+func mayRetryTransaction(err error) bool {
 	var le mongo.LabeledError
 	if errors.As(err, &le) && (le.HasErrorLabel("TransientTransactionError") || le.HasErrorLabel("UnknownTransactionCommitResult")) {
 		return true
 	}
-	return errors.Is(err, errUnknown) || mongo.IsTimeout(err) || errors.Is(err, context.DeadlineExceeded) || ambiguous(err)
+	return errors.Is(err, errOutcomeUnknown) || mongo.IsTimeout(err) || errors.Is(err, context.DeadlineExceeded) || mayBeApplied(err)
 }
 
-// advice says what to do about an error that waiting alone does not heal.
-func advice(err error) string {
+// adviceFor says what to do about an error that waiting alone does not heal.
+func adviceFor(err error) string {
 	switch {
 	case hasCode(err, codeUnauthorized):
 		return "grant find, insert, update and changeStream on the state database to the relay's user"

@@ -20,66 +20,66 @@ import (
 // Held is one term of ownership. Its methods may be called from any goroutine; writes of the owner's fields follow one
 // another, whoever asks for them.
 type Held struct {
-	l       *Lease
-	log     *slog.Logger
-	acq     Document
-	session *mongo.Session
+	lease    *Lease
+	log      *slog.Logger
+	acquired Document
+	session  *mongo.Session
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 
-	deadline atomic.Int64 // on Lease.clock; past it work is suspended (N2)
-	pulse    atomic.Pointer[chan struct{}]
-	wrote    atomic.Int64 // on Lease.clock: when the last successful write was sent
-	saved    atomic.Int64 // on Lease.clock: when the position was last written
-	source   atomic.Pointer[func() Checkpoint]
-	control  chan Control // 1 slot, the latest
-	dirty    atomic.Pointer[[]string]
-	suspend  atomic.Bool
+	deadline       atomic.Int64 // on Lease.clock; past it work is suspended (N2)
+	extended       atomic.Pointer[chan struct{}]
+	lastWrite      atomic.Int64 // on Lease.clock: when the last successful write was sent
+	lastCheckpoint atomic.Int64 // on Lease.clock: when the position was last written
+	source         atomic.Pointer[func() Checkpoint]
+	control        chan Control // 1 slot, the latest
+	dirty          atomic.Pointer[[]string]
+	suspended      atomic.Bool
 
 	turn chan struct{} // 1 slot: held by whoever writes the owner's fields; guards what follows
 	// seq is the number of the last write sent, whatever became of it.
-	seq     int64
-	written resume.Position
-	offsets map[string][]int64
-	stored  map[string][]int64 // offsets as the last write of them that succeeded had them; nil: unknown
-	trips   roundTrips
-	told    Control // last sent to control
-	orphan  bool    // a transaction of our session may be open at the server
+	seq           int64
+	savedPosition resume.Position
+	offsets       map[string][]int64
+	storedOffsets map[string][]int64 // offsets as the last write of them that succeeded had them; nil: unknown
+	roundTrips    roundTrips
+	lastControl   Control // last sent to control
+	mayHaveOrphan bool    // a transaction of our session may be open at the server
 
-	lapsed atomic.Pointer[string] // see Lapsed; written with the turn taken
+	lapsedPin atomic.Pointer[string] // see Lapsed; written with the turn taken
 }
 
 func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration) *Held {
-	l := c.l
+	l := c.lease
 	h := &Held{
-		l: l, acq: doc, session: c.session,
-		log:     l.log.With("epoch", doc.Epoch),
-		control: make(chan Control, 1),
-		turn:    make(chan struct{}, 1),
-		seq:     doc.Seq,
-		written: doc.Position(),
-		offsets: doc.OffsetMap(),
+		lease: l, acquired: doc, session: c.session,
+		log:           l.log.With("epoch", doc.Epoch),
+		control:       make(chan Control, 1),
+		turn:          make(chan struct{}, 1),
+		seq:           doc.Seq,
+		savedPosition: doc.Position(),
+		offsets:       doc.OffsetMap(),
 	}
 	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
 	pulse := make(chan struct{})
-	h.pulse.Store(&pulse)
-	h.saved.Store(int64(sent))
+	h.extended.Store(&pulse)
+	h.lastCheckpoint.Store(int64(sent))
 	h.dirty.Store(&doc.Dirty)
-	h.extend(sent)
+	h.extendDeadline(sent)
 	l.cfg.Metrics.Takeovers.Inc()
-	l.stand(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
+	l.setStanding(Standing{Held: true, Owner: doc.Owner, Node: doc.Node, Epoch: doc.Epoch})
 	h.log.Info("lease acquired", "owner", doc.Owner)
-	h.lapsed.Store(new(string))
+	h.lapsedPin.Store(new(string))
 	if pin := doc.Control.Pin; pin != "" && pin != l.cfg.Node && !l.cfg.Paused {
-		h.lapsed.Store(&pin)
+		h.lapsedPin.Store(&pin)
 		h.log.Error("ALARM: the watcher is pinned to a node that gives no sign of life; running it here", "pin", pin, "advice", "start that node, or end the pin")
 	}
 	return h
 }
 
 // Document is the watcher document as the acquisition returned it: the token, offsets and senders to go on from (N1).
-func (h *Held) Document() Document { return h.acq }
+func (h *Held) Document() Document { return h.acquired }
 
 // Context ends with cause [ErrLeaseLost] or [ErrReleased]; it carries the values of the context given to Acquire.
 func (h *Held) Context() context.Context { return h.ctx }
@@ -94,7 +94,7 @@ func (h *Held) Dirty() []string { return *h.dirty.Load() }
 
 // Lapsed is the node that the watcher is pinned to while this term disregards the pin, because that node gives no sign of
 // life; "" otherwise.
-func (h *Held) Lapsed() string { return *h.lapsed.Load() }
+func (h *Held) Lapsed() string { return *h.lapsedPin.Load() }
 
 // Cleaned notes that a fenced transaction took a collection off that list, before the next renewal shows it.
 func (h *Held) Cleaned(ns string) {
@@ -108,24 +108,24 @@ func (h *Held) SetSource(f func() Checkpoint) { h.source.Store(&f) }
 
 // Valid reports whether work may be done now: it is false from the guard before the expiry until a renewal succeeds (N2).
 // It costs a read of the clock.
-func (h *Held) Valid() bool { return int64(h.l.clock()) < h.deadline.Load() }
+func (h *Held) Valid() bool { return int64(h.lease.clock()) < h.deadline.Load() }
 
-// left is how long Valid stays true without a renewal.
-func (h *Held) left() time.Duration { return time.Duration(h.deadline.Load()) - h.l.clock() }
+// validFor is how long Valid stays true without a renewal.
+func (h *Held) validFor() time.Duration { return time.Duration(h.deadline.Load()) - h.lease.clock() }
 
-// extend moves the deadline after a write that was sent at sent and succeeded.
-func (h *Held) extend(sent time.Duration) {
-	end := sent + h.l.cfg.TTL - guard(h.l.cfg.TTL, h.l.cfg.Guard, h.trips.p99())
+// extendDeadline moves the deadline after a write that was sent at sent and succeeded.
+func (h *Held) extendDeadline(sent time.Duration) {
+	end := sent + h.lease.cfg.TTL - guardTime(h.lease.cfg.TTL, h.lease.cfg.Guard, h.roundTrips.p99())
 	h.deadline.Store(int64(end))
-	h.wrote.Store(int64(sent))
+	h.lastWrite.Store(int64(sent))
 	fresh := make(chan struct{})
-	close(*h.pulse.Swap(&fresh))
+	close(*h.extended.Swap(&fresh))
 }
 
 // awaitValid blocks while the work is suspended.
 func (h *Held) awaitValid(ctx context.Context) error {
 	for {
-		pulse := *h.pulse.Load()
+		pulse := *h.extended.Load()
 		switch {
 		case h.ctx.Err() != nil:
 			return context.Cause(h.ctx)
@@ -141,8 +141,8 @@ func (h *Held) awaitValid(ctx context.Context) error {
 	}
 }
 
-// take waits for the turn to write the owner's fields.
-func (h *Held) take(ctx context.Context) error {
+// acquireTurn waits for the turn to write the owner's fields.
+func (h *Held) acquireTurn(ctx context.Context) error {
 	select {
 	case h.turn <- struct{}{}:
 	case <-h.ctx.Done():
@@ -157,10 +157,10 @@ func (h *Held) take(ctx context.Context) error {
 	return nil
 }
 
-func (h *Held) give() { <-h.turn }
+func (h *Held) releaseTurn() { <-h.turn }
 
-// lose ends the term.
-func (h *Held) lose(why error) error {
+// markLost ends the term.
+func (h *Held) markLost(why error) error {
 	err := ErrLeaseLost
 	if why != nil {
 		err = fmt.Errorf("%w: %w", ErrLeaseLost, why)
@@ -168,8 +168,8 @@ func (h *Held) lose(why error) error {
 	h.deadline.Store(math.MinInt64)
 	if h.ctx.Err() == nil {
 		h.cancel(err)
-		h.l.cfg.Metrics.LeaseLost.Inc()
-		h.l.stand(Standing{Reason: "the lease was lost", Epoch: h.acq.Epoch})
+		h.lease.cfg.Metrics.LeaseLost.Inc()
+		h.lease.setStanding(Standing{Reason: "the lease was lost", Epoch: h.acquired.Epoch})
 		h.log.Warn("lease lost; everything begun under it ends", "error", err)
 		h.endSession()
 	}
@@ -178,13 +178,13 @@ func (h *Held) lose(why error) error {
 
 // endSession gives the session back. It is called with the turn taken, so no transaction is under way.
 func (h *Held) endSession() {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), h.l.cfg.CallTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.ctx), h.lease.cfg.CallTimeout)
 	defer cancel()
 	h.session.EndSession(ctx)
 }
 
-// view is what a write of the owner's fields returns.
-type view struct {
+// ownerFields is what a write of the owner's fields returns.
+type ownerFields struct {
 	Owner     string    `bson:"owner"`
 	Epoch     int64     `bson:"epoch"`
 	Seq       int64     `bson:"seq"`
@@ -193,12 +193,12 @@ type view struct {
 	Dirty     []string  `bson:"dirty"`
 }
 
-// write sets fields and renews, or releases, in one fenced statement. Call it with the turn taken. Its errors are
+// writeOwnerFields sets fields and renews, or releases, in one fenced statement. Call it with the turn taken. Its errors are
 // [ErrLeaseLost] and those of the server, after which the outcome is not known: the next write has a higher seq and
 // settles it, because a late one with a lower seq matches nothing any more.
-func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, error) {
+func (h *Held) writeOwnerFields(ctx context.Context, fields bson.D, release bool) (ownerFields, error) {
 	h.seq++ // N1: never the same seq for another content
-	seq, l := h.seq, h.l
+	seq, l := h.seq, h.lease
 	set := append(bson.D{
 		{Key: "seq", Value: seq},
 		{Key: "renewedAt", Value: "$$NOW"},
@@ -211,8 +211,8 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 	// N1: own fields only, never control, and no comparison of tokens: after a restore that would look like a lost lease.
 	filter := bson.D{
 		{Key: "_id", Value: l.cfg.ID},
-		{Key: "owner", Value: h.acq.Owner},
-		{Key: "epoch", Value: h.acq.Epoch},
+		{Key: "owner", Value: h.acquired.Owner},
+		{Key: "epoch", Value: h.acquired.Epoch},
 		{Key: "seq", Value: bson.D{{Key: "$lt", Value: seq}}},
 	}
 	opts := options.FindOneAndUpdate().SetReturnDocument(options.After).SetProjection(bson.D{
@@ -220,59 +220,59 @@ func (h *Held) write(ctx context.Context, fields bson.D, release bool) (view, er
 	})
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.cfg.CallTimeout)
 	defer cancel()
-	if err := h.endOrphan(call); err != nil {
-		return view{}, err
+	if err := h.supersedeOrphan(call); err != nil {
+		return ownerFields{}, err
 	}
 	first := l.clock()
 	for again := false; ; again = true {
 		sent := l.clock()
-		var v view
+		var v ownerFields
 		err := l.coll.FindOneAndUpdate(call, filter, mongo.Pipeline{{{Key: "$set", Value: set}}}, opts).Decode(&v)
 		switch {
 		case errors.Is(err, mongo.ErrNoDocuments):
-			v, err = h.confirm(call, seq, release)
+			v, err = h.confirmWrite(call, seq, release)
 			sent = first // the earliest that may have been applied
-		case err != nil && !again && ambiguous(err):
+		case err != nil && !again && mayBeApplied(err):
 			continue
 		}
 		if mongo.IsTimeout(err) || call.Err() != nil && err != nil {
-			h.endForeign(ctx)
+			h.endForeignTransactions(ctx)
 		}
 		if err != nil {
-			return view{}, err
+			return ownerFields{}, err
 		}
-		h.trips.add(l.clock() - sent)
+		h.roundTrips.record(l.clock() - sent)
 		h.dirty.Store(&v.Dirty)
 		if !release {
-			h.extend(sent)
+			h.extendDeadline(sent)
 		}
 		return v, nil
 	}
 }
 
-// confirm reads the document after a write matched nothing: it may be this very write that was applied before its answer
+// confirmWrite reads the document after a write matched nothing: it may be this very write that was applied before its answer
 // was lost (N1). Another's epoch is the loss; a document that shows neither is not up to date yet.
-func (h *Held) confirm(ctx context.Context, seq int64, released bool) (view, error) {
-	var v view
-	err := h.l.coll.FindOne(ctx, bson.D{{Key: "_id", Value: h.l.cfg.ID}}, options.FindOne().SetProjection(bson.D{
+func (h *Held) confirmWrite(ctx context.Context, seq int64, released bool) (ownerFields, error) {
+	var v ownerFields
+	err := h.lease.coll.FindOne(ctx, bson.D{{Key: "_id", Value: h.lease.cfg.ID}}, options.FindOne().SetProjection(bson.D{
 		{Key: "owner", Value: 1}, {Key: "epoch", Value: 1}, {Key: "seq", Value: 1}, {Key: "control", Value: 1}, {Key: "renewedAt", Value: 1}, {Key: "dirty", Value: 1},
 	})).Decode(&v)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
-		return view{}, h.lose(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", ErrVanished, h.l.cfg.ID))
+		return ownerFields{}, h.markLost(fmt.Errorf("%w: %s was deleted; run `outrelay recover`", ErrVanished, h.lease.cfg.ID))
 	case err != nil:
-		return view{}, fmt.Errorf("reading back the watcher document: %w", err)
-	case v.Epoch > h.acq.Epoch:
-		return view{}, h.lose(fmt.Errorf("epoch %d of %s took over from epoch %d", v.Epoch, v.Owner, h.acq.Epoch))
-	case v.Epoch < h.acq.Epoch && !h.Valid():
+		return ownerFields{}, fmt.Errorf("reading back the watcher document: %w", err)
+	case v.Epoch > h.acquired.Epoch:
+		return ownerFields{}, h.markLost(fmt.Errorf("epoch %d of %s took over from epoch %d", v.Epoch, v.Owner, h.acquired.Epoch))
+	case v.Epoch < h.acquired.Epoch && !h.Valid():
 		// The document went back, as a restore does, and stayed there past our deadline.
-		return view{}, h.lose(fmt.Errorf("the document went back from epoch %d to %d", h.acq.Epoch, v.Epoch))
-	case v.Epoch < h.acq.Epoch:
-		return view{}, errUnknown
-	case v.Owner == h.acq.Owner && v.Seq == seq && !released, v.Owner == "" && v.Seq == seq && released:
+		return ownerFields{}, h.markLost(fmt.Errorf("the document went back from epoch %d to %d", h.acquired.Epoch, v.Epoch))
+	case v.Epoch < h.acquired.Epoch:
+		return ownerFields{}, errOutcomeUnknown
+	case v.Owner == h.acquired.Owner && v.Seq == seq && !released, v.Owner == "" && v.Seq == seq && released:
 		return v, nil
-	case v.Owner != h.acq.Owner:
-		return view{}, h.lose(errors.New("it was released"))
+	case v.Owner != h.acquired.Owner:
+		return ownerFields{}, h.markLost(errors.New("it was released"))
 	}
-	return view{}, errUnknown
+	return ownerFields{}, errOutcomeUnknown
 }

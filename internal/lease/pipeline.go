@@ -19,10 +19,10 @@ type claim struct {
 	paused                        bool // take it although it is paused or pinned
 }
 
-// pipeline is the whole acquisition, judged by the server at one moment: the document as it is unless it may be taken.
+// acquirePipeline is the whole acquisition, judged by the server at one moment: the document as it is unless it may be taken.
 // An unchanged document is no write at all, so losing costs no oplog entry. Each value of ours is a literal: a node's
 // name may begin with a dollar sign.
-func (c claim) pipeline() mongo.Pipeline {
+func (c claim) acquirePipeline() mongo.Pipeline {
 	taken := bson.D{
 		{Key: "owner", Value: lit(c.owner)},
 		{Key: "node", Value: lit(c.node)},
@@ -44,11 +44,11 @@ func (c claim) pipeline() mongo.Pipeline {
 	if c.replicaSet != "" {
 		taken = append(taken, bson.E{Key: "replicaSetId", Value: ifNull("$replicaSetId", lit(c.replicaSet))})
 	}
-	return mongo.Pipeline{{{Key: "$replaceWith", Value: op("$cond", c.free(), op("$mergeObjects", "$$ROOT", taken), "$$ROOT")}}}
+	return mongo.Pipeline{{{Key: "$replaceWith", Value: op("$cond", c.freeCondition(), op("$mergeObjects", "$$ROOT", taken), "$$ROOT")}}}
 }
 
-// free is the condition under which the lease may be taken by this node.
-func (c claim) free() bson.D {
+// freeCondition is the condition under which the lease may be taken by this node.
+func (c claim) freeCondition() bson.D {
 	never := time.UnixMilli(0)
 	expires := ifNull("$expiresAt", never)
 	if c.paused {

@@ -42,9 +42,9 @@ type Update struct {
 // written, ctx ends, or the lease is lost; it needs no valid lease, because the document itself decides. When ctx ends
 // first the outcome is unknown, and what was merged into the offsets is written with the next checkpoint.
 func (h *Held) Save(ctx context.Context, u Update) error {
-	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
+	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for {
-		err := h.save(ctx, u)
+		err := h.saveOnce(ctx, u)
 		if err == nil || h.ctx.Err() != nil {
 			return err
 		}
@@ -55,18 +55,18 @@ func (h *Held) Save(ctx context.Context, u Update) error {
 	}
 }
 
-func (h *Held) save(ctx context.Context, u Update) error {
-	if err := h.take(ctx); err != nil {
+func (h *Held) saveOnce(ctx context.Context, u Update) error {
+	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
-	defer h.give()
+	defer h.releaseTurn()
 	if u.Current { // one that was asked for before the turn could be behind what a renewal has written meanwhile
-		u.Checkpoint = h.current()
+		u.Checkpoint = h.currentCheckpoint()
 	}
 	if u.Rewind {
-		h.written = resume.Position{}
+		h.savedPosition = resume.Position{}
 	}
-	set := u.fields()
+	set := u.setFields()
 	if len(u.Offsets) > 0 {
 		h.offsets = mergeOffsets(h.offsets, u.Offsets)
 		for topic, list := range u.Offsets {
@@ -75,17 +75,17 @@ func (h *Held) save(ctx context.Context, u Update) error {
 			}
 		}
 		if len(u.Checkpoint.Offsets) == 0 {
-			set = append(set, bson.E{Key: "offsets", Value: lit(fromMap(h.offsets))})
+			set = append(set, bson.E{Key: "offsets", Value: lit(sortedOffsets(h.offsets))})
 		}
 	}
-	return h.checkpoint(ctx, u.Checkpoint, set)
+	return h.writeCheckpoint(ctx, u.Checkpoint, set)
 }
 
-func (u *Update) fields() bson.D {
+func (u *Update) setFields() bson.D {
 	var set bson.D
 	put := func(name string, v any) { set = append(set, bson.E{Key: name, Value: v}) }
 	if u.Senders != nil {
-		put("senders", lit(fromSenders(*u.Senders)))
+		put("senders", lit(senderEntries(*u.Senders)))
 	}
 	if u.Generation != nil {
 		put("generation", lit(*u.Generation))
@@ -120,10 +120,10 @@ func (u *Update) fields() bson.D {
 
 // Offsets is a copy of what the document holds, or will with the next write.
 func (h *Held) Offsets(ctx context.Context) (map[string][]int64, error) {
-	if err := h.take(ctx); err != nil {
+	if err := h.acquireTurn(ctx); err != nil {
 		return nil, err
 	}
-	defer h.give()
+	defer h.releaseTurn()
 	out := maps.Clone(h.offsets)
 	for t := range out {
 		out[t] = slices.Clone(out[t])
@@ -135,13 +135,13 @@ func (h *Held) Offsets(ctx context.Context) (map[string][]int64, error) {
 // milliseconds. It is tried again until ctx ends. Afterwards Context is over with cause [ErrReleased] and Run returns
 // nil. A lease that was lost before is [ErrLeaseLost]; one already released is nil.
 func (h *Held) Release(ctx context.Context, final Checkpoint) error {
-	defer h.l.watchers.Wait()
+	defer h.lease.watches.Wait()
 	crash.At("before-release")
-	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.l.cfg.Renew}.Start()
+	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for {
-		err := h.release(ctx, final)
+		err := h.releaseOnce(ctx, final)
 		if h.ctx.Err() != nil {
-			return h.end()
+			return h.endError()
 		}
 		if ctx.Err() == nil && back.Wait(ctx) == nil {
 			continue
@@ -150,22 +150,22 @@ func (h *Held) Release(ctx context.Context, final Checkpoint) error {
 	}
 }
 
-func (h *Held) release(ctx context.Context, final Checkpoint) error {
-	if err := h.take(ctx); err != nil {
+func (h *Held) releaseOnce(ctx context.Context, final Checkpoint) error {
+	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
-	defer h.give()
-	set, moved := h.fields(final)
-	if _, err := h.write(ctx, set, true); err != nil {
+	defer h.releaseTurn()
+	set, moved := h.changedFields(final)
+	if _, err := h.writeOwnerFields(ctx, set, true); err != nil {
 		return err
 	}
 	if moved {
-		h.checkpointed(final.Position, h.l.clock())
+		h.recordCheckpoint(final.Position, h.lease.clock())
 	}
 	crash.At("after-release")
 	h.deadline.Store(0)
 	h.cancel(ErrReleased)
-	h.l.stand(Standing{Reason: "released", Epoch: h.acq.Epoch})
+	h.lease.setStanding(Standing{Reason: "released", Epoch: h.acquired.Epoch})
 	h.log.Info("lease released")
 	h.endSession()
 	return nil

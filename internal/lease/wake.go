@@ -19,41 +19,41 @@ const watchAwait = 250 * time.Millisecond
 // blindPoll is how often a standby looks when it may not watch.
 const blindPoll = 250 * time.Millisecond
 
-// jitter keeps standbys that saw the same expiry apart.
-func jitter(ttl time.Duration) time.Duration {
+// randomDelay keeps standbys that saw the same expiry apart.
+func randomDelay(ttl time.Duration) time.Duration {
 	return time.Duration(rand.Int64N(int64(min(ttl/20, 50*time.Millisecond)) + 1))
 }
 
-// watch wakes a standby when the owner, or control, of the document changes; renewals it does not hear of.
-type watch struct {
-	l     *Lease
-	woken chan struct{} // 1 slot
-	again chan struct{} // 1 slot: the standby has looked and waits
-	done  chan struct{}
-	begun bool
-	blind chan struct{} // closed when watching is not allowed
+// documentWatch wakes a standby when the owner, or control, of the document changes; renewals it does not hear of.
+type documentWatch struct {
+	lease     *Lease
+	woken     chan struct{} // 1 slot
+	armed     chan struct{} // 1 slot: the standby has looked and waits
+	done      chan struct{}
+	started   bool
+	forbidden chan struct{} // closed when watching is not allowed
 }
 
-func (l *Lease) watch() *watch {
-	return &watch{l: l, woken: make(chan struct{}, 1), again: make(chan struct{}, 1), done: make(chan struct{}), blind: make(chan struct{})}
+func (l *Lease) newWatch() *documentWatch {
+	return &documentWatch{lease: l, woken: make(chan struct{}, 1), armed: make(chan struct{}, 1), done: make(chan struct{}), forbidden: make(chan struct{})}
 }
 
 // arm starts the stream at the first call, and lets it go on at the later ones.
-func (w *watch) arm() {
-	if !w.begun {
-		w.begun = true
-		w.l.watchers.Go(w.run)
+func (w *documentWatch) arm() {
+	if !w.started {
+		w.started = true
+		w.lease.watches.Go(w.followUntilStopped)
 	}
-	notify(w.again)
+	notify(w.armed)
 }
 
 // stop makes the stream end at its next chance, within watchAwait; Lease.watchers knows when it has.
-func (w *watch) stop() { close(w.done) }
+func (w *documentWatch) stop() { close(w.done) }
 
-// wait returns when woken, after d, or when ctx ends.
-func (w *watch) wait(ctx context.Context, d time.Duration) {
+// waitForChange returns when woken, after d, or when ctx ends.
+func (w *documentWatch) waitForChange(ctx context.Context, d time.Duration) {
 	select {
-	case <-w.blind:
+	case <-w.forbidden:
 		d = min(d, blindPoll)
 	default:
 	}
@@ -73,7 +73,7 @@ func notify(c chan struct{}) {
 	}
 }
 
-func (w *watch) stopped() bool {
+func (w *documentWatch) stopped() bool {
 	select {
 	case <-w.done:
 		return true
@@ -82,15 +82,15 @@ func (w *watch) stopped() bool {
 	}
 }
 
-func (w *watch) run() {
+func (w *documentWatch) followUntilStopped() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	defer cancel(nil)
 	back := retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Second}.Start()
 	for !w.stopped() {
-		err := w.follow(ctx)
+		err := w.followStream(ctx)
 		if hasCode(err, codeUnauthorized) {
-			w.l.log.Warn("the lease cannot be watched, so a hand-over takes up to a quarter of a second longer; grant changeStream and find on " + w.l.coll.Database().Name() + "." + w.l.coll.Name() + " to the relay's user")
-			close(w.blind)
+			w.lease.log.Warn("the lease cannot be watched, so a hand-over takes up to a quarter of a second longer; grant changeStream and find on " + w.lease.coll.Database().Name() + "." + w.lease.coll.Name() + " to the relay's user")
+			close(w.forbidden)
 			return
 		}
 		if err == nil {
@@ -105,48 +105,48 @@ func (w *watch) run() {
 	}
 }
 
-// follow watches until it is stopped or the stream fails.
-func (w *watch) follow(ctx context.Context) error {
-	call, cancel := context.WithTimeout(ctx, w.l.cfg.CallTimeout)
-	stream, err := openWatch(call, w.l)
+// followStream watches until it is stopped or the stream fails.
+func (w *documentWatch) followStream(ctx context.Context) error {
+	call, cancel := context.WithTimeout(ctx, w.lease.cfg.CallTimeout)
+	stream, err := openStream(call, w.lease)
 	cancel()
 	if err != nil {
 		return err
 	}
 	defer func() {
-		call, cancel := context.WithTimeout(ctx, w.l.cfg.CallTimeout)
+		call, cancel := context.WithTimeout(ctx, w.lease.cfg.CallTimeout)
 		defer cancel()
 		_ = stream.Close(call)
 	}()
 	notify(w.woken) // what changed before the stream was open
 	for !w.stopped() {
-		call, cancel := context.WithTimeout(ctx, watchAwait+w.l.cfg.CallTimeout)
+		call, cancel := context.WithTimeout(ctx, watchAwait+w.lease.cfg.CallTimeout)
 		changed := stream.TryNext(call)
 		cancel()
 		if err := stream.Err(); err != nil {
 			return err
 		}
 		if stream.ID() == 0 {
-			return errUnknown // dropped: open it again
+			return errOutcomeUnknown // dropped: open it again
 		}
 		if !changed {
 			continue
 		}
 		select { // forget an older permit: the standby has not looked since this change
-		case <-w.again:
+		case <-w.armed:
 		default:
 		}
 		notify(w.woken)
 		// The standby is about to look, and may acquire and leave: it would wait for a getMore under way.
 		select {
-		case <-w.again:
+		case <-w.armed:
 		case <-w.done:
 		}
 	}
 	return nil
 }
 
-func openWatch(ctx context.Context, l *Lease) (*mongo.ChangeStream, error) {
+func openStream(ctx context.Context, l *Lease) (*mongo.ChangeStream, error) {
 	changed := op("$objectToArray", ifNull("$updateDescription.updatedFields", bson.D{}))
 	names := op("$concatArrays",
 		bson.D{{Key: "$map", Value: bson.D{{Key: "input", Value: changed}, {Key: "in", Value: "$$this.k"}}}},
