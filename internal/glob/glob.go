@@ -12,13 +12,15 @@ func Any(pattern string) bool { return strings.ContainsAny(pattern, "*?") }
 
 // Match reports whether the pattern matches the whole name. It goes back to the last * at most, so it takes no more than
 // len(pattern) times len(name) steps, and it allocates nothing.
-func Match[S ~string | ~[]byte](pattern string, name S) bool { return match(pattern, name, false) }
+func Match[S ~string | ~[]byte](pattern string, name S) bool {
+	return matchPattern(pattern, name, false)
+}
 
 // Covers reports whether the pattern matches everything that another one matches. It may answer false where it does.
-func Covers(pattern, other string) bool { return match(pattern, other, true) }
+func Covers(pattern, other string) bool { return matchPattern(pattern, other, true) }
 
-// match matches a name, or with stars a pattern, whose stars only a star matches.
-func match[S ~string | ~[]byte](pattern string, name S, stars bool) bool {
+// matchPattern matches a name, or with stars a pattern, whose stars only a star matches.
+func matchPattern[S ~string | ~[]byte](pattern string, name S, stars bool) bool {
 	p, i, star, mark := 0, 0, -1, 0
 	for i < len(name) {
 		switch {

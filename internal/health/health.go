@@ -22,7 +22,7 @@ const (
 	Unhealthy Status = "unhealthy" // what it does cannot be told any more
 )
 
-func (s Status) rank() int { return slices.Index([]Status{OK, Degraded, Unhealthy}, s) }
+func (s Status) severity() int { return slices.Index([]Status{OK, Degraded, Unhealthy}, s) }
 
 // The limits of the rules.
 const (
@@ -65,15 +65,15 @@ type Report struct {
 // Evaluator compares each observation with those before it. The zero value is ready; its first successful observation only
 // sets the baseline, because a backlog that was there before says nothing of how things go.
 type Evaluator struct {
-	mu      sync.Mutex
-	at      time.Time
-	failed  int
-	reason  error
-	waiting map[string]waiting
-	dead    []deadSample // of the last DeadSpan, and one before
+	mu           sync.Mutex
+	observedAt   time.Time
+	failedCounts int
+	lastError    error
+	waiting      map[string]waitingCount
+	dead         []deadSample // of the last DeadSpan, and one before
 }
 
-type waiting struct {
+type waitingCount struct {
 	n     int64
 	stuck int // observations in a row at which it was there and not less
 }
@@ -87,18 +87,18 @@ type deadSample struct {
 func (e *Evaluator) Observe(o Observation) Report {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if o.At.Sub(e.at) > forgetAfter {
-		e.failed, e.reason, e.waiting, e.dead = 0, nil, nil, nil
+	if o.At.Sub(e.observedAt) > forgetAfter {
+		e.failedCounts, e.lastError, e.waiting, e.dead = 0, nil, nil, nil
 	}
-	e.at = o.At
+	e.observedAt = o.At
 	if o.Err != nil {
-		e.failed, e.reason = e.failed+1, o.Err
-		return e.report()
+		e.failedCounts, e.lastError = e.failedCounts+1, o.Err
+		return e.reportLocked()
 	}
-	e.failed, e.reason = 0, nil
-	now := make(map[string]waiting, len(o.Counts))
+	e.failedCounts, e.lastError = 0, nil
+	now := make(map[string]waitingCount, len(o.Counts))
 	for _, c := range o.Counts {
-		w := waiting{n: c.N}
+		w := waitingCount{n: c.N}
 		if before, known := e.waiting[c.Name]; known && c.N > 0 && c.N >= before.n {
 			w.stuck = before.stuck + 1
 		}
@@ -112,52 +112,52 @@ func (e *Evaluator) Observe(o Observation) Report {
 	for len(e.dead) > 2 && o.At.Sub(e.dead[1].at) >= DeadSpan {
 		e.dead = e.dead[1:]
 	}
-	return e.report()
+	return e.reportLocked()
 }
 
 // Report is the verdict as of the last observation; before the first it is ok and has no checks.
 func (e *Evaluator) Report() Report {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.report()
+	return e.reportLocked()
 }
 
-func (e *Evaluator) report() Report {
-	r := Report{Status: OK, At: e.at, Checks: []Check{}}
-	if e.at.IsZero() {
+func (e *Evaluator) reportLocked() Report {
+	r := Report{Status: OK, At: e.observedAt, Checks: []Check{}}
+	if e.observedAt.IsZero() {
 		return r
 	}
-	r.Checks = append(r.Checks, e.counting(), e.dying())
+	r.Checks = append(r.Checks, e.checkCountingLocked(), e.checkDeadLettersLocked())
 	names := make([]string, 0, len(e.waiting))
 	for name := range e.waiting {
 		names = append(names, name)
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		r.Checks = append(r.Checks, standing(name, e.waiting[name]))
+		r.Checks = append(r.Checks, checkWaiting(name, e.waiting[name]))
 	}
 	for _, c := range r.Checks {
-		if c.Status.rank() > r.Status.rank() {
+		if c.Status.severity() > r.Status.severity() {
 			r.Status = c.Status
 		}
 	}
 	return r
 }
 
-func (e *Evaluator) counting() Check {
+func (e *Evaluator) checkCountingLocked() Check {
 	c := Check{ID: "counting", Status: OK, Detail: "what waits can be counted"}
-	if e.failed == 0 {
+	if e.failedCounts == 0 {
 		return c
 	}
 	c.Status, c.Fix = Degraded, "look at MongoDB, and whether the relay's user may read (outrelay doctor)"
-	c.Detail = fmt.Sprintf("what waits could not be counted %d times in a row: %v", e.failed, e.reason)
-	if e.failed >= FailedLimit {
+	c.Detail = fmt.Sprintf("what waits could not be counted %d times in a row: %v", e.failedCounts, e.lastError)
+	if e.failedCounts >= FailedLimit {
 		c.Status = Unhealthy
 	}
 	return c
 }
 
-func (e *Evaluator) dying() Check {
+func (e *Evaluator) checkDeadLettersLocked() Check {
 	c := Check{ID: "dead_letters", Status: OK, Detail: "no new ones"}
 	if len(e.dead) < 2 {
 		return c
@@ -174,7 +174,7 @@ func (e *Evaluator) dying() Check {
 	return c
 }
 
-func standing(name string, w waiting) Check {
+func checkWaiting(name string, w waitingCount) Check {
 	c := Check{ID: name, Status: OK, Detail: "none"}
 	if w.n == 0 {
 		return c

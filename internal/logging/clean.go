@@ -10,7 +10,7 @@ func Clean(text string) string {
 		text = userInfo.ReplaceAllString(text, "${1}"+Mask+"@")
 	}
 	for _, q := range quotes {
-		text = q.cut(text)
+		text = q.maskDocuments(text)
 	}
 	return text
 }
@@ -28,23 +28,23 @@ var quotes = []quote{
 	{begin: "{\"operatorName\"", leave: 0},
 }
 
-// cut replaces the document behind each beginning. A document without an end, as in a text that was shortened, is
+// maskDocuments replaces the document behind each beginning. A document without an end, as in a text that was shortened, is
 // replaced to the end of the text.
-func (q quote) cut(text string) string {
+func (q quote) maskDocuments(text string) string {
 	for from := 0; ; {
 		at := strings.Index(text[from:], q.begin)
 		if at < 0 {
 			return text
 		}
 		open := from + at + q.leave
-		end := closing(text, open)
+		end := closingBrace(text, open)
 		text = text[:open] + Mask + text[end:]
 		from = open + len(Mask)
 	}
 }
 
-// closing is the place behind the brace that closes the one at open; braces in quoted strings do not count.
-func closing(text string, open int) int {
+// closingBrace is the place behind the brace that closes the one at open; braces in quoted strings do not count.
+func closingBrace(text string, open int) int {
 	depth, quoted := 0, false
 	for i := open; i < len(text); i++ {
 		switch c := text[i]; {

@@ -29,7 +29,7 @@ type limited struct {
 // Handle implements [slog.Handler].
 func (l *limited) Handle(ctx context.Context, r slog.Record) error {
 	//nolint:contextcheck // a summary belongs to many lines, and so to no single context
-	if r.Level >= slog.LevelInfo && !l.lines.admit(kindOfLine{r.Level, r.Message}, time.Now()) {
+	if r.Level >= slog.LevelInfo && !l.lines.allowLine(kindOfLine{r.Level, r.Message}, time.Now()) {
 		return nil
 	}
 	return l.Handler.Handle(ctx, r)
@@ -63,14 +63,14 @@ type lineCount struct {
 	lines, suppressed int
 }
 
-// admit reports whether a line may be written now.
-func (c *lineCounts) admit(kind kindOfLine, now time.Time) bool {
+// allowLine reports whether a line may be written now.
+func (c *lineCounts) allowLine(kind kindOfLine, now time.Time) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := c.kinds[kind]
 	if n == nil {
 		if len(c.kinds) >= limitKinds {
-			c.forget(now)
+			c.dropExpiredLocked(now)
 		}
 		if len(c.kinds) >= limitKinds {
 			kind.message = "more kinds of lines"
@@ -88,13 +88,13 @@ func (c *lineCounts) admit(kind kindOfLine, now time.Time) bool {
 		return true
 	}
 	if n.suppressed++; n.suppressed == 1 {
-		time.AfterFunc(n.end.Sub(now), func() { c.summarize(kind) })
+		time.AfterFunc(n.end.Sub(now), func() { c.writeSummary(kind) })
 	}
 	return false
 }
 
-// forget drops the kinds whose window is over. The lock is held.
-func (c *lineCounts) forget(now time.Time) {
+// dropExpiredLocked drops the kinds whose window is over. The lock is held.
+func (c *lineCounts) dropExpiredLocked(now time.Time) {
 	for kind, n := range c.kinds {
 		if now.After(n.end) && n.suppressed == 0 {
 			delete(c.kinds, kind)
@@ -102,8 +102,8 @@ func (c *lineCounts) forget(now time.Time) {
 	}
 }
 
-// summarize writes how many lines of a kind were not written.
-func (c *lineCounts) summarize(kind kindOfLine) {
+// writeSummary writes how many lines of a kind were not written.
+func (c *lineCounts) writeSummary(kind kindOfLine) {
 	c.mu.Lock()
 	n := c.kinds[kind]
 	count := n.suppressed

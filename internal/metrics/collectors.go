@@ -12,45 +12,45 @@ import (
 const namespace = "outrelay"
 
 // builder makes metrics under our prefix and registers them.
-type builder struct{ r prometheus.Registerer }
+type builder struct{ registerer prometheus.Registerer }
 
-func (b builder) counter(name, help string) prometheus.Counter {
+func (b builder) newCounter(name, help string) prometheus.Counter {
 	c := prometheus.NewCounter(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help})
-	b.r.MustRegister(c)
+	b.registerer.MustRegister(c)
 	return c
 }
 
-func (b builder) counterVec(name, help string, labels ...string) *prometheus.CounterVec {
+func (b builder) newCounterVec(name, help string, labels ...string) *prometheus.CounterVec {
 	c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: namespace, Name: name, Help: help}, labels)
-	b.r.MustRegister(c)
+	b.registerer.MustRegister(c)
 	return c
 }
 
-func (b builder) gauge(name, help string) prometheus.Gauge {
+func (b builder) newGauge(name, help string) prometheus.Gauge {
 	g := prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})
-	b.r.MustRegister(g)
+	b.registerer.MustRegister(g)
 	return g
 }
 
-func (b builder) gaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
+func (b builder) newGaugeVec(name, help string, labels ...string) *prometheus.GaugeVec {
 	g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help}, labels)
-	b.r.MustRegister(g)
+	b.registerer.MustRegister(g)
 	return g
 }
 
-func (b builder) live(name, help string) *Live {
+func (b builder) newLive(name, help string) *Live {
 	l := &Live{Gauge: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: namespace, Name: name, Help: help})}
-	b.r.MustRegister(l)
+	b.registerer.MustRegister(l)
 	return l
 }
 
-func (b builder) states(name, help string) *States {
-	return &States{vec: b.gaugeVec(name, help, "state")}
+func (b builder) newStates(name, help string) *States {
+	return &States{vec: b.newGaugeVec(name, help, "state")}
 }
 
-func (b builder) histogram(name, help string, bounds []time.Duration) *Histogram {
+func (b builder) newHistogram(name, help string, bounds []time.Duration) *Histogram {
 	h := newHistogram(prometheus.BuildFQName(namespace, "", name), help, bounds)
-	b.r.MustRegister(h)
+	b.registerer.MustRegister(h)
 	return h
 }
 
@@ -114,7 +114,7 @@ type Histogram struct {
 	counts []atomic.Uint64 // one more than bounds: the rest
 	sum    atomic.Uint64   // bits of a float64, seconds: nanoseconds in an integer overflow on a backlog of days
 
-	examples []atomic.Pointer[prometheus.Exemplar] // the last one of each bucket, if any
+	exemplars []atomic.Pointer[prometheus.Exemplar] // the last one of each bucket, if any
 }
 
 func newHistogram(name, help string, bounds []time.Duration) *Histogram {
@@ -123,12 +123,12 @@ func newHistogram(name, help string, bounds []time.Duration) *Histogram {
 		bounds: bounds,
 		counts: make([]atomic.Uint64, len(bounds)+1),
 
-		examples: make([]atomic.Pointer[prometheus.Exemplar], len(bounds)+1),
+		exemplars: make([]atomic.Pointer[prometheus.Exemplar], len(bounds)+1),
 	}
 }
 
-// bucket is the index of the bucket that d falls into.
-func (h *Histogram) bucket(d time.Duration) int {
+// bucketIndex is the index of the bucket that d falls into.
+func (h *Histogram) bucketIndex(d time.Duration) int {
 	i := 0
 	for i < len(h.bounds) && d > h.bounds[i] {
 		i++
@@ -143,7 +143,7 @@ func (h *Histogram) Exemplar(d time.Duration, traceID, spanID string) {
 		return
 	}
 	d = max(d, 0)
-	h.examples[h.bucket(d)].Store(&prometheus.Exemplar{
+	h.exemplars[h.bucketIndex(d)].Store(&prometheus.Exemplar{
 		Value: d.Seconds(), Labels: prometheus.Labels{"trace_id": traceID, "span_id": spanID}, Timestamp: time.Now(),
 	})
 }
@@ -154,7 +154,7 @@ func (h *Histogram) Observe(d time.Duration, n int) {
 		return
 	}
 	d = max(d, 0)
-	h.counts[h.bucket(d)].Add(uint64(n))
+	h.counts[h.bucketIndex(d)].Add(uint64(n))
 	for {
 		old := h.sum.Load()
 		if h.sum.CompareAndSwap(old, math.Float64bits(math.Float64frombits(old)+d.Seconds()*float64(n))) {
@@ -177,8 +177,8 @@ func (h *Histogram) Collect(ch chan<- prometheus.Metric) {
 	total += h.counts[len(h.bounds)].Load()
 	m := prometheus.MustNewConstHistogram(h.desc, total, math.Float64frombits(h.sum.Load()), buckets)
 	var examples []prometheus.Exemplar
-	for i := range h.examples {
-		if e := h.examples[i].Load(); e != nil {
+	for i := range h.exemplars {
+		if e := h.exemplars[i].Load(); e != nil {
 			examples = append(examples, *e)
 		}
 	}

@@ -34,25 +34,25 @@ type Telemetry struct {
 	Limited prometheus.Counter     // deliveries that got no span because there were too many
 }
 
-// figures makes what belongs to the process, not to one slot.
-func (b builder) figures(s *Set) {
+// addFigures makes what belongs to the process, not to one slot.
+func (b builder) addFigures(s *Set) {
 	f := &s.Figures
-	f.Pending = b.gaugeVec("pending_envelopes", "Envelopes behind the watermark, counted now and then up to the limit.", "collection")
-	f.OldestAge = b.gaugeVec("oldest_pending_seconds", "Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection")
-	f.Scheduled = b.gaugeVec("scheduled_envelopes", "Envelopes that wait for their due time, up to the limit.", "collection")
-	f.Overdue = b.gaugeVec("scheduled_overdue_seconds", "Time since the first scheduled envelope was due; 0 if none is.", "collection")
-	f.DeadLetters = b.gaugeVec("dead_letters_stored", "Dead letters in the collection, requeued ones too, by its metadata.", "collection")
-	f.Inbox = b.gaugeVec("inbox_entries", "Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection")
-	f.Indexes = b.gaugeVec("missing_indexes", "Declared indexes that the collection does not have; looked at every few minutes.", "collection")
-	f.Nodes = b.gaugeVec("nodes", "Processes of the state database by whether they gave a sign of life lately.", "state")
-	f.Age = b.live("figures_age_seconds", "Time since the collections were counted last; 0 in a process that owns nothing.")
-	f.Limit = b.gauge("figures_limit", "Number at which counting a collection stops.")
-	f.Watcher = b.gaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node")
-	f.Health = b.states("health", "1 for the health that the relay sees itself in.")
-	f.Ready = b.live("ready", "1 while /readyz says that the process does its part, as owner or as standby.")
+	f.Pending = b.newGaugeVec("pending_envelopes", "Envelopes behind the watermark, counted now and then up to the limit.", "collection")
+	f.OldestAge = b.newGaugeVec("oldest_pending_seconds", "Time since the oldest envelope behind the watermark was written; 0 if there is none.", "collection")
+	f.Scheduled = b.newGaugeVec("scheduled_envelopes", "Envelopes that wait for their due time, up to the limit.", "collection")
+	f.Overdue = b.newGaugeVec("scheduled_overdue_seconds", "Time since the first scheduled envelope was due; 0 if none is.", "collection")
+	f.DeadLetters = b.newGaugeVec("dead_letters_stored", "Dead letters in the collection, requeued ones too, by its metadata.", "collection")
+	f.Inbox = b.newGaugeVec("inbox_entries", "Markers, claims and watermarks of the inbox, by the collection's metadata.", "collection")
+	f.Indexes = b.newGaugeVec("missing_indexes", "Declared indexes that the collection does not have; looked at every few minutes.", "collection")
+	f.Nodes = b.newGaugeVec("nodes", "Processes of the state database by whether they gave a sign of life lately.", "state")
+	f.Age = b.newLive("figures_age_seconds", "Time since the collections were counted last; 0 in a process that owns nothing.")
+	f.Limit = b.newGauge("figures_limit", "Number at which counting a collection stops.")
+	f.Watcher = b.newGaugeVec("watcher_info", "Always 1; the labels name the watcher and the node.", "watcher", "node")
+	f.Health = b.newStates("health", "1 for the health that the relay sees itself in.")
+	f.Ready = b.newLive("ready", "1 while /readyz says that the process does its part, as owner or as standby.")
 	t := &s.Telemetry
-	t.Exports = b.counterVec("otlp_exports_total", "Exports to the OTLP collector by what became of them.", "signal", "result")
-	t.Limited = b.counter("spans_limited_total", "Deliveries that got no span because the rate of spans did not allow it.")
+	t.Exports = b.newCounterVec("otlp_exports_total", "Exports to the OTLP collector by what became of them.", "signal", "result")
+	t.Limited = b.newCounter("spans_limited_total", "Deliveries that got no span because the rate of spans did not allow it.")
 }
 
 // Collection is what was counted of one outbox.
@@ -65,13 +65,13 @@ type Collection struct {
 	HasIndexes                                  bool
 }
 
-// counted keeps Show from being called twice at once.
-var counted sync.Mutex
+// showMu keeps Show from being called twice at once.
+var showMu sync.Mutex
 
 // Show replaces what is told of collections. Those beyond [MaxCollections] are added up; of their ages the highest counts.
 func (f *Figures) Show(list []Collection) {
-	counted.Lock()
-	defer counted.Unlock()
+	showMu.Lock()
+	defer showMu.Unlock()
 	for _, v := range []*prometheus.GaugeVec{f.Pending, f.OldestAge, f.Scheduled, f.Overdue, f.DeadLetters, f.Inbox, f.Indexes} {
 		v.Reset()
 	}

@@ -116,14 +116,14 @@ var (
 // New makes a Set; version labels outrelay_build_info.
 func New(version string) *Set {
 	r := prometheus.NewRegistry()
-	s := build(r, r, r)
-	describe(r, version)
+	s := buildSet(r, r, r)
+	addBuildInfo(r, version)
 	return s
 }
 
-// describe adds what tells of the program itself.
-func describe(r *prometheus.Registry, version string) {
-	info := builder{r}.gaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
+// addBuildInfo adds what tells of the program itself.
+func addBuildInfo(r *prometheus.Registry, version string) {
+	info := builder{r}.newGaugeVec("build_info", "Always 1; the labels name the build.", "version", "go")
 	info.WithLabelValues(version, runtime.Version()).Set(1)
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
@@ -133,23 +133,23 @@ func describe(r *prometheus.Registry, version string) {
 // label `slot`, so that no series is there twice.
 func Slots(version string, names []string) (process *Set, slots []*Set) {
 	all := prometheus.NewRegistry()
-	process = build(all, all, prometheus.NewRegistry())
-	describe(all, version)
+	process = buildSet(all, all, prometheus.NewRegistry())
+	addBuildInfo(all, version)
 	for _, name := range names {
-		slots = append(slots, build(all, prometheus.NewRegistry(), prometheus.WrapRegistererWith(prometheus.Labels{"slot": name}, all)))
+		slots = append(slots, buildSet(all, prometheus.NewRegistry(), prometheus.WrapRegistererWith(prometheus.Labels{"slot": name}, all)))
 	}
 	return process, slots
 }
 
-// build makes every metric: the process's own in one place, and those of a slot in another.
-func build(r *prometheus.Registry, process, slot prometheus.Registerer) *Set {
+// buildSet makes every metric: the process's own in one place, and those of a slot in another.
+func buildSet(r *prometheus.Registry, process, slot prometheus.Registerer) *Set {
 	s := &Set{Registry: r}
-	builder{process}.process(s)
-	builder{process}.figures(s)
+	builder{process}.addProcess(s)
+	builder{process}.addFigures(s)
 	b := builder{slot}
-	b.flow(s)
-	b.ownership(s)
-	b.fates(s)
+	b.addFlow(s)
+	b.addOwnership(s)
+	b.addOutcomes(s)
 	s.topics.byName = make(map[string]*[nResults]prometheus.Counter)
 	return s
 }
@@ -162,61 +162,61 @@ func OrNew(s *Set) *Set {
 	return s
 }
 
-func (b builder) flow(s *Set) {
-	s.Lag = b.live("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none.")
-	s.TokenAge = b.live("token_age_seconds", "Time since the change stream's resume token last moved.")
-	s.Published = b.counterVec("published_total", "Records by topic and by what became of them.", "topic", "result")
-	s.PublishLatency = b.histogram("publish_latency_seconds", "Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets)
-	s.Read = b.counter("read_total", "Envelopes read from the change stream.")
-	s.ReadBytes = b.counter("read_bytes_total", "Bytes of the envelopes read from the change stream.")
-	s.Batches = b.counter("read_batches_total", "Replies of the change stream that carried events.")
-	s.ProduceErrors = b.counterVec("produce_errors_total", "Answers of Kafka to a produce request other than success.", "error")
-	s.InflightRecords = b.live("inflight_records", "Records handed to the sink and not yet acked.")
-	s.InflightBytes = b.live("inflight_bytes", "Bytes of the records handed to the sink and not yet acked.")
-	s.BudgetUsed = b.live("budget_used_bytes", "Bytes of the memory budget in use.")
-	s.Budget = b.live("budget_bytes", "The memory budget.")
-	s.TicketWindow = b.live("ticket_window", "Events between the watermark and the newest one read.")
-	s.MaxTicketWindow = b.live("ticket_window_max", "Events above the watermark at which reading stops.")
-	s.StreamState = b.states("stream_state", "1 for the state that the change stream is in.")
-	s.StreamRestarts = b.counterVec("stream_restarts_total", "Reopenings of the change stream.", "reason")
-	s.Gaps = b.counterVec("gaps_total", "Stretches of the change stream that could not be read any more.", "reason")
+func (b builder) addFlow(s *Set) {
+	s.Lag = b.newLive("lag_seconds", "Now minus the commit time of the oldest unresolved envelope; 0 if there is none.")
+	s.TokenAge = b.newLive("token_age_seconds", "Time since the change stream's resume token last moved.")
+	s.Published = b.newCounterVec("published_total", "Records by topic and by what became of them.", "topic", "result")
+	s.PublishLatency = b.newHistogram("publish_latency_seconds", "Time from the commit in MongoDB to the ack of Kafka.", latencyBuckets)
+	s.Read = b.newCounter("read_total", "Envelopes read from the change stream.")
+	s.ReadBytes = b.newCounter("read_bytes_total", "Bytes of the envelopes read from the change stream.")
+	s.Batches = b.newCounter("read_batches_total", "Replies of the change stream that carried events.")
+	s.ProduceErrors = b.newCounterVec("produce_errors_total", "Answers of Kafka to a produce request other than success.", "error")
+	s.InflightRecords = b.newLive("inflight_records", "Records handed to the sink and not yet acked.")
+	s.InflightBytes = b.newLive("inflight_bytes", "Bytes of the records handed to the sink and not yet acked.")
+	s.BudgetUsed = b.newLive("budget_used_bytes", "Bytes of the memory budget in use.")
+	s.Budget = b.newLive("budget_bytes", "The memory budget.")
+	s.TicketWindow = b.newLive("ticket_window", "Events between the watermark and the newest one read.")
+	s.MaxTicketWindow = b.newLive("ticket_window_max", "Events above the watermark at which reading stops.")
+	s.StreamState = b.newStates("stream_state", "1 for the state that the change stream is in.")
+	s.StreamRestarts = b.newCounterVec("stream_restarts_total", "Reopenings of the change stream.", "reason")
+	s.Gaps = b.newCounterVec("gaps_total", "Stretches of the change stream that could not be read any more.", "reason")
 }
 
-func (b builder) ownership(s *Set) {
-	s.CheckpointSeconds = b.histogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets)
-	s.CheckpointAge = b.live("checkpoint_age_seconds", "Time since the last checkpoint was written.")
-	s.Checkpoints = b.counter("checkpoints_total", "Checkpoints written.")
-	s.LeaseOwner = b.gauge("lease_owner", "1 while this process owns the watcher.")
-	s.LeaseEpoch = b.gauge("lease_epoch", "Epoch of the ownership last seen.")
-	s.LeaseSuspended = b.gauge("lease_suspended", "1 while the lease is past its local deadline and work is suspended.")
-	s.Takeovers = b.counter("takeovers_total", "Acquisitions of the lease by this process.")
-	s.LeaseLost = b.counter("lease_lost_total", "Ownerships that ended without a release.")
-	s.RenewSeconds = b.histogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets)
-	s.ReadBack = b.counter("read_back_records_total", "Records read at take-overs to find what was sent already.")
-	s.ReadBackHits = b.counter("read_back_hits_total", "Envelopes that a read-back spared from being sent twice.")
-	s.Quarantined = b.live("quarantined_partitions", "Partitions that wait until earlier senders are known to be fenced.")
+func (b builder) addOwnership(s *Set) {
+	s.CheckpointSeconds = b.newHistogram("checkpoint_seconds", "Duration of the write of a checkpoint.", writeBuckets)
+	s.CheckpointAge = b.newLive("checkpoint_age_seconds", "Time since the last checkpoint was written.")
+	s.Checkpoints = b.newCounter("checkpoints_total", "Checkpoints written.")
+	s.LeaseOwner = b.newGauge("lease_owner", "1 while this process owns the watcher.")
+	s.LeaseEpoch = b.newGauge("lease_epoch", "Epoch of the ownership last seen.")
+	s.LeaseSuspended = b.newGauge("lease_suspended", "1 while the lease is past its local deadline and work is suspended.")
+	s.Takeovers = b.newCounter("takeovers_total", "Acquisitions of the lease by this process.")
+	s.LeaseLost = b.newCounter("lease_lost_total", "Ownerships that ended without a release.")
+	s.RenewSeconds = b.newHistogram("lease_renew_seconds", "Duration of a renewal of the lease.", writeBuckets)
+	s.ReadBack = b.newCounter("read_back_records_total", "Records read at take-overs to find what was sent already.")
+	s.ReadBackHits = b.newCounter("read_back_hits_total", "Envelopes that a read-back spared from being sent twice.")
+	s.Quarantined = b.newLive("quarantined_partitions", "Partitions that wait until earlier senders are known to be fenced.")
 }
 
-func (b builder) fates(s *Set) {
-	s.BlockedTargets = b.gaugeVec("blocked_targets", "Envelopes that wait for a target, by topic and reason.", "topic", "reason")
-	s.Exceptions = b.gaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state")
-	s.Reconciled = b.counterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class")
-	s.DeadLetters = b.counterVec("dead_letters_total", "Envelopes moved to the dead letters, by error class.", "class")
-	s.DueError = b.histogram("scheduled_due_error_seconds", "Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets)
-	s.Purged = b.counter("purged_total", "Delivered envelopes removed after their retention.")
+func (b builder) addOutcomes(s *Set) {
+	s.BlockedTargets = b.newGaugeVec("blocked_targets", "Envelopes that wait for a target, by topic and reason.", "topic", "reason")
+	s.Exceptions = b.newGaugeVec("exceptions", "Envelopes whose fate is written on the document, by state.", "state")
+	s.Reconciled = b.newCounterVec("reconciled_total", "Envelopes published or settled by the reconciler.", "class")
+	s.DeadLetters = b.newCounterVec("dead_letters_total", "Envelopes moved to the dead letters, by error class.", "class")
+	s.DueError = b.newHistogram("scheduled_due_error_seconds", "Time from the due time of a scheduled envelope to its ack by Kafka.", latencyBuckets)
+	s.Purged = b.newCounter("purged_total", "Delivered envelopes removed after their retention.")
 }
 
-func (b builder) process(s *Set) {
-	s.OplogWindow = b.live("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
-	s.ConfigReloads = b.counterVec("config_reloads_total", "Reloads of the configuration and of certificates, by whether what was read could be used.", "what", "result")
+func (b builder) addProcess(s *Set) {
+	s.OplogWindow = b.newLive("oplog_window_seconds", "Time between the first and the last entry of the oplog.")
+	s.ConfigReloads = b.newCounterVec("config_reloads_total", "Reloads of the configuration and of certificates, by whether what was read could be used.", "what", "result")
 	for _, what := range []Reload{Settings, Certificates} {
 		for _, result := range []string{reloadApplied, reloadRefused} {
 			s.ConfigReloads.WithLabelValues(string(what), result)
 		}
 	}
-	s.LoginsRefused = b.counterVec("admin_refused_total", "Requests that the operator's listener refused before it served anything.", "reason")
-	s.KafkaReachable = b.gauge("kafka_reachable", "1 while the Kafka cluster answers.")
-	s.MongoReachable = b.gauge("mongodb_reachable", "1 while the MongoDB replica set answers.")
+	s.LoginsRefused = b.newCounterVec("admin_refused_total", "Requests that the operator's listener refused before it served anything.", "reason")
+	s.KafkaReachable = b.newGauge("kafka_reachable", "1 while the Kafka cluster answers.")
+	s.MongoReachable = b.newGauge("mongodb_reachable", "1 while the MongoDB replica set answers.")
 }
 
 // ObservePublish counts n records of topic with result. It allocates only the first time it sees a topic.
@@ -224,7 +224,7 @@ func (s *Set) ObservePublish(topic string, result Result, n int) {
 	if s == nil || n <= 0 || result >= nResults {
 		return
 	}
-	s.topics.of(topic, s.Published)[result].Add(float64(n))
+	s.topics.countersFor(topic, s.Published)[result].Add(float64(n))
 }
 
 // ObserveLatency records n records that took d from commit to ack. Negative times, which clocks of two machines
@@ -269,7 +269,7 @@ type topics struct {
 	byName map[string]*[nResults]prometheus.Counter
 }
 
-func (t *topics) of(name string, vec *prometheus.CounterVec) *[nResults]prometheus.Counter {
+func (t *topics) countersFor(name string, vec *prometheus.CounterVec) *[nResults]prometheus.Counter {
 	t.mu.RLock()
 	c := t.byName[name]
 	full := len(t.byName) >= MaxTopics

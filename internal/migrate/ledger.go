@@ -57,9 +57,9 @@ func orUnknown(version string) string {
 
 // The outcomes of a step.
 const (
-	applied    = "applied"
-	incomplete = "incomplete" // a privilege was missing somewhere: it is tried again
-	begun      = "begun"      // a breaking one that is being done, or was broken off
+	outcomeApplied    = "applied"
+	outcomeIncomplete = "incomplete" // a privilege was missing somewhere: it is tried again
+	outcomeBegun      = "begun"      // a breaking one that is being done, or was broken off
 )
 
 // entry is one document of the ledger.
@@ -83,11 +83,11 @@ type ledger struct {
 	node, version string
 }
 
-// read returns the entries in order.
-func (l ledger) read(ctx context.Context) ([]entry, error) {
+// readEntries returns the entries in order.
+func (l ledger) readEntries(ctx context.Context) ([]entry, error) {
 	cur, err := l.coll.Find(ctx, bson.D{{Key: "_id", Value: bson.D{{Key: "$ne", Value: lockID}}}}, options.Find().SetSort(bson.D{{Key: "_id", Value: 1}}))
 	if err != nil {
-		return nil, privilege(err, "reading the ledger of migrations", "find", store.Namespace(l.coll))
+		return nil, wrapPrivilegeError(err, "reading the ledger of migrations", "find", store.Namespace(l.coll))
 	}
 	var out []entry
 	if err := cur.All(ctx, &out); err != nil {
@@ -96,8 +96,8 @@ func (l ledger) read(ctx context.Context) ([]entry, error) {
 	return out, nil
 }
 
-// judge compares the entries with this version: the steps that are to be done, and the ids of those it does not know.
-func (l ledger) judge(entries []entry) (pending []Step, newer []string, err error) {
+// compareSteps compares the entries with this version: the steps that are to be done, and the ids of those it does not know.
+func (l ledger) compareSteps(entries []entry) (pending []Step, newer []string, err error) {
 	for _, e := range entries {
 		i := slices.IndexFunc(l.steps, func(s Step) bool { return s.ID == e.ID })
 		switch {
@@ -105,21 +105,21 @@ func (l ledger) judge(entries []entry) (pending []Step, newer []string, err erro
 			return nil, nil, &NewerError{ID: e.ID, Name: e.Name, Version: e.Version}
 		case i < 0:
 			newer = append(newer, e.ID)
-		case e.Outcome == applied && e.Checksum != l.steps[i].Checksum():
+		case e.Outcome == outcomeApplied && e.Checksum != l.steps[i].Checksum():
 			return nil, nil, &ChangedError{ID: e.ID, Name: e.Name, Version: e.Version, Have: e.Checksum, Want: l.steps[i].Checksum()}
 		}
 	}
 	for _, s := range l.steps {
-		if !slices.ContainsFunc(entries, func(e entry) bool { return e.ID == s.ID && e.Outcome == applied }) {
+		if !slices.ContainsFunc(entries, func(e entry) bool { return e.ID == s.ID && e.Outcome == outcomeApplied }) {
 			pending = append(pending, s)
 		}
 	}
 	return pending, newer, nil
 }
 
-// record writes what became of a step. An applied one stays: of two that did it, after a lock was stolen, the first is
+// recordStep writes what became of a step. An applied one stays: of two that did it, after a lock was stolen, the first is
 // named.
-func (l ledger) record(ctx context.Context, s Step, took time.Duration, outcome string, missing []Grant) error {
+func (l ledger) recordStep(ctx context.Context, s Step, took time.Duration, outcome string, missing []Grant) error {
 	lit := func(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 	made := bson.D{
 		{Key: "_id", Value: "$_id"},
@@ -132,17 +132,17 @@ func (l ledger) record(ctx context.Context, s Step, took time.Duration, outcome 
 		{Key: "version", Value: lit(l.version)},
 		{Key: "tookMs", Value: lit(took.Milliseconds())},
 	}
-	if outcome == incomplete {
+	if outcome == outcomeIncomplete {
 		made = append(made, bson.E{Key: "missing", Value: lit(missing)})
 	}
 	_, err := l.coll.UpdateOne(ctx, bson.D{{Key: "_id", Value: s.ID}}, mongo.Pipeline{{{Key: "$replaceWith", Value: bson.D{{Key: "$cond", Value: bson.A{
-		bson.D{{Key: "$eq", Value: bson.A{"$outcome", applied}}}, "$$ROOT", made,
+		bson.D{{Key: "$eq", Value: bson.A{"$outcome", outcomeApplied}}}, "$$ROOT", made,
 	}}}}}}, options.UpdateOne().SetUpsert(true))
 	if mongo.IsDuplicateKeyError(err) {
-		return l.record(ctx, s, took, outcome, missing) // made by another at the same moment; now it is there
+		return l.recordStep(ctx, s, took, outcome, missing) // made by another at the same moment; now it is there
 	}
 	if err != nil {
-		return privilege(err, "recording migration "+s.ID, "find, insert and update", store.Namespace(l.coll))
+		return wrapPrivilegeError(err, "recording migration "+s.ID, "find, insert and update", store.Namespace(l.coll))
 	}
 	return nil
 }

@@ -18,9 +18,9 @@ import (
 var errLockLost = errors.New("the migration lock was taken by another process")
 
 const (
-	lockID     = "lock" // beside the ledger's entries
-	defaultTTL = 30 * time.Second
-	giveBack   = 5 * time.Second // what a slow server may take for it: else everybody waits for its end
+	lockID         = "lock" // beside the ledger's entries
+	defaultTTL     = 30 * time.Second
+	releaseTimeout = 5 * time.Second // what a slow server may take for it: else everybody waits for its end
 )
 
 // lockDoc is the lock. Its times are the server's.
@@ -43,8 +43,8 @@ func newLock(coll *mongo.Collection, node, version string, ttl time.Duration) *l
 	return &lock{coll: coll, owner: node + "/" + uuid.NewString(), node: node, version: version, ttl: ttl}
 }
 
-// take tries once. The server judges by its own clock, in one statement, whether the lock is free.
-func (l *lock) take(ctx context.Context) (bool, error) {
+// tryAcquire tries once. The server judges by its own clock, in one statement, whether the lock is free.
+func (l *lock) tryAcquire(ctx context.Context) (bool, error) {
 	lit := func(v any) bson.D { return bson.D{{Key: "$literal", Value: v}} }
 	expires := bson.D{{Key: "$ifNull", Value: bson.A{"$expiresAt", time.UnixMilli(0)}}}
 	taken := bson.D{
@@ -63,19 +63,19 @@ func (l *lock) take(ctx context.Context) (bool, error) {
 		return false, nil // another made the document at the same moment
 	}
 	if err != nil {
-		return false, privilege(err, "taking the migration lock", "find, insert and update", store.Namespace(l.coll))
+		return false, wrapPrivilegeError(err, "taking the migration lock", "find, insert and update", store.Namespace(l.coll))
 	}
 	return after.Owner == l.owner, nil
 }
 
-// hold runs f while it renews the lock, and gives it back. The context of f ends with errLockLost if the lock is lost, or
+// runHolding runs f while it renews the lock, and gives it back. The context of f ends with errLockLost if the lock is lost, or
 // could not be renewed for its whole life.
-func (l *lock) hold(ctx context.Context, f func(ctx context.Context) error) error {
+func (l *lock) runHolding(ctx context.Context, f func(ctx context.Context) error) error {
 	work, cancel := context.WithCancelCause(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		l.renew(work, cancel)
+		l.renewUntilDone(work, cancel)
 	}()
 	err := f(work)
 	if err != nil && errors.Is(context.Cause(work), errLockLost) {
@@ -84,13 +84,13 @@ func (l *lock) hold(ctx context.Context, f func(ctx context.Context) error) erro
 	cancel(nil)
 	<-ended
 	// Given back by its name alone, so a lock that is another's by now is left as it is.
-	call, done := context.WithTimeout(context.WithoutCancel(ctx), giveBack)
+	call, done := context.WithTimeout(context.WithoutCancel(ctx), releaseTimeout)
 	defer done()
 	_, _ = l.coll.DeleteOne(call, bson.D{{Key: "_id", Value: lockID}, {Key: "owner", Value: l.owner}}) // else it lapses
 	return err
 }
 
-func (l *lock) renew(ctx context.Context, lost context.CancelCauseFunc) {
+func (l *lock) renewUntilDone(ctx context.Context, lost context.CancelCauseFunc) {
 	tick := time.NewTicker(l.ttl / 3)
 	defer tick.Stop()
 	good := time.Now()

@@ -19,11 +19,11 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// atOnce bounds the collections that are looked at at once.
-const atOnce = 4
+// maxConcurrent bounds the collections that are looked at at once.
+const maxConcurrent = 4
 
-// lockWait is between two tries for the lock.
-var lockWait = retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Second}
+// lockBackoff is between two tries for the lock.
+var lockBackoff = retry.Policy{Base: 100 * time.Millisecond, Cap: 2 * time.Second}
 
 // Migrator knows one deployment. State and Outboxes are needed; its methods may be called from several goroutines.
 type Migrator struct {
@@ -66,22 +66,22 @@ func (r Report) OK() bool {
 	return len(r.Pending) == 0 && len(r.Conflicts) == 0 && len(r.Missing) == 0 && len(r.Busy) == 0
 }
 
-func (m *Migrator) steps() []Step {
+func (m *Migrator) knownSteps() []Step {
 	if m.Steps != nil {
 		return m.Steps
 	}
 	return Steps()
 }
 
-func (m *Migrator) log() *slog.Logger {
+func (m *Migrator) logger() *slog.Logger {
 	if m.Log != nil {
 		return m.Log
 	}
 	return slog.New(slog.DiscardHandler)
 }
 
-func (m *Migrator) ledger() ledger {
-	return ledger{coll: store.Majority(m.State.Collection(Collection)), steps: m.steps(), node: m.Node, version: m.Version}
+func (m *Migrator) openLedger() ledger {
+	return ledger{coll: store.Majority(m.State.Collection(Collection)), steps: m.knownSteps(), node: m.Node, version: m.Version}
 }
 
 // Up takes the steps that are not in the ledger yet, in their order and under the lock, and then makes sure that every
@@ -89,55 +89,55 @@ func (m *Migrator) ledger() ledger {
 // somebody else or a long transaction stood in the way of is in the report; such a step stays pending. The error is a [*ChangedError] or a
 // [*NewerError], with nothing done, that of Ready, or that of a server that does not answer.
 func (m *Migrator) Up(ctx context.Context) (Report, error) {
-	r := newReport()
-	outboxes, err := m.list(ctx, r)
+	r := newCollector()
+	outboxes, err := m.listOutboxes(ctx, r)
 	if err != nil {
 		return r.Report, err
 	}
 	listed := r.OK()
-	if err := m.stepUp(ctx, outboxes, listed, r); err != nil {
+	if err := m.applyPendingSteps(ctx, outboxes, listed, r); err != nil {
 		return r.Report, err
 	}
-	steps := m.steps()
+	steps := m.knownSteps()
 	for _, name := range stateCollections(steps) {
-		if err := r.bear(reshape(ctx, m.State.Collection(name), declared(steps, State(name)), superseded(steps, State(name)))); err != nil {
+		if err := r.absorbError(changeIndexes(ctx, m.State.Collection(name), declaredIndexes(steps, State(name)), supersededIndexes(steps, State(name)))); err != nil {
 			return r.Report, err
 		}
 	}
-	err = each(ctx, outboxes, func(ctx context.Context, o store.Outbox) error { return m.prepare(ctx, o, r) })
-	return r.sorted(), err
+	err = forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error { return m.prepareOutbox(ctx, o, r) })
+	return r.sortedReport(), err
 }
 
-// list is what Outboxes says; a user who may not list sees none.
-func (m *Migrator) list(ctx context.Context, r *collector) ([]store.Outbox, error) {
+// listOutboxes is what Outboxes says; a user who may not list sees none.
+func (m *Migrator) listOutboxes(ctx context.Context, r *collector) ([]store.Outbox, error) {
 	list, err := m.Outboxes(ctx)
-	if err := r.bear(err); err != nil {
+	if err := r.absorbError(err); err != nil {
 		return nil, fmt.Errorf("listing collections to migrate: %w", err)
 	}
 	return list, nil
 }
 
-// stepUp takes the pending steps. Without the privileges for the ledger none is taken: the collections get their indexes
+// applyPendingSteps takes the pending steps. Without the privileges for the ledger none is taken: the collections get their indexes
 // all the same.
-func (m *Migrator) stepUp(ctx context.Context, outboxes []store.Outbox, listed bool, r *collector) error {
-	l := m.ledger()
+func (m *Migrator) applyPendingSteps(ctx context.Context, outboxes []store.Outbox, listed bool, r *collector) error {
+	l := m.openLedger()
 	ttl := m.TTL
 	if ttl == 0 {
 		ttl = defaultTTL
 	}
-	mine, back := newLock(l.coll, m.Node, m.Version, ttl), lockWait.Start()
+	mine, back := newLock(l.coll, m.Node, m.Version, ttl), lockBackoff.Start()
 	for {
-		pending, err := m.pending(ctx, l, r)
+		pending, err := m.pendingSteps(ctx, l, r)
 		if err != nil || len(pending) == 0 {
-			return r.bear(err)
+			return r.absorbError(err)
 		}
-		have, err := mine.take(ctx)
+		have, err := mine.tryAcquire(ctx)
 		if err != nil {
-			r.pend(pending)
-			return r.bear(err)
+			r.markPending(pending)
+			return r.absorbError(err)
 		}
 		if have {
-			err = mine.hold(ctx, func(ctx context.Context) error { return m.take(ctx, l, outboxes, listed, r) })
+			err = mine.runHolding(ctx, func(ctx context.Context) error { return m.applyHoldingLock(ctx, l, outboxes, listed, r) })
 		}
 		switch {
 		case have && !errors.Is(err, errLockLost):
@@ -148,72 +148,72 @@ func (m *Migrator) stepUp(ctx context.Context, outboxes []store.Outbox, listed b
 	}
 }
 
-func (m *Migrator) pending(ctx context.Context, l ledger, r *collector) ([]Step, error) {
-	entries, err := l.read(ctx)
+func (m *Migrator) pendingSteps(ctx context.Context, l ledger, r *collector) ([]Step, error) {
+	entries, err := l.readEntries(ctx)
 	if err != nil {
-		r.pend(l.steps)
+		r.markPending(l.steps)
 		return nil, err
 	}
-	pending, newer, err := l.judge(entries)
-	r.newer(newer)
+	pending, newer, err := l.compareSteps(entries)
+	r.setNewer(newer)
 	return pending, err
 }
 
-// take does the steps that are pending now that the lock is held.
-func (m *Migrator) take(ctx context.Context, l ledger, outboxes []store.Outbox, listed bool, r *collector) error {
-	pending, err := m.pending(ctx, l, r)
+// applyHoldingLock does the steps that are pending now that the lock is held.
+func (m *Migrator) applyHoldingLock(ctx context.Context, l ledger, outboxes []store.Outbox, listed bool, r *collector) error {
+	pending, err := m.pendingSteps(ctx, l, r)
 	if err != nil {
 		return err
 	}
 	for _, s := range pending {
-		if err := m.clear(ctx, l, s); err != nil {
-			r.pend([]Step{s})
-			return r.bear(err)
+		if err := m.checkBreakingStep(ctx, l, s); err != nil {
+			r.markPending([]Step{s})
+			return r.absorbError(err)
 		}
 		began := time.Now()
-		own, err := m.apply(ctx, s, outboxes)
+		own, err := m.applyStep(ctx, s, outboxes)
 		if err != nil {
 			return fmt.Errorf("migration %s (%s): %w", s.ID, s.Name, err)
 		}
-		r.join(own)
+		r.mergeReport(own)
 		missing := own.Missing
 		if !listed {
-			missing = append(missing, r.grants()...)
+			missing = append(missing, r.missingGrants()...)
 		}
-		outcome := applied
+		outcome := outcomeApplied
 		if len(missing)+len(own.Busy) > 0 {
-			outcome = incomplete
+			outcome = outcomeIncomplete
 		}
-		if err := l.record(ctx, s, time.Since(began), outcome, missing); err != nil {
-			r.pend([]Step{s})
-			return r.bear(err)
+		if err := l.recordStep(ctx, s, time.Since(began), outcome, missing); err != nil {
+			r.markPending([]Step{s})
+			return r.absorbError(err)
 		}
-		if outcome == incomplete {
-			r.pend([]Step{s})
-			m.log().Debug("a migration is not complete; it is tried again", "migration", s.ID, "name", s.Name, "missing_privileges", len(missing), "busy", own.Busy)
+		if outcome == outcomeIncomplete {
+			r.markPending([]Step{s})
+			m.logger().Debug("a migration is not complete; it is tried again", "migration", s.ID, "name", s.Name, "missing_privileges", len(missing), "busy", own.Busy)
 			continue
 		}
-		r.did(s)
-		m.log().Info("a migration is done", "migration", s.ID, "name", s.Name, "collections", len(outboxes), "took", time.Since(began).Round(time.Millisecond))
+		r.markApplied(s)
+		m.logger().Info("a migration is done", "migration", s.ID, "name", s.Name, "collections", len(outboxes), "took", time.Since(began).Round(time.Millisecond))
 	}
 	return nil
 }
 
-// apply does one step on every collection that it is about. What may not be done somewhere is done elsewhere all the same.
-func (m *Migrator) apply(ctx context.Context, s Step, outboxes []store.Outbox) (*collector, error) {
-	own := newReport()
+// applyStep does one step on every collection that it is about. What may not be done somewhere is done elsewhere all the same.
+func (m *Migrator) applyStep(ctx context.Context, s Step, outboxes []store.Outbox) (*collector, error) {
+	own := newCollector()
 	for _, name := range stateCollections([]Step{s}) {
-		if err := own.bear(applyTo(ctx, m.steps(), s, State(name), m.State.Collection(name))); err != nil {
+		if err := own.absorbError(applyToCollection(ctx, m.knownSteps(), s, State(name), m.State.Collection(name))); err != nil {
 			return nil, err
 		}
 	}
-	err := each(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
-		kinds, err := m.kinds(ctx, o)
+	err := forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+		kinds, err := m.outboxCollections(ctx, o)
 		if err != nil {
-			return own.bear(err)
+			return own.absorbError(err)
 		}
 		for kind, coll := range kinds {
-			if err := own.bear(applyTo(ctx, m.steps(), s, kind, coll)); err != nil {
+			if err := own.absorbError(applyToCollection(ctx, m.knownSteps(), s, kind, coll)); err != nil {
 				return err
 			}
 		}
@@ -222,10 +222,10 @@ func (m *Migrator) apply(ctx context.Context, s Step, outboxes []store.Outbox) (
 	return own, err
 }
 
-// applyTo makes only those of the step's indexes that no later step drops: a collection that is new to the relay does not
+// applyToCollection makes only those of the step's indexes that no later step drops: a collection that is new to the relay does not
 // go through its history.
-func applyTo(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Collection) error {
-	now := declared(steps, on)
+func applyToCollection(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Collection) error {
+	now := declaredIndexes(steps, on)
 	var create, drop []store.Index
 	for _, c := range s.Create {
 		if c.On == on && slices.ContainsFunc(now, func(i store.Index) bool { return i.Name == c.Index.Name }) {
@@ -237,12 +237,12 @@ func applyTo(ctx context.Context, steps []Step, s Step, on Kind, coll *mongo.Col
 			drop = append(drop, c.Index)
 		}
 	}
-	return reshape(ctx, coll, create, drop)
+	return changeIndexes(ctx, coll, create, drop)
 }
 
-// reshape makes and drops. What replaces an index is there before it goes, except that the server has no two indexes of
+// changeIndexes makes and drops. What replaces an index is there before it goes, except that the server has no two indexes of
 // the same keys.
-func reshape(ctx context.Context, coll *mongo.Collection, create, drop []store.Index) error {
+func changeIndexes(ctx context.Context, coll *mongo.Collection, create, drop []store.Index) error {
 	drops := func(inTheWay bool) error {
 		for _, d := range drop {
 			same := slices.ContainsFunc(create, func(c store.Index) bool { return slices.Equal(c.Keys, d.Keys) })
@@ -266,13 +266,13 @@ func reshape(ctx context.Context, coll *mongo.Collection, create, drop []store.I
 	return drops(false)
 }
 
-// kinds are the collections that belong to an outbox. Its dead letters have indexes once there are any, so that tenants
+// outboxCollections are the collections that belong to an outbox. Its dead letters have indexes once there are any, so that tenants
 // without any do not each cost a collection.
-func (m *Migrator) kinds(ctx context.Context, o store.Outbox) (map[Kind]*mongo.Collection, error) {
+func (m *Migrator) outboxCollections(ctx context.Context, o store.Outbox) (map[Kind]*mongo.Collection, error) {
 	db := m.State.Client().Database(o.DB)
 	kinds := map[Kind]*mongo.Collection{Outbox: db.Collection(o.Coll)}
-	steps := m.steps()
-	if len(declared(steps, Dead)) == 0 && len(superseded(steps, Dead)) == 0 {
+	steps := m.knownSteps()
+	if len(declaredIndexes(steps, Dead)) == 0 && len(supersededIndexes(steps, Dead)) == 0 {
 		return kinds, nil
 	}
 	dead := db.Collection(deadletter.Collection(o.Coll))
@@ -287,29 +287,29 @@ func (m *Migrator) kinds(ctx context.Context, o store.Outbox) (map[Kind]*mongo.C
 // superseded ones away: for a collection that appears while the relay runs, or that got its first dead letters. It
 // touches no ledger. An error is that of a server that does not answer.
 func (m *Migrator) Prepare(ctx context.Context, o store.Outbox) (Report, error) {
-	r := newReport()
-	err := m.prepare(ctx, o, r)
-	return r.sorted(), err
+	r := newCollector()
+	err := m.prepareOutbox(ctx, o, r)
+	return r.sortedReport(), err
 }
 
-func (m *Migrator) prepare(ctx context.Context, o store.Outbox, r *collector) error {
-	kinds, err := m.kinds(ctx, o)
+func (m *Migrator) prepareOutbox(ctx context.Context, o store.Outbox, r *collector) error {
+	kinds, err := m.outboxCollections(ctx, o)
 	if err != nil {
-		return r.bear(err)
+		return r.absorbError(err)
 	}
-	steps := m.steps()
+	steps := m.knownSteps()
 	for kind, coll := range kinds {
-		if err := r.bear(reshape(ctx, coll, declared(steps, kind), superseded(steps, kind))); err != nil {
+		if err := r.absorbError(changeIndexes(ctx, coll, declaredIndexes(steps, kind), supersededIndexes(steps, kind))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// each calls f for every outbox, some at once, and returns the first error.
-func each(ctx context.Context, list []store.Outbox, f func(ctx context.Context, o store.Outbox) error) error {
+// forEachOutbox calls f for every outbox, some at once, and returns the first error.
+func forEachOutbox(ctx context.Context, list []store.Outbox, f func(ctx context.Context, o store.Outbox) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(atOnce)
+	g.SetLimit(maxConcurrent)
 	for _, o := range list {
 		g.Go(func() error {
 			if err := ctx.Err(); err != nil {
@@ -327,16 +327,16 @@ type collector struct {
 	Report
 }
 
-func newReport() *collector {
+func newCollector() *collector {
 	return &collector{Report: Report{Applied: []string{}, Pending: []string{}, Newer: []string{}, Conflicts: []string{}, Missing: []Grant{}, Busy: []string{}}}
 }
 
-// bear takes an error that ends nothing into the report, and returns any other.
-func (c *collector) bear(err error) error {
+// absorbError takes an error that ends nothing into the report, and returns any other.
+func (c *collector) absorbError(err error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if p, ok := errors.AsType[*store.PrivilegeError](err); ok {
-		c.grant(Grant{Action: p.Action, On: p.On, Advice: p.Advice})
+		c.addGrantLocked(Grant{Action: p.Action, On: p.On, Advice: p.Advice})
 		return nil
 	}
 	if errors.Is(err, schema.ErrBusy) {
@@ -352,17 +352,17 @@ func (c *collector) bear(err error) error {
 	return err
 }
 
-func (c *collector) grant(g Grant) {
+func (c *collector) addGrantLocked(g Grant) {
 	if !slices.ContainsFunc(c.Missing, func(h Grant) bool { return h.Action == g.Action && h.On == g.On }) {
 		c.Missing = append(c.Missing, g)
 	}
 }
 
-func (c *collector) join(o *collector) {
+func (c *collector) mergeReport(o *collector) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, g := range o.Missing {
-		c.grant(g)
+		c.addGrantLocked(g)
 	}
 	c.Busy = append(c.Busy, o.Busy...)
 	for _, text := range o.Conflicts {
@@ -372,13 +372,13 @@ func (c *collector) join(o *collector) {
 	}
 }
 
-func (c *collector) grants() []Grant {
+func (c *collector) missingGrants() []Grant {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.Missing)
 }
 
-func (c *collector) pend(steps []Step) {
+func (c *collector) markPending(steps []Step) {
 	for _, s := range steps {
 		if !slices.Contains(c.Pending, s.ID) {
 			c.Pending = append(c.Pending, s.ID)
@@ -386,14 +386,14 @@ func (c *collector) pend(steps []Step) {
 	}
 }
 
-func (c *collector) newer(ids []string) { c.Newer = append([]string{}, ids...) }
+func (c *collector) setNewer(ids []string) { c.Newer = append([]string{}, ids...) }
 
-func (c *collector) did(s Step) {
+func (c *collector) markApplied(s Step) {
 	c.Applied = append(c.Applied, s.ID)
 	c.Pending = slices.DeleteFunc(c.Pending, func(id string) bool { return id == s.ID })
 }
 
-func (c *collector) sorted() Report {
+func (c *collector) sortedReport() Report {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	slices.SortFunc(c.Missing, func(a, b Grant) int {
@@ -407,8 +407,8 @@ func (c *collector) sorted() Report {
 
 const codeUnauthorized = 13
 
-// privilege wraps err, as a *store.PrivilegeError if the server refused it for that reason.
-func privilege(err error, doing, action, on string) error {
+// wrapPrivilegeError wraps err, as a *store.PrivilegeError if the server refused it for that reason.
+func wrapPrivilegeError(err error, doing, action, on string) error {
 	var se mongo.ServerError
 	if errors.As(err, &se) && se.HasErrorCode(codeUnauthorized) {
 		err = &store.PrivilegeError{Action: action, On: on, Err: err}

@@ -78,9 +78,9 @@ func Steps() []Step {
 	}
 }
 
-// optional are the names of indexes that the configuration turns on and off, so that they are neither declared nor
+// optionalIndexes are the names of indexes that the configuration turns on and off, so that they are neither declared nor
 // superfluous: what removes documents after a time.
-func optional(on Kind) []string {
+func optionalIndexes(on Kind) []string {
 	switch on {
 	case Outbox:
 		return []string{store.SentIndexName}
@@ -109,8 +109,8 @@ func (s Step) Checksum() string {
 	return hex.EncodeToString(h.Sum(nil)[:16])
 }
 
-// declared are the indexes that a kind of collection has after all steps.
-func declared(steps []Step, on Kind) []store.Index {
+// declaredIndexes are the indexes that a kind of collection has after all steps.
+func declaredIndexes(steps []Step, on Kind) []store.Index {
 	var out []store.Index
 	for _, s := range steps {
 		for _, c := range s.Drop {
@@ -127,9 +127,9 @@ func declared(steps []Step, on Kind) []store.Index {
 	return out
 }
 
-// superseded are the indexes that a step dropped and no later one made again.
-func superseded(steps []Step, on Kind) []store.Index {
-	now := declared(steps, on)
+// supersededIndexes are the indexes that a step dropped and no later one made again.
+func supersededIndexes(steps []Step, on Kind) []store.Index {
+	now := declaredIndexes(steps, on)
 	var out []store.Index
 	for _, s := range steps {
 		for _, c := range s.Drop {
@@ -146,7 +146,7 @@ func stateCollections(steps []Step) []string {
 	var out []string
 	for _, s := range steps {
 		for _, c := range slices.Concat(s.Create, s.Drop) {
-			if name, ok := cutState(c.On); ok && !slices.Contains(out, name) {
+			if name, ok := stateCollectionName(c.On); ok && !slices.Contains(out, name) {
 				out = append(out, name)
 			}
 		}
@@ -154,7 +154,7 @@ func stateCollections(steps []Step) []string {
 	return out
 }
 
-func cutState(k Kind) (string, bool) {
+func stateCollectionName(k Kind) (string, bool) {
 	if len(k) > len(statePrefix) && k[:len(statePrefix)] == statePrefix {
 		return string(k[len(statePrefix):]), true
 	}

@@ -52,17 +52,17 @@ type LockStatus struct {
 
 // Status reads the ledger and changes nothing. Two commands.
 func (m *Migrator) Status(ctx context.Context) (Status, error) {
-	l := m.ledger()
+	l := m.openLedger()
 	s := Status{Steps: []StepStatus{}}
-	entries, err := l.read(ctx)
+	entries, err := l.readEntries(ctx)
 	if err != nil {
 		return s, err
 	}
 	for _, step := range l.steps {
 		st := StepStatus{ID: step.ID, Name: step.Name, State: statePending, Checksum: step.Checksum(), Breaking: step.Breaking}
 		if i := slices.IndexFunc(entries, func(e entry) bool { return e.ID == step.ID }); i >= 0 {
-			st.take(entries[i])
-			if e := entries[i]; e.Outcome == applied && e.Checksum != st.Checksum {
+			st.setEntry(entries[i])
+			if e := entries[i]; e.Outcome == outcomeApplied && e.Checksum != st.Checksum {
 				st.State = stateChanged
 			}
 		}
@@ -71,27 +71,27 @@ func (m *Migrator) Status(ctx context.Context) (Status, error) {
 	for _, e := range entries {
 		if !slices.ContainsFunc(l.steps, func(s Step) bool { return s.ID == e.ID }) {
 			st := StepStatus{ID: e.ID, Name: e.Name, Checksum: e.Checksum, Breaking: e.Breaking}
-			st.take(e)
+			st.setEntry(e)
 			st.State = stateNewer
 			s.Steps = append(s.Steps, st)
 		}
 	}
 	slices.SortFunc(s.Steps, func(a, b StepStatus) int { return strings.Compare(a.ID, b.ID) })
-	s.Lock, err = l.lock(ctx)
+	s.Lock, err = l.readLockStatus(ctx)
 	return s, err
 }
 
-func (s *StepStatus) take(e entry) {
+func (s *StepStatus) setEntry(e entry) {
 	s.State, s.At, s.Node, s.Version, s.DurationMS, s.Missing = e.Outcome, e.At, e.Node, e.Version, e.TookMS, e.Missing
 }
 
-func (l ledger) lock(ctx context.Context) (*LockStatus, error) {
+func (l ledger) readLockStatus(ctx context.Context) (*LockStatus, error) {
 	cur, err := l.coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: lockID}}}},
 		{{Key: "$addFields", Value: bson.D{{Key: "now", Value: "$$NOW"}}}},
 	})
 	if err != nil {
-		return nil, privilege(err, "reading the migration lock", "find", store.Namespace(l.coll))
+		return nil, wrapPrivilegeError(err, "reading the migration lock", "find", store.Namespace(l.coll))
 	}
 	var found []struct {
 		Lock lockDoc   `bson:",inline"`
@@ -130,48 +130,48 @@ type Drift struct {
 // With repair it makes what is missing, replaces what is different and drops what is superfluous; an index of somebody
 // else is never touched. Repairing may be repeated, and two at once do no harm.
 func (m *Migrator) Verify(ctx context.Context, repair bool) (Verification, error) {
-	r := newReport()
-	outboxes, err := m.list(ctx, r)
+	r := newCollector()
+	outboxes, err := m.listOutboxes(ctx, r)
 	if err != nil {
 		return Verification{}, err
 	}
-	v := &verifier{m: m, repair: repair, report: r}
-	for _, name := range stateCollections(m.steps()) {
-		if err := v.compare(ctx, State(name), m.State.Collection(name)); err != nil {
+	v := &verifier{migrator: m, repair: repair, report: r}
+	for _, name := range stateCollections(m.knownSteps()) {
+		if err := v.compareCollection(ctx, State(name), m.State.Collection(name)); err != nil {
 			return Verification{}, err
 		}
 	}
-	err = each(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
-		kinds, err := m.kinds(ctx, o)
+	err = forEachOutbox(ctx, outboxes, func(ctx context.Context, o store.Outbox) error {
+		kinds, err := m.outboxCollections(ctx, o)
 		if err != nil {
-			return r.bear(err)
+			return r.absorbError(err)
 		}
 		for kind, coll := range kinds {
-			if err := v.compare(ctx, kind, coll); err != nil {
+			if err := v.compareCollection(ctx, kind, coll); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	slices.SortFunc(v.drift, func(a, b Drift) int { return strings.Compare(a.Collection+" "+a.Index, b.Collection+" "+b.Index) })
-	return Verification{Collections: v.compared, Drift: append([]Drift{}, v.drift...), Missing: r.sorted().Missing}, err
+	return Verification{Collections: v.compared, Drift: append([]Drift{}, v.drift...), Missing: r.sortedReport().Missing}, err
 }
 
 type verifier struct {
-	m      *Migrator
-	repair bool
-	report *collector
+	migrator *Migrator
+	repair   bool
+	report   *collector
 
 	mu       sync.Mutex
 	compared int
 	drift    []Drift
 }
 
-func (v *verifier) compare(ctx context.Context, kind Kind, coll *mongo.Collection) error {
-	steps := v.m.steps()
-	found, err := store.CompareIndexes(ctx, coll, declared(steps, kind), superseded(steps, kind), optional(kind)...)
+func (v *verifier) compareCollection(ctx context.Context, kind Kind, coll *mongo.Collection) error {
+	steps := v.migrator.knownSteps()
+	found, err := store.CompareIndexes(ctx, coll, declaredIndexes(steps, kind), supersededIndexes(steps, kind), optionalIndexes(kind)...)
 	if err != nil {
-		return v.report.bear(err)
+		return v.report.absorbError(err)
 	}
 	v.mu.Lock()
 	v.compared++
@@ -184,7 +184,7 @@ func (v *verifier) compare(ctx context.Context, kind Kind, coll *mongo.Collectio
 			if errors.Is(err, store.ErrIndexConflict) || errors.Is(err, schema.ErrBusy) {
 				d.Detail, err = err.Error(), nil
 			}
-			if err := v.report.bear(err); err != nil {
+			if err := v.report.absorbError(err); err != nil {
 				return err
 			}
 		}

@@ -63,19 +63,19 @@ type Vital struct {
 
 // Member is this process in the registry. Its methods may be called from several goroutines.
 type Member struct {
-	c        Config
-	nodes    *store.Nodes
-	sure     *store.Nodes // the same with majority, for what others must not miss
-	events   *store.Events
-	sign     store.Sign
-	began    time.Time
-	instance string
+	cfg           Config
+	nodes         *store.Nodes
+	majorityNodes *store.Nodes // the same with majority, for what others must not miss
+	events        *store.Events
+	heartbeat     store.Sign
+	startedAt     time.Time
+	instance      string
 
-	mu      sync.Mutex // one heartbeat at a time
-	listed  bool       // by this process
-	left    bool
-	twice   bool
-	differs map[string]bool // nodes with another configuration, told once
+	mu                sync.Mutex // one heartbeat at a time
+	listed            bool       // by this process
+	left              bool
+	duplicateLogged   bool
+	loggedDifferences map[string]bool // nodes with another configuration, told once
 }
 
 // New makes a member; it does no I/O.
@@ -85,18 +85,18 @@ func New(c Config) *Member {
 	}
 	coll := c.State.Collection("nodes")
 	m := &Member{
-		c: c, nodes: store.NewNodes(coll), sure: store.NewNodes(store.Majority(coll)),
-		events: store.NewEvents(c.State.Collection("events"), c.Watcher, c.Node),
-		began:  time.Now(), instance: uuid.NewString(), differs: map[string]bool{},
+		cfg: c, nodes: store.NewNodes(coll), majorityNodes: store.NewNodes(store.Majority(coll)),
+		events:    store.NewEvents(c.State.Collection("events"), c.Watcher, c.Node),
+		startedAt: time.Now(), instance: uuid.NewString(), loggedDifferences: map[string]bool{},
 	}
-	m.sign = store.Sign{Node: c.Node, Address: c.Address, Version: c.Version, Facts: store.Facts{
+	m.heartbeat = store.Sign{Node: c.Node, Address: c.Address, Version: c.Version, Facts: store.Facts{
 		Instance: m.instance, Schema: c.Schema, Capabilities: c.Capabilities, Config: c.Fingerprint,
 	}}
 	if c.Watcher != "" {
-		m.sign.Watchers = []string{c.Watcher}
+		m.heartbeat.Watchers = []string{c.Watcher}
 	}
 	for _, r := range c.Roles {
-		m.sign.Roles = append(m.sign.Roles, string(r))
+		m.heartbeat.Roles = append(m.heartbeat.Roles, string(r))
 	}
 	return m
 }
@@ -109,11 +109,11 @@ func (m *Member) Beat(ctx context.Context, v Vital) error {
 	if m.left {
 		return nil
 	}
-	s, nodes := m.sign, m.nodes
+	s, nodes := m.heartbeat, m.nodes
 	s.Listed = m.listed
-	s.KafkaReachable, s.SinceAck, s.Slots, s.Holds, s.Up = v.KafkaReachable, v.SinceAck, v.Slots, v.Holds, time.Since(m.began)
+	s.KafkaReachable, s.SinceAck, s.Slots, s.Holds, s.Up = v.KafkaReachable, v.SinceAck, v.Slots, v.Holds, time.Since(m.startedAt)
 	if !m.listed {
-		nodes = m.sure
+		nodes = m.majorityNodes
 		// A stop waits for it, so that it is not carried out behind the departure.
 		if end, ok := ctx.Deadline(); ok {
 			var cancel context.CancelFunc
@@ -127,26 +127,26 @@ func (m *Member) Beat(ctx context.Context, v Vital) error {
 	}
 	first := !m.listed
 	m.listed = true
-	m.tell(ctx, was, first)
+	m.logFindings(ctx, was, first)
 	return nil
 }
 
-// tell writes down what a heartbeat found.
-func (m *Member) tell(ctx context.Context, was store.Was, first bool) {
+// logFindings writes down what a heartbeat found.
+func (m *Member) logFindings(ctx context.Context, was store.Was, first bool) {
 	another := was.Listed && was.Instance != m.instance
 	switch {
 	case first:
-		m.note(ctx, store.NodeStarted, bson.D{{Key: "version", Value: m.c.Version}, {Key: "address", Value: m.c.Address}, {Key: "roles", Value: m.sign.Roles}})
+		m.logEvent(ctx, store.NodeStarted, bson.D{{Key: "version", Value: m.cfg.Version}, {Key: "address", Value: m.cfg.Address}, {Key: "roles", Value: m.heartbeat.Roles}})
 	case !was.Listed:
-		m.c.Log.Warn("this node was taken off the list of nodes while it ran; it is listed again", "node", m.c.Node)
-		m.note(ctx, store.NodeListed, nil)
-	case another && !m.twice:
-		m.c.Log.Error("another process has the name of this node: pins, status and the list of nodes mean either of them; give each process a name of its own (node)", "node", m.c.Node)
-		m.note(ctx, store.NodeTwice, nil)
+		m.cfg.Log.Warn("this node was taken off the list of nodes while it ran; it is listed again", "node", m.cfg.Node)
+		m.logEvent(ctx, store.NodeListed, nil)
+	case another && !m.duplicateLogged:
+		m.cfg.Log.Error("another process has the name of this node: pins, status and the list of nodes mean either of them; give each process a name of its own (node)", "node", m.cfg.Node)
+		m.logEvent(ctx, store.NodeTwice, nil)
 	case was.Stale && !another:
-		m.note(ctx, store.NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
+		m.logEvent(ctx, store.NodeReturned, bson.D{{Key: "silent_ms", Value: was.Age.Milliseconds()}})
 	}
-	m.twice = m.twice || another && !first
+	m.duplicateLogged = m.duplicateLogged || another && !first
 }
 
 // Leave takes the process off the list, so that nobody waits for it to grow stale. Where another process of the same name is
@@ -155,12 +155,12 @@ func (m *Member) Leave(ctx context.Context) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.left = true
-	gone, err := m.nodes.Depart(ctx, m.c.Node, m.instance)
+	gone, err := m.nodes.Depart(ctx, m.cfg.Node, m.instance)
 	if err != nil || !gone {
 		return err
 	}
 	m.listed = false
-	return m.append(ctx, store.NodeStopped, bson.D{{Key: "up_ms", Value: time.Since(m.began).Milliseconds()}})
+	return m.appendEvent(ctx, store.NodeStopped, bson.D{{Key: "up_ms", Value: time.Since(m.startedAt).Milliseconds()}})
 }
 
 // Look notes nodes that fell silent since anybody looked, and those of the same watcher whose configuration differs from
@@ -168,26 +168,26 @@ func (m *Member) Leave(ctx context.Context) error {
 func (m *Member) Look(ctx context.Context) error {
 	silent, err := m.nodes.MarkStale(ctx, StaleAfter)
 	for _, n := range silent {
-		m.c.Log.Warn("a node gives no sign of life; what it owned is taken over when its leases expire", "silent_node", n.Node, "for", n.Age().Round(time.Second))
-		m.note(ctx, store.NodeStale, bson.D{
-			{Key: "of", Value: n.Node}, {Key: "silent_ms", Value: n.AgeMS}, {Key: "version", Value: n.Version}, {Key: "held", Value: held(n.Holds)},
+		m.cfg.Log.Warn("a node gives no sign of life; what it owned is taken over when its leases expire", "silent_node", n.Node, "for", n.Age().Round(time.Second))
+		m.logEvent(ctx, store.NodeStale, bson.D{
+			{Key: "of", Value: n.Node}, {Key: "silent_ms", Value: n.AgeMS}, {Key: "version", Value: n.Version}, {Key: "held", Value: nonNilSlots(n.Holds)},
 		})
 	}
-	if err != nil || m.c.Fingerprint == "" {
+	if err != nil || m.cfg.Fingerprint == "" {
 		return err
 	}
-	return m.compare(ctx)
+	return m.compareConfigs(ctx)
 }
 
-func held(slots []string) []string {
+func nonNilSlots(slots []string) []string {
 	if slots == nil {
 		return []string{}
 	}
 	return slots
 }
 
-// compare finds nodes that would do the watcher's work otherwise than this one.
-func (m *Member) compare(ctx context.Context) error {
+// compareConfigs finds nodes that would do the watcher's work otherwise than this one.
+func (m *Member) compareConfigs(ctx context.Context) error {
 	list, err := m.nodes.List(ctx)
 	if err != nil {
 		return err
@@ -196,19 +196,19 @@ func (m *Member) compare(ctx context.Context) error {
 	defer m.mu.Unlock()
 	for _, n := range list {
 		one := n.Node + " " + n.Facts.Config
-		if !m.sameWatcher(n) || n.Facts.Config == "" || n.Facts.Config == m.c.Fingerprint || !n.Alive(StaleAfter) || m.differs[one] {
+		if !m.sameWatcher(n) || n.Facts.Config == "" || n.Facts.Config == m.cfg.Fingerprint || !n.Alive(StaleAfter) || m.loggedDifferences[one] {
 			continue
 		}
-		m.differs[one] = true
-		m.c.Log.Warn("a node of this watcher has another configuration: what is delivered depends on who owns the watcher; give all of them the same", "other", n.Node, "other_version", n.Version)
-		m.note(ctx, store.ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
+		m.loggedDifferences[one] = true
+		m.cfg.Log.Warn("a node of this watcher has another configuration: what is delivered depends on who owns the watcher; give all of them the same", "other", n.Node, "other_version", n.Version)
+		m.logEvent(ctx, store.ConfigDiffers, bson.D{{Key: "of", Value: n.Node}, {Key: "version", Value: n.Version}})
 	}
 	return nil
 }
 
 func (m *Member) sameWatcher(n store.Node) bool {
 	for _, w := range n.Watchers {
-		if w == m.c.Watcher && n.Node != m.c.Node {
+		if w == m.cfg.Watcher && n.Node != m.cfg.Node {
 			return true
 		}
 	}
@@ -220,7 +220,7 @@ func (m *Member) sameWatcher(n store.Node) bool {
 func (m *Member) Tidy(ctx context.Context) error {
 	n, err := m.nodes.Forget(ctx, ForgetAfter)
 	if n > 0 {
-		m.c.Log.Debug("nodes that are gone are listed no longer", "count", n)
+		m.cfg.Log.Debug("nodes that are gone are listed no longer", "count", n)
 	}
 	if err != nil {
 		return err
@@ -228,14 +228,14 @@ func (m *Member) Tidy(ctx context.Context) error {
 	return m.events.Trim(ctx)
 }
 
-// note is append for what harms nobody if it is lost.
-func (m *Member) note(ctx context.Context, kind store.Kind, fields bson.D) {
-	if err := m.append(ctx, kind, fields); err != nil && !errors.Is(ctx.Err(), context.Canceled) { // of a stop nobody has to hear
-		m.c.Log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
+// logEvent is append for what harms nobody if it is lost.
+func (m *Member) logEvent(ctx context.Context, kind store.Kind, fields bson.D) {
+	if err := m.appendEvent(ctx, kind, fields); err != nil && !errors.Is(ctx.Err(), context.Canceled) { // of a stop nobody has to hear
+		m.cfg.Log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
 	}
 }
 
-func (m *Member) append(ctx context.Context, kind store.Kind, fields bson.D) error {
+func (m *Member) appendEvent(ctx context.Context, kind store.Kind, fields bson.D) error {
 	if err := m.events.Append(ctx, kind, fields); err != nil {
 		return fmt.Errorf("noting %s: %w", kind, err)
 	}
@@ -243,4 +243,6 @@ func (m *Member) append(ctx context.Context, kind store.Kind, fields bson.D) err
 }
 
 // Note writes an entry about this node into the events log. It says so in the process's log where that fails.
-func (m *Member) Note(ctx context.Context, kind store.Kind, fields bson.D) { m.note(ctx, kind, fields) }
+func (m *Member) Note(ctx context.Context, kind store.Kind, fields bson.D) {
+	m.logEvent(ctx, kind, fields)
+}

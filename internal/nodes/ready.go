@@ -39,7 +39,7 @@ func Ready(state *mongo.Database) func(ctx context.Context, s migrate.Step) erro
 		if err != nil {
 			return err
 		}
-		owners, err := owners(ctx, state)
+		owners, err := leaseOwners(ctx, state)
 		if err != nil {
 			return err
 		}
@@ -49,11 +49,11 @@ func Ready(state *mongo.Database) func(ctx context.Context, s migrate.Step) erro
 		for _, n := range list {
 			known[n.Node] = n.Schema >= number
 			if n.Schema < number && n.Alive(StaleAfter) {
-				older = append(older, named(n.Node, n.Version))
+				older = append(older, describeNode(n.Node, n.Version))
 			}
 		}
 		for node, version := range owners {
-			if one := named(node, version); !known[node] && !slices.Contains(older, one) {
+			if one := describeNode(node, version); !known[node] && !slices.Contains(older, one) {
 				older = append(older, one)
 			}
 		}
@@ -65,15 +65,15 @@ func Ready(state *mongo.Database) func(ctx context.Context, s migrate.Step) erro
 	}
 }
 
-func named(node, version string) string {
+func describeNode(node, version string) string {
 	if version == "" {
 		version = "unknown version"
 	}
 	return node + " (" + version + ")"
 }
 
-// owners are the nodes whose leases have not expired, with their versions.
-func owners(ctx context.Context, state *mongo.Database) (map[string]string, error) {
+// leaseOwners are the nodes whose leases have not expired, with their versions.
+func leaseOwners(ctx context.Context, state *mongo.Database) (map[string]string, error) {
 	coll := store.Majority(state.Collection("watchers"))
 	cur, err := coll.Find(ctx, bson.D{{Key: "$expr", Value: bson.D{{Key: "$gt", Value: bson.A{"$expiresAt", "$$NOW"}}}}})
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	idleLongest = time.Minute     // between two looks at a collection with nothing to remove, unless the interval is longer
-	longestTurn = 5 * time.Second // of one collection, so that the backlog of one does not keep the others waiting
+	maxIdle = time.Minute     // between two looks at a collection with nothing to remove, unless the interval is longer
+	maxTurn = 5 * time.Second // of one collection, so that the backlog of one does not keep the others waiting
 )
 
 // Purger removes what was delivered from the collections of one watcher, on behalf of its owner. Client, State and
@@ -34,22 +34,22 @@ type Purger struct {
 	Purged      func(n int)           // called after each statement that removed some. Defaults to nothing
 	Log         *slog.Logger          // defaults to slog.Default
 
-	pace   pace
-	margin time.Duration
-	turn   time.Duration
-	idle   map[[16]byte]rest
-	told   map[[16]byte]store.HeldError
+	pace        pace
+	margin      time.Duration
+	turn        time.Duration
+	idle        map[[16]byte]idleTime
+	loggedHolds map[[16]byte]store.HeldError
 }
 
-// rest is how long a collection with nothing to remove is left alone.
-type rest struct {
+// idleTime is how long a collection with nothing to remove is left alone.
+type idleTime struct {
 	until time.Time
 	next  time.Duration
 }
 
 // Run purges until ctx ends, and returns its cause. Faults of the server are logged and end a pass, not the Purger.
 func (p *Purger) Run(ctx context.Context) error {
-	p.defaults()
+	p.setDefaults()
 	if p.Slot != 0 || p.Retention <= 0 {
 		<-ctx.Done()
 		return context.Cause(ctx)
@@ -57,7 +57,7 @@ func (p *Purger) Run(ctx context.Context) error {
 	tick := time.NewTicker(p.Interval)
 	defer tick.Stop()
 	for {
-		p.once(ctx)
+		p.runPass(ctx)
 		select {
 		case <-tick.C:
 		case <-ctx.Done():
@@ -66,7 +66,7 @@ func (p *Purger) Run(ctx context.Context) error {
 	}
 }
 
-func (p *Purger) defaults() {
+func (p *Purger) setDefaults() {
 	if p.Interval <= 0 {
 		p.Interval = 10 * time.Second
 	}
@@ -83,15 +83,15 @@ func (p *Purger) defaults() {
 		p.Log = slog.Default()
 	}
 	p.pace = pace{limit: p.Rate, batch: p.Batch}
-	p.margin, p.turn = p.Margin, longestTurn
-	p.idle = make(map[[16]byte]rest)
-	p.told = make(map[[16]byte]store.HeldError)
+	p.margin, p.turn = p.Margin, maxTurn
+	p.idle = make(map[[16]byte]idleTime)
+	p.loggedHolds = make(map[[16]byte]store.HeldError)
 }
 
-// once is one pass over all collections, logged once.
-func (p *Purger) once(ctx context.Context) {
+// runPass is one pass over all collections, logged once.
+func (p *Purger) runPass(ctx context.Context) {
 	begun := time.Now()
-	n, err := p.pass(ctx)
+	n, err := p.purgeCollections(ctx)
 	if n > 0 {
 		p.Log.Debug("delivered envelopes purged", "count", n, "seconds", time.Since(begun).Round(time.Millisecond).Seconds())
 	}
@@ -107,7 +107,7 @@ var (
 	errTurn = errors.New("it is the next collection's turn")
 )
 
-func (p *Purger) pass(ctx context.Context) (total int64, err error) {
+func (p *Purger) purgeCollections(ctx context.Context) (total int64, err error) {
 	if p.margin == 0 {
 		// Not asked again: who changes a server's parameter restarts it, or waits for those transactions to end.
 		m, err := store.AskMargin(ctx, p.Client)
@@ -117,17 +117,17 @@ func (p *Purger) pass(ctx context.Context) (total int64, err error) {
 		p.margin = m
 	}
 	now := time.Now()
-	p.pace.begin(now)
+	p.pace.startPass(now)
 	cuts := store.NewCuts(p.State, max(p.margin, p.Retention))
 	pending := slices.DeleteFunc(slices.Clone(p.Collections()), func(o store.Outbox) bool { return p.idle[o.UUID].until.After(now) })
 	for len(pending) > 0 {
 		var again []store.Outbox
 		for _, o := range pending {
-			n, err := p.collection(ctx, o, cuts)
+			n, err := p.purgeCollection(ctx, o, cuts)
 			total += n
 			switch held := new(store.HeldError); {
 			case errors.As(err, &held):
-				p.tell(ctx, o, held)
+				p.logHold(ctx, o, held)
 			case errors.Is(err, errTurn):
 				again = append(again, o)
 			case errors.Is(err, errSuspended):
@@ -135,8 +135,8 @@ func (p *Purger) pass(ctx context.Context) (total int64, err error) {
 			case err != nil:
 				return total, err
 			default:
-				delete(p.told, o.UUID)
-				p.idled(o, n)
+				delete(p.loggedHolds, o.UUID)
+				p.scheduleNextLook(o, n)
 			}
 		}
 		pending = again
@@ -144,26 +144,26 @@ func (p *Purger) pass(ctx context.Context) (total int64, err error) {
 	return total, nil
 }
 
-// idled doubles the time until a collection with nothing to remove is looked at again, so that a thousand quiet tenants
+// scheduleNextLook doubles the time until a collection with nothing to remove is looked at again, so that a thousand quiet tenants
 // cost little.
-func (p *Purger) idled(o store.Outbox, removed int64) {
+func (p *Purger) scheduleNextLook(o store.Outbox, removed int64) {
 	if removed > 0 {
 		delete(p.idle, o.UUID)
 		return
 	}
 	r := p.idle[o.UUID]
-	r.next = min(max(2*r.next, p.Interval), max(idleLongest, p.Interval))
+	r.next = min(max(2*r.next, p.Interval), max(maxIdle, p.Interval))
 	// Less a little: a tick comes when it comes.
 	r.until = time.Now().Add(r.next - p.Interval/2)
 	p.idle[o.UUID] = r
 }
 
-// tell says why a collection is not purged, once as long as that is the reason.
-func (p *Purger) tell(ctx context.Context, o store.Outbox, held *store.HeldError) {
-	if p.told[o.UUID] == *held {
+// logHold says why a collection is not purged, once as long as that is the reason.
+func (p *Purger) logHold(ctx context.Context, o store.Outbox, held *store.HeldError) {
+	if p.loggedHolds[o.UUID] == *held {
 		return
 	}
-	p.told[o.UUID] = *held
+	p.loggedHolds[o.UUID] = *held
 	level := slog.LevelWarn
 	if held.Hold == store.HoldNoPosition || held.Hold == store.HoldGap || held.Hold == store.HoldUnread {
 		level = slog.LevelInfo // as it should be
@@ -171,12 +171,12 @@ func (p *Purger) tell(ctx context.Context, o store.Outbox, held *store.HeldError
 	p.Log.Log(ctx, level, held.Error(), "collection", o.NS(), "reason", string(held.Hold))
 }
 
-// collection removes from one collection what is in front of the cut, batch by batch, for as long as its turn lasts.
-func (p *Purger) collection(ctx context.Context, o store.Outbox, cuts *store.Cuts) (int64, error) {
+// purgeCollection removes from one collection what is in front of the cut, batch by batch, for as long as its turn lasts.
+func (p *Purger) purgeCollection(ctx context.Context, o store.Outbox, cuts *store.Cuts) (int64, error) {
 	begun := time.Now()
 	return store.PurgeLoop{
 		Coll: p.Client.Database(o.DB).Collection(o.Coll),
-		Size: p.pace.next,
+		Size: p.pace.batchSize,
 		Cut: func(ctx context.Context) (store.Cut, error) {
 			if !p.Valid() { // N2
 				return store.Cut{}, errSuspended
@@ -188,7 +188,7 @@ func (p *Purger) collection(ctx context.Context, o store.Outbox, cuts *store.Cut
 				p.Purged(int(n))
 			}
 			crash.At("mid-purge")
-			if err := p.pace.removed(ctx, n, time.Now()); err != nil || n == 0 || time.Since(begun) < p.turn {
+			if err := p.pace.waitForRate(ctx, n, time.Now()); err != nil || n == 0 || time.Since(begun) < p.turn {
 				return err
 			}
 			return errTurn

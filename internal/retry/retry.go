@@ -31,9 +31,9 @@ func (p Policy) Delay(n int) time.Duration {
 }
 
 // Start begins a series of attempts.
-func (p Policy) Start() *Backoff { return &Backoff{b: p.exponential()} }
+func (p Policy) Start() *Backoff { return &Backoff{exponential: p.newExponential()} }
 
-func (p Policy) exponential() *backoff.ExponentialBackOff {
+func (p Policy) newExponential() *backoff.ExponentialBackOff {
 	// The library draws from interval ± interval·factor. Half of our bound with factor 1 is [0, bound]: full jitter.
 	return backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(max(p.Base/2, 1)),
@@ -46,23 +46,23 @@ func (p Policy) exponential() *backoff.ExponentialBackOff {
 
 // Backoff is the state of one series of attempts. It is for one goroutine.
 type Backoff struct {
-	b *backoff.ExponentialBackOff
-	n int
+	exponential *backoff.ExponentialBackOff
+	attempts    int
 }
 
 // Next is how long to wait now; each call doubles the bound of the following one until the cap.
 func (b *Backoff) Next() time.Duration {
-	b.n++
-	return b.b.NextBackOff()
+	b.attempts++
+	return b.exponential.NextBackOff()
 }
 
 // Attempts is how many waits were asked for since the start or the last Reset.
-func (b *Backoff) Attempts() int { return b.n }
+func (b *Backoff) Attempts() int { return b.attempts }
 
 // Reset begins again at the base: call it after a success.
 func (b *Backoff) Reset() {
-	b.n = 0
-	b.b.Reset()
+	b.attempts = 0
+	b.exponential.Reset()
 }
 
 // Wait sleeps for Next. It returns the context's cause as soon as ctx ends.
@@ -97,7 +97,7 @@ func Do(ctx context.Context, p Policy, f func(context.Context) error, notify fun
 		}
 		last = f(ctx)
 		return last
-	}, backoff.WithContext(p.exponential(), ctx), notify)
+	}, backoff.WithContext(p.newExponential(), ctx), notify)
 	if err != nil && ctx.Err() != nil && last != nil {
 		return last
 	}

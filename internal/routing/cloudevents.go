@@ -11,22 +11,22 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// cloudEvents adds the headers of the binary mode; the value stays the payload. A tombstone takes this form in the
+// addCloudEventsHeaders adds the headers of the binary mode; the value stays the payload. A tombstone takes this form in the
 // structured mode too, because a value that is not null would not delete anything from a compacted topic.
-func (f *Filler) cloudEvents(v *event.View, m *Meta) {
+func (f *Filler) addCloudEventsHeaders(v *event.View, m *Meta) {
 	id := f.headers[0].Value
-	f.add(hCESpec, specVersion)
-	f.add(hCEID, id)
-	f.add(hCESource, f.source(v, m))
-	f.add(hCEType, v.Type)
-	f.optional(hCESubject, v.Subject)
-	f.add(hCETime, f.eventTime(v, m))
-	f.optional(hCESchemaVersion, v.SchemaVersion)
-	f.optional(hHTTPContentType, dataContentType(v))
+	f.addHeader(hCESpec, specVersion)
+	f.addHeader(hCEID, id)
+	f.addHeader(hCESource, f.cloudEventsSource(v, m))
+	f.addHeader(hCEType, v.Type)
+	f.addOptionalHeader(hCESubject, v.Subject)
+	f.addHeader(hCETime, f.cloudEventsTime(v, m))
+	f.addOptionalHeader(hCESchemaVersion, v.SchemaVersion)
+	f.addOptionalHeader(hHTTPContentType, dataContentType(v))
 }
 
-// source is the envelope's own, the configured one, or the collection: with the id it has to name one event.
-func (f *Filler) source(v *event.View, m *Meta) []byte {
+// cloudEventsSource is the envelope's own, the configured one, or the collection: with the id it has to name one event.
+func (f *Filler) cloudEventsSource(v *event.View, m *Meta) []byte {
 	switch {
 	case len(v.Source) > 0:
 		return v.Source
@@ -38,12 +38,12 @@ func (f *Filler) source(v *event.View, m *Meta) []byte {
 	return f.buf[start:]
 }
 
-// eventTime is when it happened: as the envelope says, else when it was committed.
-func (f *Filler) eventTime(v *event.View, m *Meta) []byte {
+// cloudEventsTime is when it happened: as the envelope says, else when it was committed.
+func (f *Filler) cloudEventsTime(v *event.View, m *Meta) []byte {
 	if v.HasTime {
-		return f.time(v.Time)
+		return f.formatTime(v.Time)
 	}
-	return f.time(commitMS(m))
+	return f.formatTime(commitMS(m))
 }
 
 func dataContentType(v *event.View) []byte {
@@ -57,10 +57,10 @@ func dataContentType(v *event.View) []byte {
 	return nil
 }
 
-// structured replaces the value, which is the payload, by the whole event as one JSON document.
-func (f *Filler) structured(v *event.View, m *Meta, rec *record.Record) error {
-	f.add(hHTTPContentType, structuredType)
-	id, source, at := f.headers[0].Value, f.source(v, m), f.eventTime(v, m)
+// setStructuredValue replaces the value, which is the payload, by the whole event as one JSON document.
+func (f *Filler) setStructuredValue(v *event.View, m *Meta, rec *record.Record) error {
+	f.addHeader(hHTTPContentType, structuredType)
+	id, source, at := f.headers[0].Value, f.cloudEventsSource(v, m), f.cloudEventsTime(v, m)
 	start := len(f.buf)
 	b := append(f.buf, `{"specversion":"1.0"`...)
 	for _, a := range []struct {

@@ -59,16 +59,16 @@ var (
 // Filler fills records for one goroutine. Its buffers hold what a record needs beyond the envelope's own bytes; each Fill
 // takes them over, so a filled record is valid until the next Fill and as long as the envelope's bytes.
 type Filler struct {
-	preset  *Preset
-	buf     []byte
-	headers []record.Header
-	ns      []byte
-	hashes  map[string][]byte // namespace to its hash
+	preset   *Preset
+	buf      []byte
+	headers  []record.Header
+	nsBuf    []byte
+	nsHashes map[string][]byte // namespace to its hash
 }
 
 // Filler makes a Filler.
 func (p *Preset) Filler() *Filler {
-	return &Filler{preset: p, hashes: make(map[string][]byte), headers: make([]record.Header, 0, 16), buf: make([]byte, 0, 512)}
+	return &Filler{preset: p, nsHashes: make(map[string][]byte), headers: make([]record.Header, 0, 16), buf: make([]byte, 0, 512)}
 }
 
 // Fill makes rec the record of v for target. For a further target of the same envelope it is enough to change rec's Topic
@@ -78,25 +78,25 @@ func (f *Filler) Fill(v *event.View, m *Meta, target Target, rec *record.Record)
 	rec.Topic, rec.Partition = target.Topic, target.Partition
 	rec.Key = v.OrderingKey()
 	rec.TimeMS = commitMS(m)
-	if err := f.value(v, rec); err != nil {
+	if err := f.setValue(v, rec); err != nil {
 		return err
 	}
-	f.identity(v, m)
+	f.addIdentityHeaders(v, m)
 	switch {
 	case f.preset.name == Typed:
-		f.add(hType, v.Type)
+		f.addHeader(hType, v.Type)
 	case f.preset.name == Plain:
-		f.plain(v)
+		f.addPlainHeaders(v)
 	case f.preset.name == CloudEvents && f.preset.structured && rec.Value != nil:
-		if err := f.structured(v, m, rec); err != nil {
+		if err := f.setStructuredValue(v, m, rec); err != nil {
 			return err
 		}
 	case f.preset.name == CloudEvents:
-		f.cloudEvents(v, m)
+		f.addCloudEventsHeaders(v, m)
 	}
-	f.extra(v)
+	f.addConfiguredHeaders(v)
 	for it := v.Headers.Iter(); it.Next(); {
-		f.add(it.Key, it.Value)
+		f.addHeader(it.Key, it.Value)
 	}
 	rec.Headers = f.headers
 	return nil
@@ -111,8 +111,8 @@ func commitMS(m *Meta) int64 {
 	return int64(m.ClusterTime.T) * 1000
 }
 
-// value sets the payload: bytes and strings as they are, a document as relaxed Extended JSON, null as a tombstone.
-func (f *Filler) value(v *event.View, rec *record.Record) error {
+// setValue sets the payload: bytes and strings as they are, a document as relaxed Extended JSON, null as a tombstone.
+func (f *Filler) setValue(v *event.View, rec *record.Record) error {
 	switch bson.Type(v.PayloadType) {
 	case bson.TypeNull:
 		rec.Value = nil
@@ -120,7 +120,7 @@ func (f *Filler) value(v *event.View, rec *record.Record) error {
 		start := len(f.buf)
 		buf, err := event.AppendPayload(f.buf, v)
 		if err != nil {
-			return malformed(err)
+			return asRefusal(err)
 		}
 		f.buf = buf
 		rec.Value = buf[start:len(buf):len(buf)]
@@ -132,40 +132,40 @@ func (f *Filler) value(v *event.View, rec *record.Record) error {
 	return nil
 }
 
-// identity adds the headers by which a read-back knows a delivery again, id first (N7).
-func (f *Filler) identity(v *event.View, m *Meta) {
+// addIdentityHeaders adds the headers by which a read-back knows a delivery again, id first (N7).
+func (f *Filler) addIdentityHeaders(v *event.View, m *Meta) {
 	start := len(f.buf)
 	f.buf = v.AppendID(f.buf)
-	f.add(hID, f.buf[start:])
+	f.addHeader(hID, f.buf[start:])
 	if v.AmbiguousID() {
-		f.add(hIDType, valueString)
+		f.addHeader(hIDType, valueString)
 	}
 	if m.MultiCollection {
-		f.add(hNS, f.namespaceHash(m))
+		f.addHeader(hNS, f.namespaceHash(m))
 	}
 	if v.Delivery > 0 {
 		start = len(f.buf)
 		f.buf = strconv.AppendInt(f.buf, int64(v.Delivery), 10)
-		f.add(hDelivery, f.buf[start:])
+		f.addHeader(hDelivery, f.buf[start:])
 	}
 	if m.Redelivered {
-		f.add(hRedelivered, valueTrue)
+		f.addHeader(hRedelivered, valueTrue)
 	}
 	if m.Only != nil {
-		f.add(hOnly, m.Only)
+		f.addHeader(hOnly, m.Only)
 	}
 }
 
 func (f *Filler) namespaceHash(m *Meta) []byte {
-	f.ns = append(append(append(f.ns[:0], m.DB...), '.'), m.Coll...)
-	if h, ok := f.hashes[string(f.ns)]; ok {
+	f.nsBuf = append(append(append(f.nsBuf[:0], m.DB...), '.'), m.Coll...)
+	if h, ok := f.nsHashes[string(f.nsBuf)]; ok {
 		return h
 	}
-	if len(f.hashes) >= MaxCached {
-		clear(f.hashes)
+	if len(f.nsHashes) >= MaxCached {
+		clear(f.nsHashes)
 	}
-	h := NamespaceHash(string(f.ns))
-	f.hashes[string(f.ns)] = h[:]
+	h := NamespaceHash(string(f.nsBuf))
+	f.nsHashes[string(f.nsBuf)] = h[:]
 	return h[:]
 }
 
@@ -175,53 +175,53 @@ func NamespaceHash(ns string) [8]byte {
 	return [8]byte(sum[:8])
 }
 
-func (f *Filler) plain(v *event.View) {
-	f.add(hType, v.Type)
-	f.add(hAggregateType, v.AggregateType)
-	f.add(hAggregateID, v.AggregateID)
-	f.optional(hContentType, v.ContentType)
-	f.optional(hSchemaVersion, v.SchemaVersion)
-	f.optional(hSource, v.Source)
-	f.optional(hSubject, v.Subject)
+func (f *Filler) addPlainHeaders(v *event.View) {
+	f.addHeader(hType, v.Type)
+	f.addHeader(hAggregateType, v.AggregateType)
+	f.addHeader(hAggregateID, v.AggregateID)
+	f.addOptionalHeader(hContentType, v.ContentType)
+	f.addOptionalHeader(hSchemaVersion, v.SchemaVersion)
+	f.addOptionalHeader(hSource, v.Source)
+	f.addOptionalHeader(hSubject, v.Subject)
 	if v.HasTime {
-		f.add(hTime, f.time(v.Time))
+		f.addHeader(hTime, f.formatTime(v.Time))
 	}
 }
 
-// extra adds the headers of the configuration.
-func (f *Filler) extra(v *event.View) {
+// addConfiguredHeaders adds the headers of the configuration.
+func (f *Filler) addConfiguredHeaders(v *event.View) {
 	for i := range f.preset.headers {
 		h := &f.preset.headers[i]
 		value := h.text
 		if value == nil {
 			start := len(f.buf)
-			f.buf = h.value.append(f.buf, v)
+			f.buf = h.value.appendTo(f.buf, v)
 			value = f.buf[start:]
 		}
 		if len(value) > 0 {
-			f.add(h.name, value)
+			f.addHeader(h.name, value)
 		}
 	}
 }
 
-func (f *Filler) time(ms int64) []byte {
+func (f *Filler) formatTime(ms int64) []byte {
 	start := len(f.buf)
 	f.buf = appendTime(f.buf, ms)
 	return f.buf[start:]
 }
 
-func (f *Filler) optional(key, value []byte) {
+func (f *Filler) addOptionalHeader(key, value []byte) {
 	if value != nil {
-		f.add(key, value)
+		f.addHeader(key, value)
 	}
 }
 
-func (f *Filler) add(key, value []byte) {
+func (f *Filler) addHeader(key, value []byte) {
 	f.headers = append(f.headers, record.Header{Key: key, Value: value})
 }
 
-// malformed is the error of event.AppendPayload as a refusal, which it is already for all that is known to go wrong.
-func malformed(err error) error {
+// asRefusal is the error of event.AppendPayload as a refusal, which it is already for all that is known to go wrong.
+func asRefusal(err error) error {
 	var refusal *record.Refusal
 	if errors.As(err, &refusal) {
 		return refusal

@@ -50,29 +50,29 @@ func NewPreset(c PresetConfig) (*Preset, error) {
 		p.name = Typed
 	case Typed, Debezium, CloudEvents, Plain:
 	default:
-		bad.add("preset", c.Name, "expected one of typed, debezium, cloudevents, plain")
+		bad.addProblem("preset", c.Name, "expected one of typed, debezium, cloudevents, plain")
 	}
 	if c.Structured && p.name != CloudEvents {
-		bad.add("structured", "true", "only the cloudevents preset has a structured mode")
+		bad.addProblem("structured", "true", "only the cloudevents preset has a structured mode")
 	}
 	for _, name := range slices.Sorted(maps.Keys(c.Headers)) {
 		field, text := "headers."+name, c.Headers[name]
 		if name == "" || name == "id" || strings.HasPrefix(name, "outrelay-") {
-			bad.add(field, name, "the names id and outrelay-* belong to outrelay")
+			bad.addProblem(field, name, "the names id and outrelay-* belong to outrelay")
 			continue
 		}
 		t, err := parseTemplate(text, placeholders...)
 		if err != nil {
-			bad.add(field, text, err.Error())
+			bad.addProblem(field, text, err.Error())
 			continue
 		}
 		h := extraHeader{name: []byte(name), value: t}
-		if s, ok := t.static(); ok {
+		if s, ok := t.staticText(); ok {
 			h.text = []byte(s)
 		}
 		p.headers = append(p.headers, h)
 	}
-	if err := bad.err(); err != nil {
+	if err := bad.errOrNil(); err != nil {
 		return nil, err
 	}
 	return p, nil

@@ -57,11 +57,11 @@ func (e *InvalidError) Error() string {
 	return "routing: " + strings.Join(lines, "; ")
 }
 
-func (e *InvalidError) add(field, found, reason string) {
+func (e *InvalidError) addProblem(field, found, reason string) {
 	e.Problems = append(e.Problems, Problem{field, found, reason})
 }
 
-func (e *InvalidError) err() error {
+func (e *InvalidError) errOrNil() error {
 	if len(e.Problems) == 0 {
 		return nil
 	}
@@ -71,8 +71,8 @@ func (e *InvalidError) err() error {
 // MaxCached is how many decisions a Router remembers. Envelopes choose the keys, so beyond it the memory starts over.
 const MaxCached = 10_000
 
-// maxKey is the longest pair of names whose decision is remembered.
-const maxKey = 512
+// maxCachedKey is the longest pair of names whose decision is remembered.
+const maxCachedKey = 512
 
 // Router chooses topics. Create it with [New].
 type Router struct {
@@ -81,14 +81,14 @@ type Router struct {
 	allow    []string
 	byType   bool // decisions depend on the type, not on the aggregatetype alone
 
-	most   int
-	static map[string]bool // topics that the configuration names in full; they do not count
+	maxTopics    int
+	staticTopics map[string]bool // topics that the configuration names in full; they do not count
 
-	mu     sync.RWMutex
-	exists func(topic string) bool
-	seen   map[string]struct{} // topics that were allowed since the last Begin; at most `most`
-	routes map[string]decision // aggregatetype, or aggregatetype NUL type
-	topics map[string]decision // topics that envelopes name themselves
+	mu            sync.RWMutex
+	exists        func(topic string) bool
+	countedTopics map[string]struct{} // topics that were allowed since the last Begin; at most `most`
+	byTypeCache   map[string]decision // aggregatetype, or aggregatetype NUL type
+	byTopicCache  map[string]decision // topics that envelopes name themselves
 }
 
 type rule struct {
@@ -98,19 +98,19 @@ type rule struct {
 
 // decision is what Route answers for a key; targets have AnyPartition.
 type decision struct {
-	targets []Target
-	refusal *record.Refusal
-	passing bool // it may be another one soon, so it is not remembered
+	targets   []Target
+	refusal   *record.Refusal
+	transient bool // it may be another one soon, so it is not remembered
 }
 
 // New checks the configuration; its error is an [*InvalidError] with everything that is wrong.
 func New(c Config) (*Router, error) {
-	r := &Router{allow: c.Allow, most: cmp.Or(c.Max, DefaultMax), static: make(map[string]bool)}
+	r := &Router{allow: c.Allow, maxTopics: cmp.Or(c.Max, DefaultMax), staticTopics: make(map[string]bool)}
 	r.Begin(func(string) bool { return false })
 	bad := &InvalidError{}
 	for i, pattern := range c.Allow {
-		if why := topicCharacters(strings.NewReplacer("*", "", "?", "").Replace(pattern)); pattern == "" || why != "" {
-			bad.add(fmt.Sprintf("allow[%d]", i), pattern, "expected a topic name, in which * and ? may stand")
+		if why := checkTopicCharacters(strings.NewReplacer("*", "", "?", "").Replace(pattern)); pattern == "" || why != "" {
+			bad.addProblem(fmt.Sprintf("allow[%d]", i), pattern, "expected a topic name, in which * and ? may stand")
 		}
 	}
 	if c.Template == "" {
@@ -121,21 +121,21 @@ func New(c Config) (*Router, error) {
 		field := fmt.Sprintf("rules[%d]", i)
 		made := rule{aggregateType: orAny(one.AggregateType), typ: orAny(one.Type)}
 		if len(one.To) == 0 {
-			bad.add(field+".to", "", "expected at least one topic")
+			bad.addProblem(field+".to", "", "expected at least one topic")
 		}
 		for j, to := range one.To {
 			at := fmt.Sprintf("%s.to[%d]", field, j)
 			if slices.Contains(one.To[:j], to) {
-				bad.add(at, to, "the rule has this topic already")
+				bad.addProblem(at, to, "the rule has this topic already")
 				continue
 			}
 			made.to = append(made.to, r.topicTemplate(bad, at, to))
 		}
 		r.rules = append(r.rules, made)
-		r.byType = r.byType || made.typ != "*" || slices.ContainsFunc(made.to, func(t template) bool { return t.uses("type") })
+		r.byType = r.byType || made.typ != "*" || slices.ContainsFunc(made.to, func(t template) bool { return t.usesAny("type") })
 	}
-	r.byType = r.byType || r.fallback.uses("type")
-	if err := bad.err(); err != nil {
+	r.byType = r.byType || r.fallback.usesAny("type")
+	if err := bad.errOrNil(); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -152,18 +152,18 @@ func orAny(pattern string) string {
 func (r *Router) topicTemplate(bad *InvalidError, field, text string) template {
 	t, err := parseTemplate(text, "aggregatetype", "type")
 	if err != nil {
-		bad.add(field, text, err.Error())
+		bad.addProblem(field, text, err.Error())
 		return nil
 	}
-	if name, ok := t.static(); ok {
-		if refusal := r.judge(name); refusal != nil {
-			bad.add(field, text, refusal.Reason)
+	if name, ok := t.staticText(); ok {
+		if refusal := r.checkTopic(name); refusal != nil {
+			bad.addProblem(field, text, refusal.Reason)
 		}
-		r.static[name] = true
+		r.staticTopics[name] = true
 	} else {
 		for _, p := range t {
-			if why := topicCharacters(p.literal); why != "" {
-				bad.add(field, text, why)
+			if why := checkTopicCharacters(p.literal); why != "" {
+				bad.addProblem(field, text, why)
 				break
 			}
 		}
@@ -180,9 +180,9 @@ func (r *Router) Route(v *event.View, dst []Target) ([]Target, error) {
 	}
 	var d decision
 	if v.Topic != nil {
-		d = r.named(v.Topic)
+		d = r.decideNamedTopic(v.Topic)
 	} else {
-		d = r.ruled(v)
+		d = r.decideByRules(v)
 	}
 	if d.refusal != nil {
 		return dst, d.refusal
@@ -202,32 +202,32 @@ func (r *Router) Begin(exists func(topic string) bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.exists = exists
-	r.seen, r.routes, r.topics = make(map[string]struct{}), make(map[string]decision), make(map[string]decision)
+	r.countedTopics, r.byTypeCache, r.byTopicCache = make(map[string]struct{}), make(map[string]decision), make(map[string]decision)
 }
 
 // Full reports whether envelopes have named as many topics as they may.
 func (r *Router) Full() bool {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return len(r.seen) >= r.most
+	return len(r.countedTopics) >= r.maxTopics
 }
 
-// admit counts a topic that the configuration does not name in full. A service chooses such topics, so without a bound it
+// countTopic counts a topic that the configuration does not name in full. A service chooses such topics, so without a bound it
 // could fill the memory, the metrics and the watcher document with topics that do not exist.
-func (r *Router) admit(name string) *record.Refusal {
-	if r.static[name] {
+func (r *Router) countTopic(name string) *record.Refusal {
+	if r.staticTopics[name] {
 		return nil
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, known := r.seen[name]; known || r.exists(name) {
+	if _, known := r.countedTopics[name]; known || r.exists(name) {
 		return nil
 	}
-	if len(r.seen) >= r.most {
+	if len(r.countedTopics) >= r.maxTopics {
 		return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf(
-			"topic %q would be one more than topics.max, %d: raise it, restrict topics.allow, or correct the aggregatetype", name, r.most)}
+			"topic %q would be one more than topics.max, %d: raise it, restrict topics.allow, or correct the aggregatetype", name, r.maxTopics)}
 	}
-	r.seen[name] = struct{}{}
+	r.countedTopics[name] = struct{}{}
 	return nil
 }
 
@@ -240,7 +240,7 @@ func (r *Router) Narrow(targets []Target, topics []string) (kept []Target, refus
 			kept = append(kept, targets[i])
 			continue
 		}
-		if d := r.named([]byte(topic)); d.refusal != nil {
+		if d := r.decideNamedTopic([]byte(topic)); d.refusal != nil {
 			refused = append(refused, record.Answer{Topic: topic, Partition: record.AnyPartition, Offset: -1, Refused: d.refusal})
 		} else {
 			kept = append(kept, d.targets[0])
@@ -249,45 +249,45 @@ func (r *Router) Narrow(targets []Target, topics []string) (kept []Target, refus
 	return kept, refused
 }
 
-// named is the decision for a topic that the envelope names itself.
-func (r *Router) named(topic []byte) decision {
+// decideNamedTopic is the decision for a topic that the envelope names itself.
+func (r *Router) decideNamedTopic(topic []byte) decision {
 	r.mu.RLock()
-	d, ok := r.topics[string(topic)]
+	d, ok := r.byTopicCache[string(topic)]
 	r.mu.RUnlock()
 	if ok {
 		return d
 	}
 	name := string(topic)
-	d = r.decide([]string{name})
-	r.remember(&r.topics, name, d)
+	d = r.decideTopics([]string{name})
+	r.cacheDecision(&r.byTopicCache, name, d)
 	return d
 }
 
-// ruled is the decision of the rules and the template.
-func (r *Router) ruled(v *event.View) decision {
-	var array [maxKey]byte
+// decideByRules is the decision of the rules and the template.
+func (r *Router) decideByRules(v *event.View) decision {
+	var array [maxCachedKey]byte
 	key := array[:0]
-	cacheable := len(v.AggregateType)+len(v.Type) < maxKey
+	cacheable := len(v.AggregateType)+len(v.Type) < maxCachedKey
 	if cacheable {
 		key = append(key, v.AggregateType...)
 		if r.byType {
 			key = append(append(key, 0), v.Type...)
 		}
 		r.mu.RLock()
-		d, ok := r.routes[string(key)]
+		d, ok := r.byTypeCache[string(key)]
 		r.mu.RUnlock()
 		if ok {
 			return d
 		}
 	}
-	d := r.decide(r.names(v))
+	d := r.decideTopics(r.topicNames(v))
 	if cacheable {
-		r.remember(&r.routes, string(key), d)
+		r.cacheDecision(&r.byTypeCache, string(key), d)
 	}
 	return d
 }
 
-func (r *Router) names(v *event.View) []string {
+func (r *Router) topicNames(v *event.View) []string {
 	to := []template{r.fallback}
 	aggregateType, typ := string(v.AggregateType), string(v.Type)
 	for _, one := range r.rules {
@@ -299,29 +299,29 @@ func (r *Router) names(v *event.View) []string {
 	names := make([]string, 0, len(to))
 	for _, t := range to {
 		// Two templates may come out as one topic; one record per topic is what the identity of a delivery knows (N7).
-		if name := string(t.append(nil, v)); !slices.Contains(names, name) {
+		if name := string(t.appendTo(nil, v)); !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-func (r *Router) decide(names []string) decision {
+func (r *Router) decideTopics(names []string) decision {
 	d := decision{targets: make([]Target, len(names))}
 	for i, name := range names {
-		if refusal := r.judge(name); refusal != nil {
+		if refusal := r.checkTopic(name); refusal != nil {
 			return decision{refusal: refusal}
 		}
-		if refusal := r.admit(name); refusal != nil {
-			return decision{refusal: refusal, passing: true}
+		if refusal := r.countTopic(name); refusal != nil {
+			return decision{refusal: refusal, transient: true}
 		}
 		d.targets[i] = Target{Topic: name, Partition: record.AnyPartition}
 	}
 	return d
 }
 
-func (r *Router) remember(in *map[string]decision, key string, d decision) {
-	if len(key) > maxKey || d.passing {
+func (r *Router) cacheDecision(in *map[string]decision, key string, d decision) {
+	if len(key) > maxCachedKey || d.transient {
 		return
 	}
 	r.mu.Lock()
@@ -333,9 +333,9 @@ func (r *Router) remember(in *map[string]decision, key string, d decision) {
 	m[key] = d
 }
 
-// judge says why a record may not go to the topic called name, or nil.
-func (r *Router) judge(name string) *record.Refusal {
-	if why := topicName(name); why != "" {
+// checkTopic says why a record may not go to the topic called name, or nil.
+func (r *Router) checkTopic(name string) *record.Refusal {
+	if why := checkTopicName(name); why != "" {
 		return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf("topic %.260q: %s", name, why)}
 	}
 	if strings.HasPrefix(name, "__") {
@@ -347,8 +347,8 @@ func (r *Router) judge(name string) *record.Refusal {
 	return &record.Refusal{Class: record.NotAllowed, Reason: fmt.Sprintf("topic %q matches nothing in topics.allow", name)}
 }
 
-// topicName says why name is no topic for Kafka, or "".
-func topicName(name string) string {
+// checkTopicName says why name is no topic for Kafka, or "".
+func checkTopicName(name string) string {
 	switch {
 	case name == "":
 		return "a topic has a name"
@@ -357,10 +357,10 @@ func topicName(name string) string {
 	case len(name) > 249:
 		return fmt.Sprintf("a topic's name has at most 249 characters, not %d", len(name))
 	}
-	return topicCharacters(name)
+	return checkTopicCharacters(name)
 }
 
-func topicCharacters(s string) string {
+func checkTopicCharacters(s string) string {
 	for i := range len(s) {
 		c := s[i]
 		if (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') && (c < '0' || c > '9') && c != '.' && c != '_' && c != '-' {

@@ -9,13 +9,13 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// part is a piece of a template: a literal, or the name of a placeholder.
-type part struct {
+// templatePart is a piece of a template: a literal, or the name of a placeholder.
+type templatePart struct {
 	literal     string
 	placeholder string
 }
 
-type template []part
+type template []templatePart
 
 // parseTemplate splits s at its {placeholders}, of which only those in known may occur.
 func parseTemplate(s string, known ...string) (template, error) {
@@ -26,7 +26,7 @@ func parseTemplate(s string, known ...string) (template, error) {
 			return nil, fmt.Errorf("a } without a {")
 		}
 		if before != "" {
-			t = append(t, part{literal: before})
+			t = append(t, templatePart{literal: before})
 		}
 		if !open {
 			break
@@ -38,19 +38,19 @@ func parseTemplate(s string, known ...string) (template, error) {
 		if !slices.Contains(known, name) {
 			return nil, fmt.Errorf("{%s} is unknown; known are {%s}", name, strings.Join(known, "}, {"))
 		}
-		t = append(t, part{placeholder: name})
+		t = append(t, templatePart{placeholder: name})
 		s = after
 	}
 	return t, nil
 }
 
-// uses reports whether one of names occurs in t.
-func (t template) uses(names ...string) bool {
-	return slices.ContainsFunc(t, func(p part) bool { return p.placeholder != "" && slices.Contains(names, p.placeholder) })
+// usesAny reports whether one of names occurs in t.
+func (t template) usesAny(names ...string) bool {
+	return slices.ContainsFunc(t, func(p templatePart) bool { return p.placeholder != "" && slices.Contains(names, p.placeholder) })
 }
 
-// static is the text of a template without placeholders.
-func (t template) static() (string, bool) {
+// staticText is the text of a template without placeholders.
+func (t template) staticText() (string, bool) {
 	var b strings.Builder
 	for _, p := range t {
 		if p.placeholder != "" {
@@ -61,8 +61,8 @@ func (t template) static() (string, bool) {
 	return b.String(), true
 }
 
-// append appends the template with v's fields filled in.
-func (t template) append(dst []byte, v *event.View) []byte {
+// appendTo appends the template with v's fields filled in.
+func (t template) appendTo(dst []byte, v *event.View) []byte {
 	for _, p := range t {
 		switch p.placeholder {
 		case "":

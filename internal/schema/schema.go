@@ -17,14 +17,14 @@ import (
 )
 
 const (
-	soon     = 250 * time.Millisecond // what a change may take before it is asked whether writers wait behind it
-	blocked  = 100 * time.Millisecond // what a write may wait then
-	patience = time.Minute            // of Change
-	killCall = 5 * time.Second
+	probeAfter   = 250 * time.Millisecond // what a change may take before it is asked whether writers wait behind it
+	probeTimeout = 100 * time.Millisecond // what a write may wait then
+	maxDuration  = time.Minute            // of Change
+	killTimeout  = 5 * time.Second
 )
 
-// again is between two attempts: writers get as much time as they had to wait, and more.
-var again = retry.Policy{Base: 500 * time.Millisecond, Cap: 5 * time.Second}
+// attemptBackoff is between two attempts: writers get as much time as they had to wait, and more.
+var attemptBackoff = retry.Policy{Base: 500 * time.Millisecond, Cap: 5 * time.Second}
 
 // ErrBusy says that transactions had written to the collection and were open, each time that its change was tried.
 var ErrBusy = errors.New("transactions keep the collection busy; the change is tried again later, or make it when there are no long transactions")
@@ -34,10 +34,10 @@ var ErrBusy = errors.New("transactions keep the collection busy; the change is t
 // use the context that it is given, and not to mind being repeated. The change of a large collection goes on for as long as it
 // takes once it has begun; at its end it waits for the transactions of that moment, which MongoDB does not let anybody bound.
 func Change(ctx context.Context, coll *mongo.Collection, change func(ctx context.Context) error) error {
-	back := again.Start()
+	back := attemptBackoff.Start()
 	for began := time.Now(); ; {
-		err := attempt(ctx, coll, change)
-		if !errors.Is(err, ErrBusy) || time.Since(began) > patience || back.Wait(ctx) != nil {
+		err := attemptChange(ctx, coll, change)
+		if !errors.Is(err, ErrBusy) || time.Since(began) > maxDuration || back.Wait(ctx) != nil {
 			return err
 		}
 	}
@@ -46,7 +46,7 @@ func Change(ctx context.Context, coll *mongo.Collection, change func(ctx context
 // turns are one for each collection: several changes at once would make writers wait for each of them.
 var turns sync.Map
 
-func takeTurn(ctx context.Context, coll *mongo.Collection) (giveBack func(), err error) {
+func acquireTurn(ctx context.Context, coll *mongo.Collection) (giveBack func(), err error) {
 	turn, _ := turns.LoadOrStore(coll.Database().Name()+"."+coll.Name(), make(chan struct{}, 1))
 	select {
 	case turn.(chan struct{}) <- struct{}{}:
@@ -56,9 +56,9 @@ func takeTurn(ctx context.Context, coll *mongo.Collection) (giveBack func(), err
 	}
 }
 
-// attempt runs the command in a session of its own, by which it can be ended while it waits for the collection.
-func attempt(ctx context.Context, coll *mongo.Collection, change func(ctx context.Context) error) error {
-	giveBack, err := takeTurn(ctx, coll)
+// attemptChange runs the command in a session of its own, by which it can be ended while it waits for the collection.
+func attemptChange(ctx context.Context, coll *mongo.Collection, change func(ctx context.Context) error) error {
+	giveBack, err := acquireTurn(ctx, coll)
 	if err != nil {
 		return err
 	}
@@ -77,11 +77,11 @@ func attempt(ctx context.Context, coll *mongo.Collection, change func(ctx contex
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(soon):
+	case <-time.After(probeAfter):
 	case <-ctx.Done():
 	}
-	if ctx.Err() != nil || writersWait(ctx, coll) {
-		kill, done := context.WithTimeout(context.WithoutCancel(ctx), killCall)
+	if ctx.Err() != nil || writersBlocked(ctx, coll) {
+		kill, done := context.WithTimeout(context.WithoutCancel(ctx), killTimeout)
 		defer done()
 		_ = client.Database("admin").RunCommand(kill, bson.D{{Key: "killSessions", Value: bson.A{session.ID()}}}).Err()
 		switch err := <-ended; {
@@ -103,11 +103,11 @@ func attempt(ctx context.Context, coll *mongo.Collection, change func(ctx contex
 	}
 }
 
-// writersWait tries a write that changes nothing, which has to wait where every other write has to.
-func writersWait(ctx context.Context, coll *mongo.Collection) bool {
+// writersBlocked tries a write that changes nothing, which has to wait where every other write has to.
+func writersBlocked(ctx context.Context, coll *mongo.Collection) bool {
 	nothing := bson.D{{Key: "q", Value: bson.D{{Key: "_id", Value: bson.NewObjectID()}}}, {Key: "u", Value: bson.D{{Key: "$unset", Value: bson.D{{Key: "none", Value: ""}}}}}}
 	err := coll.Database().RunCommand(mongo.NewSessionContext(ctx, nil), bson.D{
-		{Key: "update", Value: coll.Name()}, {Key: "updates", Value: bson.A{nothing}}, {Key: "maxTimeMS", Value: blocked.Milliseconds()},
+		{Key: "update", Value: coll.Name()}, {Key: "updates", Value: bson.A{nothing}}, {Key: "maxTimeMS", Value: probeTimeout.Milliseconds()},
 	}).Err()
 	const maxTimeExpired = 50
 	var se mongo.ServerError

@@ -65,16 +65,16 @@ func ParseID(id string) (watcher string, p Part, ok bool) {
 	return id[:at], p, err == nil
 }
 
-// bounds are the hash slots of the part: low is in it, high is not.
-func (p Part) bounds() (low, high int32) {
+// hashSlots are the hash slots of the part: low is in it, high is not.
+func (p Part) hashSlots() (low, high int32) {
 	n := max(p.N, 1)
 	return int32(p.I * event.Slots / n), int32((p.I + 1) * event.Slots / n)
 }
 
 // Overlaps reports whether some hash slots are in both parts, which may be of different divisions.
 func (p Part) Overlaps(q Part) bool {
-	low, high := p.bounds()
-	from, to := q.bounds()
+	low, high := p.hashSlots()
+	from, to := q.hashSlots()
 	return low < to && from < high
 }
 
@@ -85,14 +85,14 @@ func (p Part) Where(field string) bson.D {
 	if p.Whole() {
 		return nil
 	}
-	low, high := p.bounds()
+	low, high := p.hashSlots()
 	if p.I > 0 {
-		return bson.D{{Key: field, Value: within(low, high)}}
+		return bson.D{{Key: field, Value: numberInRange(low, high)}}
 	}
-	return bson.D{{Key: "$nor", Value: bson.A{bson.D{{Key: field, Value: within(high, event.Slots)}}}}}
+	return bson.D{{Key: "$nor", Value: bson.A{bson.D{{Key: field, Value: numberInRange(high, event.Slots)}}}}}
 }
 
-func within(low, high int32) bson.D {
+func numberInRange(low, high int32) bson.D {
 	return bson.D{{Key: "$gte", Value: low}, {Key: "$lt", Value: high}, {Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}
 }
 
@@ -109,7 +109,7 @@ func (p Part) Has(doc bson.Raw) bool {
 	if p.Whole() {
 		return true
 	}
-	low, high := p.bounds()
+	low, high := p.hashSlots()
 	v := doc.Lookup("slot")
 	var f float64
 	switch v.Type {

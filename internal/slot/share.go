@@ -25,7 +25,7 @@ func (t Table) Quota(node string) int {
 	for _, s := range t.Slots {
 		switch {
 		case s.Paused:
-		case t.pinned(s):
+		case t.pinnedToLiveNode(s):
 			total[s.Pin]++
 		default:
 			free++
@@ -47,8 +47,10 @@ func (t Table) Quota(node string) int {
 	return given[node]
 }
 
-// pinned reports whether a slot is pinned to a node that lives. A pin to another lapses; until then nobody counts on it.
-func (t Table) pinned(s Holding) bool { return s.Pin != "" && slices.Contains(t.Nodes, s.Pin) }
+// pinnedToLiveNode reports whether a slot is pinned to a node that lives. A pin to another lapses; until then nobody counts on it.
+func (t Table) pinnedToLiveNode(s Holding) bool {
+	return s.Pin != "" && slices.Contains(t.Nodes, s.Pin)
+}
 
 // Loose reports whether slot i is one that quotas are of.
-func (t Table) Loose(i int) bool { return !t.Slots[i].Paused && !t.pinned(t.Slots[i]) }
+func (t Table) Loose(i int) bool { return !t.Slots[i].Paused && !t.pinnedToLiveNode(t.Slots[i]) }

@@ -27,24 +27,24 @@ type Probe interface {
 }
 
 const (
-	// lookEvery is how often the status is compared with what was told.
-	lookEvery = time.Second
-	starting  = "starting"
-	maxStatus = 400 // of a line that people read
-	surely    = 5   // looks, until it is said: after a suspend every loop seems to have been silent
+	// statusEvery is how often the status is compared with what was told.
+	statusEvery = time.Second
+	starting    = "starting"
+	maxStatus   = 400 // of a line that people read
+	silentLimit = 5   // looks, until it is said: after a suspend every loop seems to have been silent
 )
 
 // Supervisor tells the service manager of one process.
 type Supervisor struct {
-	probe    Probe
-	name     string
-	log      *slog.Logger
-	every    time.Duration // between signs of life; 0 if no watchdog asks for them
-	look     time.Duration
-	told     bool
-	silent   int // looks in a row at which the process did not live
-	lastLine string
-	lastSign time.Time
+	probe         Probe
+	name          string
+	log           *slog.Logger
+	watchdogEvery time.Duration // between signs of life; 0 if no watchdog asks for them
+	checkEvery    time.Duration
+	readySent     bool
+	silentChecks  int // looks in a row at which the process did not live
+	lastLine      string
+	lastSign      time.Time
 }
 
 // New makes a Supervisor of what is called name. It is nil, which is fine to run, if no service manager listens.
@@ -52,14 +52,14 @@ func New(name string, probe Probe, log *slog.Logger) *Supervisor {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil
 	}
-	s := &Supervisor{probe: probe, name: name, log: log, look: lookEvery}
+	s := &Supervisor{probe: probe, name: name, log: log, checkEvery: statusEvery}
 	window, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
 		log.Warn("WATCHDOG_USEC cannot be read; the watchdog gets no sign of life", "reason", err)
 	}
-	s.every = window / 3 // one that is late is no reason to be killed
-	if s.every > 0 {
-		s.look = min(s.look, s.every)
+	s.watchdogEvery = window / 3 // one that is late is no reason to be killed
+	if s.watchdogEvery > 0 {
+		s.checkEvery = min(s.checkEvery, s.watchdogEvery)
 	}
 	return s
 }
@@ -70,49 +70,49 @@ func (s *Supervisor) Run(stop, work context.Context) error {
 	if s == nil {
 		return nil
 	}
-	tick := time.NewTicker(s.look)
+	tick := time.NewTicker(s.checkEvery)
 	defer tick.Stop()
 	stopping := stop.Done()
 	for {
-		s.once(time.Now())
+		s.reportChanges(time.Now())
 		select {
 		case <-work.Done():
-			s.send(daemon.SdNotifyStopping)
+			s.sendMessage(daemon.SdNotifyStopping)
 			return nil
 		case <-stopping:
 			stopping = nil
-			s.send(daemon.SdNotifyStopping)
+			s.sendMessage(daemon.SdNotifyStopping)
 		case <-tick.C:
 		}
 	}
 }
 
-// once looks at the process and tells what is new.
-func (s *Supervisor) once(now time.Time) {
+// reportChanges looks at the process and tells what is new.
+func (s *Supervisor) reportChanges(now time.Time) {
 	_, role, reasons := s.probe.Ready()
-	if !s.told && role != starting {
-		s.told = true
-		s.send(daemon.SdNotifyReady)
+	if !s.readySent && role != starting {
+		s.readySent = true
+		s.sendMessage(daemon.SdNotifyReady)
 	}
-	if line := s.line(role, reasons); line != s.lastLine {
+	if line := s.statusLine(role, reasons); line != s.lastLine {
 		s.lastLine = line
-		s.send("STATUS=" + line)
+		s.sendMessage("STATUS=" + line)
 	}
 	err := s.probe.Live()
-	if s.every > 0 && err == nil && now.Sub(s.lastSign) >= s.every {
+	if s.watchdogEvery > 0 && err == nil && now.Sub(s.lastSign) >= s.watchdogEvery {
 		s.lastSign = now
-		s.send(daemon.SdNotifyWatchdog)
+		s.sendMessage(daemon.SdNotifyWatchdog)
 	}
-	if s.silent++; err == nil {
-		s.silent = 0
+	if s.silentChecks++; err == nil {
+		s.silentChecks = 0
 	}
-	if s.silent == surely && s.every > 0 {
+	if s.silentChecks == silentLimit && s.watchdogEvery > 0 {
 		s.log.Error("the watchdog gets no sign of life any more: the service manager will restart this process", "reason", err)
 	}
 }
 
-// line is the status for people, without what changes at every look.
-func (s *Supervisor) line(role string, reasons []string) string {
+// statusLine is the status for people, without what changes at every look.
+func (s *Supervisor) statusLine(role string, reasons []string) string {
 	text := "well"
 	if len(reasons) > 0 {
 		parts := make([]string, len(reasons))
@@ -128,7 +128,7 @@ func (s *Supervisor) line(role string, reasons []string) string {
 	return text
 }
 
-func (s *Supervisor) send(message string) {
+func (s *Supervisor) sendMessage(message string) {
 	if _, err := daemon.SdNotify(false, message); err != nil {
 		s.log.Debug("the service manager could not be told", "message", message, "reason", err)
 	}

@@ -28,7 +28,7 @@ func Stored(headers []record.Header) (c Context, ok bool) {
 		if len(headers[i].Key) != len(parentHeader) || !bytes.EqualFold(headers[i].Key, parentHeader) {
 			continue
 		}
-		if c, ok = parse(headers[i].Value); !ok {
+		if c, ok = parseTraceparent(headers[i].Value); !ok {
 			return Context{}, false
 		}
 		for j := range headers {
@@ -42,29 +42,29 @@ func Stored(headers []record.Header) (c Context, ok bool) {
 	return Context{}, false
 }
 
-// parse reads version-traceid-spanid-flags. Later versions may be longer; the parts that are known stay where they are.
-func parse(v []byte) (c Context, ok bool) {
+// parseTraceparent reads version-traceid-spanid-flags. Later versions may be longer; the parts that are known stay where they are.
+func parseTraceparent(v []byte) (c Context, ok bool) {
 	const size = 55
 	if len(v) < size || v[2] != '-' || v[35] != '-' || v[52] != '-' || len(v) > size && v[size] != '-' {
 		return c, false
 	}
 	var version, flags [1]byte
-	if !lower(v[:size]) || !decode(version[:], v[:2]) || version[0] == 0xff || version[0] == 0 && len(v) != size {
+	if !isLowerCase(v[:size]) || !decodeHex(version[:], v[:2]) || version[0] == 0xff || version[0] == 0 && len(v) != size {
 		return c, false
 	}
-	if !decode(c.TraceID[:], v[3:35]) || !decode(c.SpanID[:], v[36:52]) || !decode(flags[:], v[53:55]) {
+	if !decodeHex(c.TraceID[:], v[3:35]) || !decodeHex(c.SpanID[:], v[36:52]) || !decodeHex(flags[:], v[53:55]) {
 		return Context{}, false
 	}
 	return c, c.TraceID.IsValid() && c.SpanID.IsValid() && flags[0]&byte(trace.FlagsSampled) != 0
 }
 
-func decode(dst, src []byte) bool {
+func decodeHex(dst, src []byte) bool {
 	_, err := hex.Decode(dst, src)
 	return err == nil
 }
 
-// lower reports whether v has no capitals, which W3C does not allow.
-func lower(v []byte) bool {
+// isLowerCase reports whether v has no capitals, which W3C does not allow.
+func isLowerCase(v []byte) bool {
 	for _, b := range v {
 		if b >= 'A' && b <= 'Z' {
 			return false
@@ -73,8 +73,8 @@ func lower(v []byte) bool {
 	return true
 }
 
-// span is the context as a link refers to it.
-func (c Context) span() trace.SpanContext {
+// spanContext is the context as a link refers to it.
+func (c Context) spanContext() trace.SpanContext {
 	state, err := trace.ParseTraceState(string(c.state))
 	if err != nil {
 		state = trace.TraceState{} // of a link it is an extra

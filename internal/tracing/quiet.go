@@ -15,8 +15,8 @@ import (
 // The library reports what goes wrong to a handler of the whole process, which prints it anew for each batch. Here errors
 // end in the relay's own log, once when an export begins to fail and once when it works again.
 
-// teller counts exports of a signal and tells when they begin or cease to fail.
-func (e *Exporter) teller(signal string) func(error) {
+// newExportReporter counts exports of a signal and tells when they begin or cease to fail.
+func (e *Exporter) newExportReporter(signal string) func(error) {
 	var mu sync.Mutex
 	var failing bool
 	return func(err error) {
@@ -37,23 +37,23 @@ func (e *Exporter) teller(signal string) func(error) {
 
 type quietSpans struct {
 	sdktrace.SpanExporter
-	told func(error)
+	report func(error)
 }
 
 // ExportSpans implements sdktrace.SpanExporter.
 func (q *quietSpans) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
-	q.told(q.SpanExporter.ExportSpans(ctx, spans))
+	q.report(q.SpanExporter.ExportSpans(ctx, spans))
 	return nil
 }
 
 type quietMetrics struct {
 	sdkmetric.Exporter
-	told func(error)
+	report func(error)
 }
 
 // Export implements sdkmetric.Exporter.
 func (q *quietMetrics) Export(ctx context.Context, rm *metricdata.ResourceMetrics) error {
-	q.told(q.Exporter.Export(ctx, rm))
+	q.report(q.Exporter.Export(ctx, rm))
 	return nil
 }
 
@@ -68,7 +68,7 @@ func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, 
 	for _, scope := range list {
 		for i := range scope.Metrics {
 			if h, ok := scope.Metrics[i].Data.(metricdata.Histogram[float64]); ok {
-				binaryIDs(h)
+				decodeExemplarIDs(h)
 			}
 		}
 	}
@@ -78,9 +78,9 @@ func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, 
 	return list, nil
 }
 
-// binaryIDs turns the ids of exemplars from the hexadecimal text of the labels, which the bridge hands on as it is, into
+// decodeExemplarIDs turns the ids of exemplars from the hexadecimal text of the labels, which the bridge hands on as it is, into
 // the bytes that OTLP has.
-func binaryIDs(h metricdata.Histogram[float64]) {
+func decodeExemplarIDs(h metricdata.Histogram[float64]) {
 	for i := range h.DataPoints {
 		for j := range h.DataPoints[i].Exemplars {
 			e := &h.DataPoints[i].Exemplars[j]
@@ -95,15 +95,15 @@ func binaryIDs(h metricdata.Histogram[float64]) {
 	}
 }
 
-// window allows so many in each second.
-type window struct {
+// rateWindow allows so many in each second.
+type rateWindow struct {
 	limit  int
 	mu     sync.Mutex
 	second int64
 	used   int
 }
 
-func (w *window) take(now time.Time, n int) bool {
+func (w *rateWindow) allow(now time.Time, n int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s := now.Unix(); s != w.second {

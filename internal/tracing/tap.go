@@ -44,21 +44,21 @@ func (t *Tap) Begin(recs []record.Record, db, coll []byte, commitMS int64) *Deli
 	if !ok {
 		return nil
 	}
-	tracer := t.exporter.take(c.TraceID, len(recs))
-	sample := commitMS > 0 && t.exemplar != nil && t.due()
+	tracer := t.exporter.tracerFor(c.TraceID, len(recs))
+	sample := commitMS > 0 && t.exemplar != nil && t.exemplarDue()
 	if tracer == nil && !sample {
 		return nil
 	}
 	d := &Delivery{tap: t, stored: c, commitMS: commitMS, sample: sample}
 	d.stored.state = nil // aliases the record
 	if tracer != nil {
-		d.start(tracer, c.span(), recs, string(db)+"."+string(coll))
+		d.startSpans(tracer, c.spanContext(), recs, string(db)+"."+string(coll))
 	}
 	return d
 }
 
-// due reports whether it is time for an exemplar.
-func (t *Tap) due() bool {
+// exemplarDue reports whether it is time for an exemplar.
+func (t *Tap) exemplarDue() bool {
 	now, next := t.now().UnixNano(), t.next.Load()
 	return now >= next && t.next.CompareAndSwap(next, now+int64(exemplarEvery))
 }
@@ -70,19 +70,19 @@ type Delivery struct {
 	stored   Context
 	commitMS int64
 	sample   bool
-	spans    []sending
+	spans    []recordSpan
 }
 
-type sending struct {
+type recordSpan struct {
 	topic string
 	span  trace.Span
 	ended atomic.Bool
 }
 
-// start begins the spans. Each is a trace of its own, linked to that of the service: the relay works for many traces at
+// startSpans begins the spans. Each is a trace of its own, linked to that of the service: the relay works for many traces at
 // once and long after, and its spans must not keep one open.
-func (d *Delivery) start(tracer trace.Tracer, from trace.SpanContext, recs []record.Record, collection string) {
-	d.spans = make([]sending, len(recs))
+func (d *Delivery) startSpans(tracer trace.Tracer, from trace.SpanContext, recs []record.Record, collection string) {
+	d.spans = make([]recordSpan, len(recs))
 	for i := range recs {
 		r := &recs[i]
 		attrs := make([]attribute.KeyValue, 0, 11)
@@ -109,13 +109,13 @@ func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
 		if d.sample {
 			d.tap.exemplar(took, d.stored.TraceID.String(), d.stored.SpanID.String())
 		}
-		d.end(tp.Topic, func(s trace.Span) {
+		d.endSpan(tp.Topic, func(s trace.Span) {
 			s.SetAttributes(semconv.MessagingDestinationPartitionID(strconv.Itoa(int(tp.Partition))), semconv.MessagingKafkaOffset(int(offset)),
 				attribute.Float64("outrelay.commit_to_ack_ms", float64(took.Microseconds())/1e3))
 		})
 		return
 	}
-	d.end(tp.Topic, func(s trace.Span) {
+	d.endSpan(tp.Topic, func(s trace.Span) {
 		s.SetAttributes(semconv.MessagingDestinationPartitionID(strconv.Itoa(int(tp.Partition))), semconv.MessagingKafkaOffset(int(offset)))
 	})
 }
@@ -123,7 +123,7 @@ func (d *Delivery) Acked(tp record.TopicPartition, offset int64) {
 // Left says that the record for the topic was not sent now, and what became of it instead: the state in which its envelope
 // waits, or the class of its refusal. The envelope's later delivery has spans of its own.
 func (d *Delivery) Left(topic, fate string, refused bool) {
-	d.end(topic, func(s trace.Span) {
+	d.endSpan(topic, func(s trace.Span) {
 		if refused {
 			s.SetStatus(codes.Error, fate) // the class alone: a reason may quote what a trace must not hold
 			s.SetAttributes(semconv.ErrorTypeKey.String(fate))
@@ -133,7 +133,7 @@ func (d *Delivery) Left(topic, fate string, refused bool) {
 	})
 }
 
-func (d *Delivery) end(topic string, with func(trace.Span)) {
+func (d *Delivery) endSpan(topic string, with func(trace.Span)) {
 	for i := range d.spans {
 		if s := &d.spans[i]; s.topic == topic && !s.ended.Swap(true) {
 			with(s.span)
@@ -143,9 +143,9 @@ func (d *Delivery) end(topic string, with func(trace.Span)) {
 	}
 }
 
-// chosen reports whether percent of all traces take in this one. It is decided as the ratio sampler of OpenTelemetry does,
+// isSampled reports whether percent of all traces take in this one. It is decided as the ratio sampler of OpenTelemetry does,
 // by the trace id's last bytes, so that every process decides alike.
-func chosen(id trace.TraceID, percent int) bool {
+func isSampled(id trace.TraceID, percent int) bool {
 	if percent >= 100 {
 		return true
 	}

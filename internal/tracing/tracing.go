@@ -40,10 +40,10 @@ const (
 )
 
 const (
-	queued      = 8192 // spans that wait for their export
-	exportEvery = 2 * time.Second
-	exportTime  = 10 * time.Second // of one request with its repetitions
-	flushTime   = 3 * time.Second  // at the end
+	maxQueuedSpans      = 8192 // spans that wait for their export
+	exportEvery         = 2 * time.Second
+	exportTimeout       = 10 * time.Second // of one request with its repetitions
+	defaultFlushTimeout = 3 * time.Second  // at the end
 )
 
 // detached is the parent of every span: none.
@@ -68,12 +68,12 @@ type Config struct {
 
 // Exporter sends spans and metrics to a collector while [Exporter.Run] runs. A nil Exporter is one that is turned off.
 type Exporter struct {
-	cfg     Config
-	base    *url.URL
-	headers map[string]string
-	tracer  atomic.Pointer[trace.Tracer] // while it runs
-	rate    window
-	flush   time.Duration // at the end
+	cfg          Config
+	base         *url.URL
+	headers      map[string]string
+	tracer       atomic.Pointer[trace.Tracer] // while it runs
+	rate         rateWindow
+	flushTimeout time.Duration // at the end
 }
 
 // New checks cfg; it connects to nothing and starts nothing. Without an endpoint the Exporter is nil, which is no error.
@@ -85,7 +85,7 @@ func New(cfg Config) (*Exporter, error) {
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return nil, errors.New("the endpoint is no http or https URL") // which is not quoted: it may hold a login
 	}
-	e := &Exporter{cfg: cfg, headers: map[string]string{"User-Agent": "outrelay/" + cfg.Version}, rate: window{limit: cfg.SpansPerSecond}, flush: flushTime}
+	e := &Exporter{cfg: cfg, headers: map[string]string{"User-Agent": "outrelay/" + cfg.Version}, rate: rateWindow{limit: cfg.SpansPerSecond}, flushTimeout: defaultFlushTimeout}
 	switch password, _ := u.User.Password(); {
 	case cfg.Token != "":
 		e.headers["Authorization"] = "Bearer " + cfg.Token
@@ -98,16 +98,16 @@ func New(cfg Config) (*Exporter, error) {
 	return e, nil
 }
 
-// take is the tracer if n spans may be made for the trace, else nil.
-func (e *Exporter) take(id trace.TraceID, n int) trace.Tracer {
+// tracerFor is the tracer if n spans may be made for the trace, else nil.
+func (e *Exporter) tracerFor(id trace.TraceID, n int) trace.Tracer {
 	if e == nil {
 		return nil
 	}
 	tracer := e.tracer.Load()
-	if tracer == nil || !chosen(id, e.cfg.SamplePercent) {
+	if tracer == nil || !isSampled(id, e.cfg.SamplePercent) {
 		return nil
 	}
-	if !e.rate.take(time.Now(), n) {
+	if !e.rate.allow(time.Now(), n) {
 		if e.cfg.Limited != nil {
 			e.cfg.Limited()
 		}
@@ -125,12 +125,12 @@ func (e *Exporter) Run(ctx context.Context) error {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.TLSClientConfig = e.cfg.TLS
 	defer transport.CloseIdleConnections()
-	client := &http.Client{Transport: transport, Timeout: exportTime}
+	client := &http.Client{Transport: transport, Timeout: exportTimeout}
 	about := resource.NewWithAttributes(semconv.SchemaURL, semconv.ServiceName("outrelay"), semconv.ServiceVersion(e.cfg.Version),
 		semconv.ServiceInstanceID(e.cfg.Node), attribute.String("outrelay.watcher", e.cfg.Watcher))
 	var shut []func(context.Context) error
 	defer func() {
-		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.flush)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.flushTimeout)
 		defer cancel()
 		e.tracer.Store(nil)
 		var wg sync.WaitGroup
@@ -144,7 +144,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 		wg.Wait()
 	}()
 	if e.cfg.SamplePercent > 0 {
-		provider, err := e.spans(ctx, client, about)
+		provider, err := e.newTracerProvider(ctx, client, about)
 		if err != nil {
 			return err
 		}
@@ -153,7 +153,7 @@ func (e *Exporter) Run(ctx context.Context) error {
 		e.tracer.Store(&tracer)
 	}
 	if e.cfg.MetricsInterval > 0 && e.cfg.Gatherer != nil {
-		provider, err := e.meters(ctx, client, about)
+		provider, err := e.newMeterProvider(ctx, client, about)
 		if err != nil {
 			return err
 		}
@@ -163,33 +163,33 @@ func (e *Exporter) Run(ctx context.Context) error {
 	return nil
 }
 
-func (e *Exporter) spans(ctx context.Context, client *http.Client, about *resource.Resource) (*sdktrace.TracerProvider, error) {
+func (e *Exporter) newTracerProvider(ctx context.Context, client *http.Client, about *resource.Resource) (*sdktrace.TracerProvider, error) {
 	out, err := otlptracehttp.New(ctx, otlptracehttp.WithEndpointURL(e.base.JoinPath("v1", "traces").String()), otlptracehttp.WithHTTPClient(client),
 		otlptracehttp.WithHeaders(e.headers), otlptracehttp.WithCompression(otlptracehttp.GzipCompression),
-		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTime}))
+		otlptracehttp.WithRetry(otlptracehttp.RetryConfig{Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTimeout}))
 	if err != nil {
 		return nil, fmt.Errorf("exporting traces: %w", err)
 	}
 	return sdktrace.NewTracerProvider(
 		sdktrace.WithResource(about),
 		sdktrace.WithSampler(sdktrace.AlwaysSample()), // what is not to be sampled never gets here
-		sdktrace.WithBatcher(&quietSpans{SpanExporter: out, told: e.teller(Traces)},
-			sdktrace.WithMaxQueueSize(queued), sdktrace.WithBatchTimeout(exportEvery), sdktrace.WithExportTimeout(exportTime)),
+		sdktrace.WithBatcher(&quietSpans{SpanExporter: out, report: e.newExportReporter(Traces)},
+			sdktrace.WithMaxQueueSize(maxQueuedSpans), sdktrace.WithBatchTimeout(exportEvery), sdktrace.WithExportTimeout(exportTimeout)),
 	), nil
 }
 
-func (e *Exporter) meters(ctx context.Context, client *http.Client, about *resource.Resource) (*sdkmetric.MeterProvider, error) {
+func (e *Exporter) newMeterProvider(ctx context.Context, client *http.Client, about *resource.Resource) (*sdkmetric.MeterProvider, error) {
 	out, err := otlpmetrichttp.New(ctx, otlpmetrichttp.WithEndpointURL(e.base.JoinPath("v1", "metrics").String()), otlpmetrichttp.WithHTTPClient(client),
 		otlpmetrichttp.WithHeaders(e.headers), otlpmetrichttp.WithCompression(otlpmetrichttp.GzipCompression),
-		otlpmetrichttp.WithRetry(otlpmetrichttp.RetryConfig{Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTime}))
+		otlpmetrichttp.WithRetry(otlpmetrichttp.RetryConfig{Enabled: true, InitialInterval: time.Second, MaxInterval: 5 * time.Second, MaxElapsedTime: exportTimeout}))
 	if err != nil {
 		return nil, fmt.Errorf("exporting metrics: %w", err)
 	}
-	told := e.teller(Metrics)
+	told := e.newExportReporter(Metrics)
 	return sdkmetric.NewMeterProvider(sdkmetric.WithResource(about), sdkmetric.WithReader(sdkmetric.NewPeriodicReader(
-		&quietMetrics{Exporter: out, told: told},
+		&quietMetrics{Exporter: out, report: told},
 		// The time may be longer than the interval: none begins before the last has ended.
-		sdkmetric.WithInterval(e.cfg.MetricsInterval), sdkmetric.WithTimeout(exportTime),
+		sdkmetric.WithInterval(e.cfg.MetricsInterval), sdkmetric.WithTimeout(exportTimeout),
 		sdkmetric.WithProducer(quietProducer{bridge.NewMetricProducer(bridge.WithGatherer(e.cfg.Gatherer)), e.cfg.Log}),
 	))), nil
 }
