@@ -16,45 +16,48 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// Fenced runs fn in a transaction that commits only while this process owns the watcher (N3): its first statement writes
-// to the watcher document and names owner and epoch, so a take-over and the transaction cannot both happen. (A read would
-// fence nothing: under snapshot isolation it does not conflict with the take-over.) The namespaces of dirty are added to
-// the document in the same statement (N17).
+// Fenced runs fn in a transaction that commits only while this process owns the watcher (N3). The first
+// statement of the transaction writes to the watcher document and names owner and epoch, so a takeover
+// and the transaction cannot both succeed. (A read would not fence: under snapshot isolation it does
+// not conflict with the takeover.) The same statement adds the namespaces of dirty to the document (N17).
 //
-// fn must use the context it is given, with collections of [mongo.SessionFromContext]'s client, and may run several
-// times: after an unknown outcome it runs again although it may have been committed, so it must be idempotent. While
-// the work is suspended Fenced waits. It returns once the transaction is majority committed, and else fn's error, ctx's
-// end, or [ErrLeaseLost].
+// fn must use the context it receives, with collections of [mongo.SessionFromContext]'s client. If the
+// outcome of a transaction is unknown, fn runs again although the transaction may have committed, so fn
+// must be idempotent. Fenced blocks while the work is suspended. It returns nil once the transaction is
+// majority committed. Otherwise it returns the error of fn, the cause of ctx, or [ErrLeaseLost].
 func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
 	for {
 		if err := h.awaitValid(ctx); err != nil {
 			return err
 		}
+
 		err := h.runTransaction(ctx, dirty, fn)
-		switch {
-		case err == nil:
+		if err == nil {
 			return nil
-		case h.ctx.Err() != nil:
-			return context.Cause(h.ctx)
-		case ctx.Err() != nil || !mayRetryTransaction(err):
-			return err
 		}
-		if back.Wait(ctx) != nil {
+		if h.ctx.Err() != nil {
+			return context.Cause(h.ctx)
+		}
+
+		if ctx.Err() != nil || !mayRetryTransaction(err) || back.Wait(ctx) != nil {
 			return err
 		}
 	}
 }
 
-// runTransaction is one attempt. The turn is given back between two of them, so that renewals come through.
+// runTransaction makes one attempt. It releases the turn at the end, so that renewals can run between
+// two attempts.
 func (h *Held) runTransaction(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
 	defer h.releaseTurn()
+
 	within, cancel := context.WithTimeoutCause(ctx, h.validFor(), errOutcomeUnknown)
 	defer cancel()
 	defer context.AfterFunc(h.ctx, cancel)()
+
 	if err := h.session.StartTransaction(options.Transaction().SetReadConcern(readconcern.Majority()).
 		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
@@ -69,8 +72,10 @@ func (h *Held) runTransaction(ctx context.Context, dirty []string, fn func(ctx c
 	if err != nil {
 		h.abortTransaction(ctx)
 	}
+
 	if errors.Is(err, errNotOwner) {
-		// The snapshot does not show the lease as ours; only the document itself tells whether it is lost.
+		// The snapshot of the transaction does not show this process as the owner. Only the document
+		// itself decides whether the lease is lost.
 		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 		defer cancel()
 		if _, err := h.confirmWrite(call, h.seq, false); err != nil {
@@ -81,14 +86,18 @@ func (h *Held) runTransaction(ctx context.Context, dirty []string, fn func(ctx c
 	return err
 }
 
-// fenceTransaction is the first statement of each transaction (N3).
+// fenceTransaction is the first statement of each transaction (N3). It returns errNotOwner if this
+// process does not own the document.
 func (h *Held) fenceTransaction(ctx context.Context, dirty []string) error {
 	call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 	defer cancel()
+
 	update := bson.D{{Key: "$inc", Value: bson.D{{Key: "fence", Value: int64(1)}}}}
 	if len(dirty) > 0 {
-		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: bson.D{{Key: "$each", Value: dirty}}}}})
+		each := bson.D{{Key: "$each", Value: dirty}}
+		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: each}}})
 	}
+
 	res, err := h.lease.coll.UpdateOne(call, bson.D{
 		{Key: "_id", Value: h.lease.cfg.ID}, {Key: "owner", Value: h.acquired.Owner}, {Key: "epoch", Value: h.acquired.Epoch},
 	}, update)
@@ -101,13 +110,14 @@ func (h *Held) fenceTransaction(ctx context.Context, dirty []string) error {
 	return nil
 }
 
-// commitTransaction repeats the commit while its outcome is unknown and the lease lasts: a commit that is sent again does nothing
-// twice.
+// commitTransaction commits, and repeats the commit while its outcome is unknown and the lease is valid.
+// A repeated commit has no second effect.
 func (h *Held) commitTransaction(ctx context.Context) error {
 	for {
 		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lease.cfg.CallTimeout)
 		err := h.session.CommitTransaction(call)
 		cancel()
+
 		var le mongo.LabeledError
 		unknown := mongo.IsTimeout(err) || errors.As(err, &le) && le.HasErrorLabel("UnknownTransactionCommitResult")
 		if err == nil || !unknown || retry.Sleep(ctx, 10*time.Millisecond) != nil {
@@ -116,34 +126,40 @@ func (h *Held) commitTransaction(ctx context.Context) error {
 	}
 }
 
-// abortTransaction ends what is left of the transaction. A server that did not hear of it, or hears of the transaction's first statement
-// after its end, would keep the write lock on the watcher document for transactionLifetimeLimitSeconds, a minute, and our own
-// renewals would wait behind it. So the session outnumbers the transaction; and where a statement that still runs is in the
-// way of that, it is ended by name, and the next renewal outnumbers it. All of it together takes less than two calls may.
+// abortTransaction aborts the transaction of the session. If the abort does not reach the server, or the
+// first statement of the transaction arrives after the abort, the server keeps the write lock on the
+// watcher document for transactionLifetimeLimitSeconds, a minute. The renewals of this process would
+// wait for that lock. So abortTransaction supersedes the transaction with a later one of the session. If
+// a statement that still runs prevents this, it kills the session's operations, and the next renewal
+// supersedes the transaction. Everything together takes less time than two calls may.
 func (h *Held) abortTransaction(ctx context.Context) {
-	within := func(do func(context.Context) error) error {
+	withTimeout := func(do func(context.Context) error) error {
 		call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lease.cfg.CallTimeout/2)
 		defer cancel()
 		return do(call)
 	}
-	_ = within(h.session.AbortTransaction) // the driver does not tell what came of it
+
+	// The driver does not return whether the abort succeeded.
+	_ = withTimeout(h.session.AbortTransaction)
 	h.mayHaveOrphan = true
-	err := within(h.supersedeOrphan)
+	err := withTimeout(h.supersedeOrphan)
 	if err == nil {
 		return
 	}
-	h.log.Debug("cannot outnumber an aborted transaction yet", "error", err)
-	err = within(func(call context.Context) error {
+
+	h.log.Debug("cannot supersede an aborted transaction yet", "error", err)
+	err = withTimeout(func(call context.Context) error {
 		return killSessions(call, h.lease.coll.Database().Client(), []bson.Raw{h.session.ID()})
 	})
 	if err != nil {
-		h.log.Debug("cannot end the transaction's session", "error", err)
+		h.log.Debug("cannot end the session of the transaction", "error", err)
 	}
 }
 
-// supersedeOrphan makes the server abort a transaction of our session that may be open there: the server does so when the session
-// begins one with a higher number, and refuses later statements of the lower. That other one only reads, so it locks nothing
-// that anybody waits for. Call it with the turn taken.
+// supersedeOrphan makes the server abort a transaction of this session that may still be open. When the
+// session starts a transaction with a higher number, the server aborts the lower one and rejects its
+// later statements. The new transaction only reads, so it takes no lock that blocks other writers. The
+// caller must hold the turn.
 func (h *Held) supersedeOrphan(ctx context.Context) error {
 	if !h.mayHaveOrphan {
 		return nil
@@ -151,26 +167,32 @@ func (h *Held) supersedeOrphan(ctx context.Context) error {
 	if err := h.session.StartTransaction(); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
 	}
-	err := h.lease.coll.FindOne(mongo.NewSessionContext(ctx, h.session), bson.D{{Key: "_id", Value: h.lease.cfg.ID}}).Err()
+
+	read := h.lease.coll.FindOne(mongo.NewSessionContext(ctx, h.session), bson.D{{Key: "_id", Value: h.lease.cfg.ID}})
+	err := read.Err()
 	_ = h.session.AbortTransaction(ctx)
 	if err != nil && !isNotFound(err) {
-		return fmt.Errorf("outnumbering a transaction: %w", err)
+		return fmt.Errorf("superseding a transaction: %w", err)
 	}
+
 	h.mayHaveOrphan = false
 	return nil
 }
 
-// endForeignTransactions ends the transactions of commands and the API that may have kept a renewal waiting. One whose process is alive
-// is repeated there.
+// endForeignTransactions ends the transactions of commands and the API on the document, which may have
+// blocked a renewal. Their processes retry them.
 func (h *Held) endForeignTransactions(ctx context.Context) {
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.lease.cfg.CallTimeout)
 	defer cancel()
-	doc, _, err := readDocument(call, h.lease.localColl, h.lease.cfg.ID) // reads do not wait for a transaction
+
+	// A read does not wait for transactions.
+	doc, _, err := readDocument(call, h.lease.localColl, h.lease.cfg.ID)
 	if err == nil && len(doc.Foreign) > 0 {
-		h.log.Warn("the lease could not be renewed: ending the transactions of commands and the API over its document", "transactions", len(doc.Foreign))
+		h.log.Warn("cannot renew the lease in time; ending transactions of commands and the API on its document",
+			"transactions", len(doc.Foreign))
 		err = killSessions(call, h.lease.coll.Database().Client(), doc.Foreign)
 	}
 	if err != nil {
-		h.log.Debug("cannot end others' transactions", "error", err)
+		h.log.Debug("cannot end the transactions of other processes", "error", err)
 	}
 }

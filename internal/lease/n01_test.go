@@ -130,7 +130,7 @@ func TestN01_TheCurrentPositionIsAskedForAtTheWrite(t *testing.T) {
 	if p := readStored(t, coll).Position(); p.Compare(newPosition(9)) != 0 {
 		t.Errorf("stored %s", p.Token)
 	}
-	if strings.Contains(log.String(), "behind the stored one") {
+	if strings.Contains(log.String(), "precedes the stored one") {
 		t.Error(log.String())
 	}
 }
