@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// templatePart is a piece of a template: a literal, or the name of a placeholder.
+// templatePart is a literal or the name of a placeholder.
 type templatePart struct {
 	literal     string
 	placeholder string
@@ -17,7 +17,7 @@ type templatePart struct {
 
 type template []templatePart
 
-// parseTemplate splits s at its {placeholders}, of which only those in known may occur.
+// parseTemplate splits s at its {placeholders}. Only the names in known are allowed.
 func parseTemplate(s string, known ...string) (template, error) {
 	var t template
 	for s != "" {
@@ -31,26 +31,30 @@ func parseTemplate(s string, known ...string) (template, error) {
 		if !open {
 			break
 		}
+
 		name, after, closed := strings.Cut(rest, "}")
 		if !closed {
-			return nil, fmt.Errorf("a { that is not closed")
+			return nil, fmt.Errorf("a { without a }")
 		}
 		if !slices.Contains(known, name) {
 			return nil, fmt.Errorf("{%s} is unknown; known are {%s}", name, strings.Join(known, "}, {"))
 		}
+
 		t = append(t, templatePart{placeholder: name})
 		s = after
 	}
 	return t, nil
 }
 
-// usesAny reports whether one of names occurs in t.
+// usesAny reports whether t has one of the named placeholders.
 func (t template) usesAny(names ...string) bool {
-	return slices.ContainsFunc(t, func(p templatePart) bool { return p.placeholder != "" && slices.Contains(names, p.placeholder) })
+	return slices.ContainsFunc(t, func(p templatePart) bool {
+		return p.placeholder != "" && slices.Contains(names, p.placeholder)
+	})
 }
 
-// staticText is the text of a template without placeholders.
-func (t template) staticText() (string, bool) {
+// staticText returns the text of a template without placeholders. ok is false if it has any.
+func (t template) staticText() (text string, ok bool) {
 	var b strings.Builder
 	for _, p := range t {
 		if p.placeholder != "" {
@@ -61,7 +65,7 @@ func (t template) staticText() (string, bool) {
 	return b.String(), true
 }
 
-// appendTo appends the template with v's fields filled in.
+// appendTo appends the template, filled with the fields of v.
 func (t template) appendTo(dst []byte, v *event.View) []byte {
 	for _, p := range t {
 		switch p.placeholder {
@@ -90,7 +94,7 @@ func (t template) appendTo(dst []byte, v *event.View) []byte {
 	return dst
 }
 
-// appendTime appends Unix milliseconds as RFC 3339 has them.
+// appendTime appends Unix milliseconds in the format of RFC 3339.
 func appendTime(dst []byte, ms int64) []byte {
 	return time.UnixMilli(ms).UTC().AppendFormat(dst, "2006-01-02T15:04:05.000Z07:00")
 }
