@@ -19,7 +19,9 @@ type guardKey struct{}
 // Enter blocks until no other holder has id. If wait is false and id is taken, it returns at once with ok
 // false. If ctx is the context of a holder of any id, Enter does not wait, because two holders that nest the
 // same ids in opposite order would deadlock. The caller must call leave.
-func (g *Guard) Enter(ctx context.Context, id string, wait bool) (inner context.Context, leave func(), ok bool, err error) {
+func (g *Guard) Enter(
+	ctx context.Context, id string, wait bool,
+) (inner context.Context, leave func(), ok bool, err error) {
 	if ctx.Value(guardKey{}) != nil {
 		return ctx, func() {}, true, nil
 	}
