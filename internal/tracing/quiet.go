@@ -12,10 +12,12 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 )
 
-// The library reports what goes wrong to a handler of the whole process, which prints it anew for each batch. Here errors
-// end in the relay's own log, once when an export begins to fail and once when it works again.
+// The library passes errors to a handler of the whole process, which prints them for each batch. The types
+// here write them to the relay's log instead: once when exports start to fail, and once when they succeed
+// again.
 
-// newExportReporter counts exports of a signal and tells when they begin or cease to fail.
+// newExportReporter returns a function that counts an export of the signal, and logs when exports start to fail
+// and when they succeed again.
 func (e *Exporter) newExportReporter(signal string) func(error) {
 	var mu sync.Mutex
 	var failing bool
@@ -23,13 +25,15 @@ func (e *Exporter) newExportReporter(signal string) func(error) {
 		if e.cfg.Exported != nil {
 			e.cfg.Exported(signal, err)
 		}
+
 		mu.Lock()
 		defer mu.Unlock()
 		switch {
 		case err != nil && !failing:
-			e.cfg.Log.Warn("the collector does not take what is exported; it is dropped until it does", "signal", signal, "collector", e.base.Host, "reason", err)
+			e.cfg.Log.Warn("export to the collector fails; data is dropped until it succeeds", "signal", signal,
+				"collector", e.base.Host, "reason", err)
 		case err == nil && failing:
-			e.cfg.Log.Info("the collector takes what is exported again", "signal", signal, "collector", e.base.Host)
+			e.cfg.Log.Info("export to the collector succeeds again", "signal", signal, "collector", e.base.Host)
 		}
 		failing = err != nil
 	}
@@ -62,7 +66,7 @@ type quietProducer struct {
 	log *slog.Logger
 }
 
-// Produce implements sdkmetric.Producer. What could be gathered is exported, whatever else could not.
+// Produce implements sdkmetric.Producer. It exports the gathered metrics also if others could not be gathered.
 func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, error) {
 	list, err := q.Producer.Produce(ctx)
 	for _, scope := range list {
@@ -72,30 +76,39 @@ func (q quietProducer) Produce(ctx context.Context) ([]metricdata.ScopeMetrics, 
 			}
 		}
 	}
+
 	if err != nil {
-		q.log.Debug("some metrics could not be gathered for the collector", "reason", err)
+		q.log.Debug("cannot gather some metrics for the collector", "reason", err)
 	}
 	return list, nil
 }
 
-// decodeExemplarIDs turns the ids of exemplars from the hexadecimal text of the labels, which the bridge hands on as it is, into
-// the bytes that OTLP has.
+// decodeExemplarIDs decodes the ids of exemplars. The bridge copies them from labels as hexadecimal text, but
+// OTLP requires bytes.
 func decodeExemplarIDs(h metricdata.Histogram[float64]) {
 	for i := range h.DataPoints {
 		for j := range h.DataPoints[i].Exemplars {
 			e := &h.DataPoints[i].Exemplars[j]
-			for _, id := range []*[]byte{&e.TraceID, &e.SpanID} {
-				if raw := make([]byte, len(*id)/2); len(*id) == 32 || len(*id) == 16 && id == &e.SpanID {
-					if _, err := hex.Decode(raw, *id); err == nil {
-						*id = raw
-					}
-				}
+			if len(e.TraceID) == 32 {
+				e.TraceID = decodedOrSame(e.TraceID)
+			}
+			if len(e.SpanID) == 32 || len(e.SpanID) == 16 {
+				e.SpanID = decodedOrSame(e.SpanID)
 			}
 		}
 	}
 }
 
-// rateWindow allows so many in each second.
+// decodedOrSame returns the bytes of the hexadecimal text, or text itself if it is not hexadecimal.
+func decodedOrSame(text []byte) []byte {
+	raw := make([]byte, len(text)/2)
+	if _, err := hex.Decode(raw, text); err != nil {
+		return text
+	}
+	return raw
+}
+
+// rateWindow admits a number of spans per second.
 type rateWindow struct {
 	limit  int
 	mu     sync.Mutex
@@ -103,13 +116,17 @@ type rateWindow struct {
 	used   int
 }
 
+// allow reports whether n more spans may be made in the second of now, and counts them.
 func (w *rateWindow) allow(now time.Time, n int) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if s := now.Unix(); s != w.second {
 		w.second, w.used = s, 0
 	}
-	if w.used > 0 && w.used+n > w.limit { // an envelope with more targets than the limit must not be left out for ever
+
+	// The first delivery of a second always passes. Otherwise an envelope with more targets than the limit
+	// would never get spans.
+	if w.used > 0 && w.used+n > w.limit {
 		return false
 	}
 	w.used += n

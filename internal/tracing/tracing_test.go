@@ -411,7 +411,7 @@ func TestACollectorThatFails(t *testing.T) {
 		t.Errorf("authorization %q", c.auth[0])
 	}
 	text := log.String()
-	if strings.Count(text, "does not take") != 1 || strings.Count(text, "again") != 1 || strings.Contains(text, "hunter2") {
+	if strings.Count(text, "export to the collector fails") != 1 || strings.Count(text, "again") != 1 || strings.Contains(text, "hunter2") {
 		t.Errorf("log:\n%s", text)
 	}
 }
