@@ -19,9 +19,9 @@ type Behind struct {
 	Topic string        `bson:"topic"` // which alone refused it; "" where it was none
 }
 
-// behind is the filter of the letters that a relay wrote of events behind a position. Those of later deliveries are nobody's: what
+// afterPosition is the filter of the letters that a relay wrote of events behind a position. Those of later deliveries are nobody's: what
 // was requeued does not come by the stream.
-func behind(after string) bson.D {
+func afterPosition(after string) bson.D {
 	return bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: after}}}, {Key: "source.kind", Value: FromRelay}, {Key: "_id.delivery", Value: 0}}
 }
 
@@ -39,7 +39,7 @@ func EachBehind(ctx context.Context, letters *mongo.Collection, after string, ta
 	}
 	defer sess.EndSession(context.WithoutCancel(ctx))
 	ctx = mongo.NewSessionContext(ctx, sess)
-	cur, err := store.Majority(letters).Find(ctx, behind(after), options.Find().SetBatchSize(5000).
+	cur, err := store.Majority(letters).Find(ctx, afterPosition(after), options.Find().SetBatchSize(5000).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "id", Value: "$_id.id"}, {Key: "pos", Value: 1}, {Key: "topic", Value: 1}}))
 	if err != nil {
 		return fmt.Errorf("looking for dead letters behind the position in %s: %w", store.Namespace(letters), err)
@@ -62,7 +62,7 @@ func EachBehind(ctx context.Context, letters *mongo.Collection, after string, ta
 
 // AnyBehind reports whether there is one. In a transaction it sees what that sees.
 func AnyBehind(ctx context.Context, letters *mongo.Collection, after string) (bool, error) {
-	err := letters.FindOne(ctx, behind(after), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
+	err := letters.FindOne(ctx, afterPosition(after), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Err()
 	if errors.Is(err, mongo.ErrNoDocuments) {
 		return false, nil
 	}
@@ -72,8 +72,8 @@ func AnyBehind(ctx context.Context, letters *mongo.Collection, after string) (bo
 	return true, nil
 }
 
-// dirty are the collections of a part whose letters an owner would look for.
-func dirty(part []prepared) (names []string) {
+// namespacesToMarkDirty are the collections of a part whose letters an owner would look for.
+func namespacesToMarkDirty(part []preparedLetter) (names []string) {
 	seen := map[string]bool{}
 	for i := range part {
 		p := &part[i]

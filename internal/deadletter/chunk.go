@@ -19,14 +19,14 @@ type chunkID struct {
 	Chunk int `bson:"chunk"`
 }
 
-type chunk struct {
+type chunkDocument struct {
 	ID   chunkID `bson:"_id"`
 	Data []byte  `bson:"data"`
 }
 
-// chunks writes the bodies of the letters that are too large for one document (N20), before the letters: a crash between
+// writeChunks writes the bodies of the letters that are too large for one document (N20), before the letters: a crash between
 // leaves chunks that the repetition overwrites.
-func chunks(ctx context.Context, f store.Fencer, part []prepared) error {
+func writeChunks(ctx context.Context, f store.Fencer, part []preparedLetter) error {
 	for i := range part {
 		p := &part[i]
 		for from, most := 0, MaxBytes/ChunkSize; from < p.dead.Chunks; {
@@ -34,9 +34,9 @@ func chunks(ctx context.Context, f store.Fencer, part []prepared) error {
 			err := store.FencedSoon(ctx, f, nil, to-from, func(tx context.Context) error {
 				s := mongo.SessionFromContext(tx)
 				if s == nil {
-					return errOutside
+					return errNoTransaction
 				}
-				return p.writeChunks(tx, s.Client(), from, to)
+				return p.upsertChunks(tx, s.Client(), from, to)
 			})
 			if errors.Is(err, store.ErrSlow) {
 				most = 1
@@ -51,7 +51,7 @@ func chunks(ctx context.Context, f store.Fencer, part []prepared) error {
 	return nil
 }
 
-func (p *prepared) writeChunks(tx context.Context, client *mongo.Client, from, to int) error {
+func (p *preparedLetter) upsertChunks(tx context.Context, client *mongo.Client, from, to int) error {
 	models := make([]mongo.WriteModel, 0, to-from)
 	for n := from; n < to; n++ {
 		data := p.raw[n*ChunkSize : min((n+1)*ChunkSize, len(p.raw))]
@@ -66,8 +66,8 @@ func (p *prepared) writeChunks(tx context.Context, client *mongo.Client, from, t
 	return err
 }
 
-// errIncomplete says that chunks of a letter are missing.
-var errIncomplete = errors.New("a dead letter is not whole")
+// errMissingChunks says that chunks of a letter are missing.
+var errMissingChunks = errors.New("a dead letter is not whole")
 
 // Open reads a letter, with its whole envelope. [store.ErrNotFound] if it is gone.
 func Open(ctx context.Context, db *mongo.Database, id ID) (Dead, error) {
@@ -81,12 +81,12 @@ func Open(ctx context.Context, db *mongo.Database, id ID) (Dead, error) {
 		return Dead{}, fmt.Errorf("reading a dead letter of %s: %w", id.NS, err)
 	}
 	if d.Chunks > 0 {
-		d.Envelope, err = assemble(ctx, coll, d)
+		d.Envelope, err = readChunks(ctx, coll, d)
 	}
 	return d, err
 }
 
-func assemble(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, error) {
+func readChunks(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, error) {
 	ids := make(bson.A, d.Chunks)
 	for i := range ids {
 		ids[i] = chunkID{d.ID, i}
@@ -95,7 +95,7 @@ func assemble(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, er
 	if err != nil {
 		return nil, fmt.Errorf("reading the chunks of a dead letter of %s: %w", d.ID.NS, err)
 	}
-	var parts []chunk
+	var parts []chunkDocument
 	if err := cur.All(ctx, &parts); err != nil {
 		return nil, fmt.Errorf("reading the chunks of a dead letter of %s: %w", d.ID.NS, err)
 	}
@@ -104,7 +104,7 @@ func assemble(ctx context.Context, coll *mongo.Collection, d Dead) (bson.Raw, er
 		raw = append(raw, c.Data...)
 	}
 	if len(parts) != d.Chunks || len(raw) != d.Size {
-		return nil, fmt.Errorf("%w: %s has %d of %d chunks, %d of %d bytes", errIncomplete, d.ID, len(parts), d.Chunks, len(raw), d.Size)
+		return nil, fmt.Errorf("%w: %s has %d of %d chunks, %d of %d bytes", errMissingChunks, d.ID, len(parts), d.Chunks, len(raw), d.Size)
 	}
 	return raw, nil
 }

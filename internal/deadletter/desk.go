@@ -37,17 +37,17 @@ func NewDesk(state *mongo.Database, watcher, actor string) Desk {
 
 func (k Desk) client() *mongo.Client { return k.State.Client() }
 
-// again reads what envelopes that are delivered again have in common.
-func (k Desk) again(ctx context.Context, late bool) (again, error) {
+// newEnvelopeBuilder reads what envelopes that are delivered again have in common.
+func (k Desk) newEnvelopeBuilder(ctx context.Context, late bool) (envelopeBuilder, error) {
 	now, err := store.ServerTime(ctx, k.client())
 	if err != nil {
-		return again{}, err
+		return envelopeBuilder{}, err
 	}
 	seal, err := store.NewRegistry(k.State.Collection("collections")).Seal(ctx)
-	return again{now: now, late: late, seal: seal}, err
+	return envelopeBuilder{now: now, ignoreExpiry: late, seal: seal}, err
 }
 
-func (k Desk) outbox(ns string) (*mongo.Collection, error) {
+func (k Desk) outboxCollection(ns string) (*mongo.Collection, error) {
 	coll, err := store.Outboxed(k.client(), ns)
 	if err != nil {
 		return nil, err
@@ -117,18 +117,18 @@ func (k Desk) markReplayed(tx context.Context, dead *mongo.Collection, filter bs
 	return res.MatchedCount, nil
 }
 
-// holdings reads what the outbox holds under ids, by the bytes of the id.
-func holdings(ctx context.Context, outbox *mongo.Collection, ids []bson.RawValue) (map[string]*held, error) {
-	cur, err := outbox.Find(ctx, in("_id", ids), options.Find().SetProjection(bson.D{
+// readOutboxEntries reads what the outbox holds under ids, by the bytes of the id.
+func readOutboxEntries(ctx context.Context, outbox *mongo.Collection, ids []bson.RawValue) (map[string]*outboxEntry, error) {
+	cur, err := outbox.Find(ctx, fieldIn("_id", ids), options.Find().SetProjection(bson.D{
 		{Key: "state", Value: 1}, {Key: "dueAt", Value: 1}, {Key: "claim", Value: 1}, {Key: "sentAt", Value: 1}, {Key: "delivery", Value: 1},
 	}))
 	if err != nil {
 		return nil, fmt.Errorf("looking for envelopes in %s: %w", store.Namespace(outbox), err)
 	}
 	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
-	out := make(map[string]*held)
+	out := make(map[string]*outboxEntry)
 	for cur.Next(ctx) {
-		out[keyOf(cur.Current.Lookup("_id"))] = heldOf(cur.Current)
+		out[valueKey(cur.Current.Lookup("_id"))] = newOutboxEntry(cur.Current)
 	}
 	if err := cur.Err(); err != nil {
 		return nil, fmt.Errorf("looking for envelopes in %s: %w", store.Namespace(outbox), err)
@@ -136,8 +136,8 @@ func holdings(ctx context.Context, outbox *mongo.Collection, ids []bson.RawValue
 	return out, nil
 }
 
-// keyOf tells values of different types apart.
-func keyOf(v bson.RawValue) string { return string([]byte{byte(v.Type)}) + string(v.Value) }
+// valueKey tells values of different types apart.
+func valueKey(v bson.RawValue) string { return string([]byte{byte(v.Type)}) + string(v.Value) }
 
-// key is the letter's id for maps.
-func (id ID) key() string { return strconv.Itoa(int(id.Delivery)) + keyOf(id.ID) + id.NS }
+// mapKey is the letter's id for maps.
+func (id ID) mapKey() string { return strconv.Itoa(int(id.Delivery)) + valueKey(id.ID) + id.NS }

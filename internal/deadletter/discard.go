@@ -17,8 +17,8 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// checkpointWait is how long a letter's event is waited for that the watcher has not passed.
-const checkpointWait = 2 * time.Second
+// maxCheckpointWait is how long a letter's event is waited for that the watcher has not passed.
+const maxCheckpointWait = 2 * time.Second
 
 // Discard removes the letters of one outbox that match and were there when it began, and returns how many. It takes no
 // fence: no envelope changes. Each part of at most [MaxLetters] is one write with majority; after a crash in the middle the
@@ -29,10 +29,10 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	if err != nil {
 		return 0, err
 	}
-	if q, err = q.guarded(now); err != nil {
+	if q, err = q.restrictToAction(now); err != nil {
 		return 0, err
 	}
-	dead, err := of(k.client(), ns)
+	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
 		return 0, err
 	}
@@ -42,10 +42,10 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	// A watcher that runs passes the event with its next checkpoint.
 	refused := new(RefusedError)
 	for began := time.Now(); ; {
-		if err = k.passed(ctx, dead, q); !errors.As(err, &refused) || time.Since(began) > checkpointWait {
+		if err = k.checkPassed(ctx, dead, q); !errors.As(err, &refused) || time.Since(began) > maxCheckpointWait {
 			break
 		}
-		if err := retry.Sleep(ctx, checkpointWait/20); err != nil {
+		if err := retry.Sleep(ctx, maxCheckpointWait/20); err != nil {
 			return 0, err
 		}
 	}
@@ -53,8 +53,8 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 		return 0, err
 	}
 	var total int64
-	for s := (&scan{dead: dead, filter: q.filter()}); ; {
-		part, err := s.places(ctx, MaxLetters, math.MaxInt)
+	for s := (&scan{dead: dead, filter: q.mongoFilter()}); ; {
+		part, err := s.nextPart(ctx, MaxLetters, math.MaxInt)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
@@ -68,12 +68,12 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 		}
 		// Chunks first: a crash between leaves a letter that says so, and not chunks that nobody finds.
 		if len(chunks) > 0 {
-			if _, err := dead.DeleteMany(ctx, in("_id", chunks)); err != nil {
+			if _, err := dead.DeleteMany(ctx, fieldIn("_id", chunks)); err != nil {
 				return total, fmt.Errorf("discarding from %s: %w", store.Namespace(dead), err)
 			}
 		}
 		// One that was requeued meanwhile may not match any more.
-		res, err := dead.DeleteMany(ctx, and(in("_id", ids), q.filter()))
+		res, err := dead.DeleteMany(ctx, joinFilters(fieldIn("_id", ids), q.mongoFilter()))
 		if err != nil {
 			return total, fmt.Errorf("discarding from %s: %w", store.Namespace(dead), err)
 		}
@@ -83,8 +83,8 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	}
 }
 
-// passed refuses a letter that matches if its event stands behind the position of the watcher or one of its slots.
-func (k Desk) passed(ctx context.Context, dead *mongo.Collection, q Query) error {
+// checkPassed refuses a letter that matches if its event stands behind the position of the watcher or one of its slots.
+func (k Desk) checkPassed(ctx context.Context, dead *mongo.Collection, q Query) error {
 	watchers := store.Majority(k.State.Collection("watchers"))
 	ids, err := store.NewDivisions(k.State).IDs(ctx, k.Watcher)
 	if err != nil {
@@ -106,7 +106,7 @@ func (k Desk) passed(ctx context.Context, dead *mongo.Collection, q Query) error
 			ID ID `bson:"_id"`
 		}
 		at := cmp.Or(doc.Token.Data(), store.PosAt(doc.ClusterTime))
-		err = dead.FindOne(ctx, and(behind(at), q.filter()), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Decode(&letter)
+		err = dead.FindOne(ctx, joinFilters(afterPosition(at), q.mongoFilter()), options.FindOne().SetProjection(bson.D{{Key: "_id", Value: 1}})).Decode(&letter)
 		switch {
 		case err == nil:
 			return &RefusedError{letter.ID, fmt.Sprintf("%s has not passed its event yet, and its next owner would send it without the letter; discard it when the watcher runs and nothing holds it up", id)}

@@ -37,7 +37,7 @@ func (e Edit) Fields() []string {
 	return slices.Compact(out)
 }
 
-func (e Edit) check() error {
+func (e Edit) validateFields() error {
 	names := e.Fields()
 	if len(names) == 0 {
 		return fmt.Errorf("the edit changes nothing; requeue the letter instead")
@@ -53,8 +53,8 @@ func (e Edit) check() error {
 	return nil
 }
 
-// apply is the envelope with the edit. Fields that are set stand where they stood, or at the end.
-func (e Edit) apply(raw bson.Raw) (bson.Raw, error) {
+// applyTo is the envelope with the edit. Fields that are set stand where they stood, or at the end.
+func (e Edit) applyTo(raw bson.Raw) (bson.Raw, error) {
 	elems, err := raw.Elements()
 	if err != nil {
 		return nil, fmt.Errorf("reading the envelope: %w", err)
@@ -86,11 +86,11 @@ func (e Edit) apply(raw bson.Raw) (bson.Raw, error) {
 	if err != nil {
 		return nil, fmt.Errorf("writing the edited envelope: %w", err)
 	}
-	return reslot(out)
+	return updateSlot(out)
 }
 
-// reslot makes the slot that of the ordering key (N28).
-func reslot(raw bson.Raw) (bson.Raw, error) {
+// updateSlot makes the slot that of the ordering key (N28).
+func updateSlot(raw bson.Raw) (bson.Raw, error) {
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil {
 		return raw, nil // what is wrong is told by who parses it next, with the letter's name
@@ -123,10 +123,10 @@ func reslot(raw bson.Raw) (bson.Raw, error) {
 // go back. A letter that was changed since e.Version is a [*ConflictError], one that was requeued a [*ReplayedError], and
 // one that is gone [store.ErrNotFound].
 func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int32, error) {
-	if err := e.check(); err != nil {
+	if err := e.validateFields(); err != nil {
 		return 0, err
 	}
-	dead, err := of(k.client(), id.NS)
+	dead, err := deadCollection(k.client(), id.NS)
 	if err != nil {
 		return 0, err
 	}
@@ -140,43 +140,43 @@ func (k Desk) EditAndRequeue(ctx context.Context, id ID, e Edit, o Options) (int
 	if d.Version != e.Version {
 		return 0, &ConflictError{id, e.Version, d.Version}
 	}
-	if d.Envelope, err = e.apply(d.Envelope); err != nil {
+	if d.Envelope, err = e.applyTo(d.Envelope); err != nil {
 		return 0, &RefusedError{id, err.Error()}
 	}
-	a, err := k.again(ctx, o.Late)
+	a, err := k.newEnvelopeBuilder(ctx, o.Late)
 	if err != nil {
 		return 0, err
 	}
 	if o.DryRun {
-		return k.edited(ctx, &d, e, a, true)
+		return k.requeueEdited(ctx, &d, e, a, true)
 	}
 	var became int32
 	err = store.Foreign(ctx, k.State, k.Watcher, []string{id.NS}, func(tx context.Context) (err error) {
-		became, err = k.edited(tx, &d, e, a, false)
+		became, err = k.requeueEdited(tx, &d, e, a, false)
 		return err
 	})
 	return became, err
 }
 
-// edited is the body of the transaction.
-func (k Desk) edited(tx context.Context, d *Dead, e Edit, a again, dryRun bool) (int32, error) {
-	dead, err := of(k.client(), d.ID.NS)
+// requeueEdited is the body of the transaction.
+func (k Desk) requeueEdited(tx context.Context, d *Dead, e Edit, a envelopeBuilder, dryRun bool) (int32, error) {
+	dead, err := deadCollection(k.client(), d.ID.NS)
 	if err != nil {
 		return 0, err
 	}
-	outbox, err := k.outbox(d.ID.NS)
+	outbox, err := k.outboxCollection(d.ID.NS)
 	if err != nil {
 		return 0, err
 	}
-	have, err := holdings(tx, outbox, []bson.RawValue{d.ID.ID})
+	have, err := readOutboxEntries(tx, outbox, []bson.RawValue{d.ID.ID})
 	if err != nil {
 		return 0, err
 	}
-	delivery, err := have[keyOf(d.ID.ID)].next(d)
+	delivery, err := have[valueKey(d.ID.ID)].nextDelivery(d)
 	if err != nil {
-		return k.doneBefore(tx, dead, d.ID, err)
+		return k.findEarlierAttempt(tx, dead, d.ID, err)
 	}
-	doc, err := a.document(d, delivery)
+	doc, err := a.buildEnvelope(d, delivery)
 	if err != nil || dryRun {
 		return delivery, err
 	}
@@ -189,7 +189,7 @@ func (k Desk) edited(tx context.Context, d *Dead, e Edit, a again, dryRun bool) 
 		return 0, err
 	}
 	if matched == 0 {
-		return k.doneBefore(tx, dead, d.ID, &ConflictError{d.ID, e.Version, e.Version + 1})
+		return k.findEarlierAttempt(tx, dead, d.ID, &ConflictError{d.ID, e.Version, e.Version + 1})
 	}
 	_, err = outbox.BulkWrite(tx, []mongo.WriteModel{
 		mongo.NewReplaceOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: d.ID.ID}}).SetReplacement(doc),
@@ -200,8 +200,8 @@ func (k Desk) edited(tx context.Context, d *Dead, e Edit, a again, dryRun bool) 
 	return delivery, nil
 }
 
-// doneBefore is why, unless this very action has requeued the letter in an attempt whose outcome was not known.
-func (k Desk) doneBefore(tx context.Context, dead *mongo.Collection, id ID, why error) (int32, error) {
+// findEarlierAttempt is why, unless this very action has requeued the letter in an attempt whose outcome was not known.
+func (k Desk) findEarlierAttempt(tx context.Context, dead *mongo.Collection, id ID, why error) (int32, error) {
 	var d Dead
 	if err := dead.FindOne(tx, bson.D{{Key: "_id", Value: id}}).Decode(&d); err != nil || d.Replayed == nil {
 		return 0, why

@@ -12,27 +12,27 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// maxDocument is what a document may hold, less what a requeue adds to an envelope.
-const maxDocument = 16<<20 - 4<<10
+// maxEnvelopeBytes is what a document may hold, less what a requeue adds to an envelope.
+const maxEnvelopeBytes = 16<<20 - 4<<10
 
-// stripped are the fields of an envelope that tell of an earlier delivery, or are given anew.
-var stripped = map[string]bool{
+// droppedFields are the fields of an envelope that tell of an earlier delivery, or are given anew.
+var droppedFields = map[string]bool{
 	"state": true, "pos": true, "pending": true, "attempts": true, "nextAt": true, "lastError": true, "history": true, "claim": true,
 	"origin": true, "redelivered": true, "delivery": true, "sentAt": true, "sent": true, "replayOf": true, "only": true, "ts": true, "dueAt": true,
 	"seal": true,
 }
 
-// again makes envelopes that are delivered again out of letters.
-type again struct {
+// envelopeBuilder makes envelopes that are delivered again out of letters.
+type envelopeBuilder struct {
 	now  time.Time // of the server
-	late bool      // also those that have expired: they lose their expiry
+	ignoreExpiry bool      // also those that have expired: they lose their expiry
 	seal []byte    // of the state database, see [store.Registry.Seal]
 }
 
-// document is the envelope of a letter as it goes back to its outbox: exactly one that waits for a retry (N18), its times
+// buildEnvelope is the envelope of a letter as it goes back to its outbox: exactly one that waits for a retry (N18), its times
 // the server's. ts is zero for the server to stamp. A *RefusedError says why the letter cannot be delivered as it is.
-func (a again) document(d *Dead, delivery int32) (bson.D, error) {
-	if problem := unfit(d.Envelope); problem != "" {
+func (a envelopeBuilder) buildEnvelope(d *Dead, delivery int32) (bson.D, error) {
+	if problem := describeDefect(d.Envelope); problem != "" {
 		return nil, &RefusedError{d.ID, problem + "; edit it"}
 	}
 	var v event.View
@@ -40,7 +40,7 @@ func (a again) document(d *Dead, delivery int32) (bson.D, error) {
 		return nil, &RefusedError{d.ID, err.Error() + "; edit it"}
 	}
 	expired := v.HasExpiresAt && v.ExpiresAt <= a.now.UnixMilli()
-	if expired && !a.late {
+	if expired && !a.ignoreExpiry {
 		return nil, &RefusedError{d.ID, "it has expired; say that expiry is to be ignored, or edit it"}
 	}
 	elems, err := d.Envelope.Elements()
@@ -54,7 +54,7 @@ func (a again) document(d *Dead, delivery int32) (bson.D, error) {
 		case name == "dueAt" && v.HasDueAt: // it has been due: a document with dueAt would be scheduled again
 			name = "scheduledFor"
 			doc = slices.DeleteFunc(doc, func(e bson.E) bool { return e.Key == name })
-		case stripped[name], name == "expiresAt" && expired, name == "key" && v.Key == nil, name == "scheduledFor" && v.HasDueAt:
+		case droppedFields[name], name == "expiresAt" && expired, name == "key" && v.Key == nil, name == "scheduledFor" && v.HasDueAt:
 			continue
 		}
 		doc = append(doc, bson.E{Key: name, Value: value})
@@ -67,7 +67,7 @@ func (a again) document(d *Dead, delivery int32) (bson.D, error) {
 		bson.E{Key: "state", Value: event.StateRetry},
 		bson.E{Key: "attempts", Value: int32(0)},
 		bson.E{Key: "nextAt", Value: bson.NewDateTimeFromTime(a.now)},
-		bson.E{Key: "pos", Value: d.position(v.TS)},
+		bson.E{Key: "pos", Value: d.exceptionPosition(v.TS)},
 		bson.E{Key: "origin", Value: store.OriginRequeue},
 		bson.E{Key: "delivery", Value: delivery},
 		bson.E{Key: "replayOf", Value: d.ID.String()},
@@ -79,23 +79,23 @@ func (a again) document(d *Dead, delivery int32) (bson.D, error) {
 	return doc, nil
 }
 
-// unfit says what keeps the bytes of a letter from being an envelope at all, or "".
-func unfit(raw bson.Raw) string {
+// describeDefect says what keeps the bytes of a letter from being an envelope at all, or "".
+func describeDefect(raw bson.Raw) string {
 	elems, err := raw.Elements()
 	switch {
 	case err != nil:
 		return "its envelope is broken"
 	case len(elems) <= 1:
 		return "only its id is left"
-	case len(raw) > maxDocument:
+	case len(raw) > maxEnvelopeBytes:
 		return fmt.Sprintf("its envelope has %d bytes, more than fit a document with what a requeue adds", len(raw))
 	}
 	return ""
 }
 
-// position is where the letter stands among the exceptions of its key: at its event of the stream, else at the server's
+// exceptionPosition is where the letter stands among the exceptions of its key: at its event of the stream, else at the server's
 // stamp of its insert, else at the moment it died.
-func (d *Dead) position(ts bson.Timestamp) string {
+func (d *Dead) exceptionPosition(ts bson.Timestamp) string {
 	switch {
 	case d.Pos != "":
 		return d.Pos
@@ -105,34 +105,34 @@ func (d *Dead) position(ts bson.Timestamp) string {
 	return store.PosAt(bson.Timestamp{T: uint32(min(max(d.MovedAt.Unix(), 0), math.MaxUint32))})
 }
 
-// held is what the outbox holds under the id of a letter.
-type held struct {
+// outboxEntry is what the outbox holds under the id of a letter.
+type outboxEntry struct {
 	active   bool // an exception, or scheduled
-	sent     bool // and marked as such
+	markedSent     bool // and marked as such
 	delivery int32
 }
 
-func heldOf(raw bson.Raw) *held {
+func newOutboxEntry(raw bson.Raw) *outboxEntry {
 	present := func(field string) bool {
 		v, err := raw.LookupErr(field)
 		return err == nil && v.Type != bson.TypeNull
 	}
-	return &held{active: present("state") || present("dueAt") || present("claim"), sent: present("sentAt"), delivery: delivery(raw)}
+	return &outboxEntry{active: present("state") || present("dueAt") || present("claim"), markedSent: present("sentAt"), delivery: readDelivery(raw)}
 }
 
-// next is the delivery that the letter is requeued as, given what the outbox holds under its id (nil: nothing). Only what is
+// nextDelivery is the delivery that the letter is requeued as, given what the outbox holds under its id (nil: nothing). Only what is
 // known to be over may be overwritten:
 //   - an exception or a scheduled envelope is a delivery that goes on;
 //   - one that is marked as sent is over;
 //   - one without a mark is over if a handler gave the letter up, for it was consumed; but where the relay gave it up the
 //     envelope had left the outbox with that, so this is another one of the same id, which the stream may still bring.
-func (h *held) next(d *Dead) (int32, error) {
+func (h *outboxEntry) nextDelivery(d *Dead) (int32, error) {
 	delivery := d.ID.Delivery
 	if h != nil {
 		switch {
 		case h.active:
 			return 0, &RefusedError{d.ID, "the outbox holds a delivery of it that goes on; wait until it is sent or dead"}
-		case !h.sent && d.Source.Kind != FromHandler:
+		case !h.markedSent && d.Source.Kind != FromHandler:
 			return 0, &RefusedError{d.ID, "the outbox holds another envelope of the same id; discard the letter if that one stands for it"}
 		}
 		delivery = max(delivery, h.delivery)

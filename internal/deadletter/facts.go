@@ -16,37 +16,37 @@ type Facts struct {
 	Key           string `bson:"key,omitempty"` // the ordering key
 }
 
-// maxFact bounds a fact: what an index can hold whatever the envelope says.
-const maxFact = 4096
+// maxFactBytes bounds a fact: what an index can hold whatever the envelope says.
+const maxFactBytes = 4096
 
-// factsOf reads what it can; the envelope may be wrong in any way but still is BSON.
-func factsOf(raw bson.Raw) Facts {
-	f := Facts{Type: stringOf(raw, "type"), AggregateType: stringOf(raw, "aggregatetype"), Key: textOf(raw, "key")}
+// readFacts reads what it can; the envelope may be wrong in any way but still is BSON.
+func readFacts(raw bson.Raw) Facts {
+	f := Facts{Type: stringField(raw, "type"), AggregateType: stringField(raw, "aggregatetype"), Key: textField(raw, "key")}
 	if f.Key == "" {
-		f.Key = textOf(raw, "aggregateid")
+		f.Key = textField(raw, "aggregateid")
 	}
 	return f
 }
 
-func stringOf(raw bson.Raw, field string) string {
+func stringField(raw bson.Raw, field string) string {
 	v, err := raw.LookupErr(field)
 	if err != nil {
 		return ""
 	}
 	s, _ := v.StringValueOK()
-	return clip(s, maxFact)
+	return truncateText(s, maxFactBytes)
 }
 
-func textOf(raw bson.Raw, field string) string {
+func textField(raw bson.Raw, field string) string {
 	v, err := raw.LookupErr(field)
 	if err != nil {
 		return ""
 	}
-	return clip(canonical(v), maxFact)
+	return truncateText(canonicalText(v), maxFactBytes)
 }
 
-// canonical is the text of what may be an id or a key, "" for anything else.
-func canonical(v bson.RawValue) string {
+// canonicalText is the text of what may be an id or a key, "" for anything else.
+func canonicalText(v bson.RawValue) string {
 	switch v.Type {
 	case bson.TypeInt32, bson.TypeInt64:
 		return strconv.FormatInt(v.AsInt64(), 10)

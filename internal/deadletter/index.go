@@ -53,7 +53,7 @@ func SetExpiry(ctx context.Context, letters *mongo.Collection, after time.Durati
 	case after == 0:
 		return dropExpiry(ctx, letters)
 	}
-	have, err := expiry(ctx, letters)
+	have, err := readExpirySeconds(ctx, letters)
 	if err != nil {
 		return err
 	}
@@ -88,8 +88,8 @@ func SetExpiry(ctx context.Context, letters *mongo.Collection, after time.Durati
 // codeNamespaceNotFound is of a collection that is not there.
 const codeNamespaceNotFound = 26
 
-// expiry is the seconds of each expiry index that is there, by its name.
-func expiry(ctx context.Context, letters *mongo.Collection) (map[string]int64, error) {
+// readExpirySeconds is the seconds of each expiry index that is there, by its name.
+func readExpirySeconds(ctx context.Context, letters *mongo.Collection) (map[string]int64, error) {
 	out := map[string]int64{}
 	cur, err := letters.Indexes().List(ctx)
 	var se mongo.ServerError
@@ -123,7 +123,7 @@ func expiry(ctx context.Context, letters *mongo.Collection) (map[string]int64, e
 }
 
 func dropExpiry(ctx context.Context, letters *mongo.Collection) error {
-	have, err := expiry(ctx, letters)
+	have, err := readExpirySeconds(ctx, letters)
 	if err != nil {
 		return err
 	}

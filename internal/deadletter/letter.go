@@ -109,52 +109,52 @@ func Letters() bson.D {
 
 // String is the letter's id as text: what `replayOf` of a requeued envelope says.
 func (id ID) String() string {
-	return fmt.Sprintf("dead:%s/%s/%d", id.NS, canonical(id.ID), id.Delivery)
+	return fmt.Sprintf("dead:%s/%s/%d", id.NS, canonicalText(id.ID), id.Delivery)
 }
 
 // Text is the canonical text of the envelope's id, as in the header `id` of its records.
-func (id ID) Text() string { return canonical(id.ID) }
+func (id ID) Text() string { return canonicalText(id.ID) }
 
-// prepared is a letter ready to be written, but for the times that are the server's.
-type prepared struct {
+// preparedLetter is a letter ready to be written, but for the times that are the server's.
+type preparedLetter struct {
 	db, coll string
 	id       ID
 	raw      []byte
 	dead     Dead
-	own      bool // the only attempt is this failure
-	shared   bool
-	first    time.Time
+	firstAttempt      bool // the only attempt is this failure
+	keepIfWaiting   bool
+	firstFailure    time.Time
 }
 
-// size is about what the letter, without its chunks, adds to a transaction.
-func (p *prepared) size() int {
+// estimateSize is about what the letter, without its chunks, adds to a transaction.
+func (p *preparedLetter) estimateSize() int {
 	return len(p.dead.Envelope) + len(p.dead.Reason) + 512 + len(p.dead.Attempts)*256
 }
 
-func prepare(l Letter) (prepared, error) {
+func prepareLetter(l Letter) (preparedLetter, error) {
 	db, coll, ok := strings.Cut(l.NS, ".")
 	if !ok || db == "" || coll == "" {
-		return prepared{}, fmt.Errorf("dead letter: namespace %q is not <database>.<collection>", l.NS)
+		return preparedLetter{}, fmt.Errorf("dead letter: namespace %q is not <database>.<collection>", l.NS)
 	}
 	if l.Class == "" {
-		return prepared{}, fmt.Errorf("dead letter of %s: it has no class", l.NS)
+		return preparedLetter{}, fmt.Errorf("dead letter of %s: it has no class", l.NS)
 	}
 	if err := bson.Raw(l.Raw).Validate(); err != nil {
-		return prepared{}, fmt.Errorf("dead letter of %s: its envelope is not BSON: %w", l.NS, err)
+		return preparedLetter{}, fmt.Errorf("dead letter of %s: its envelope is not BSON: %w", l.NS, err)
 	}
 	id, err := bson.Raw(l.Raw).LookupErr("_id")
 	if err != nil {
-		return prepared{}, fmt.Errorf("dead letter of %s: its envelope has no _id: %w", l.NS, err)
+		return preparedLetter{}, fmt.Errorf("dead letter of %s: its envelope has no _id: %w", l.NS, err)
 	}
-	p := prepared{db: db, coll: coll, raw: l.Raw, id: ID{NS: l.NS, ID: id, Delivery: delivery(l.Raw)}, own: len(l.Attempts) == 0, shared: l.Shared, first: l.FirstFailure}
+	p := preparedLetter{db: db, coll: coll, raw: l.Raw, id: ID{NS: l.NS, ID: id, Delivery: readDelivery(l.Raw)}, firstAttempt: len(l.Attempts) == 0, keepIfWaiting: l.Shared, firstFailure: l.FirstFailure}
 	p.dead = Dead{
-		ID: p.id, Size: len(l.Raw), Facts: factsOf(l.Raw), Class: l.Class, Reason: clip(l.Reason, maxReason), Topic: clip(l.Topic, 1024), Pos: l.Pos,
-		Source: l.Source, Attempts: history(l), ReplayOf: cmp.Or(l.ReplayOf, stringOf(l.Raw, "replayOf")),
+		ID: p.id, Size: len(l.Raw), Facts: readFacts(l.Raw), Class: l.Class, Reason: truncateText(l.Reason, maxReason), Topic: truncateText(l.Topic, 1024), Pos: l.Pos,
+		Source: l.Source, Attempts: keepLatestAttempts(l), ReplayOf: cmp.Or(l.ReplayOf, stringField(l.Raw, "replayOf")),
 	}
 	if l.Partition >= 0 && l.Topic != "" {
 		p.dead.Partition = &l.Partition
 	}
-	if len(l.Raw) > MaxInline || tooDeep(l.Raw, maxDepth) {
+	if len(l.Raw) > MaxInline || exceedsDepth(l.Raw, maxDepth) {
 		p.dead.Chunks = (len(l.Raw) + ChunkSize - 1) / ChunkSize
 	} else {
 		p.dead.Envelope = l.Raw
@@ -162,21 +162,21 @@ func prepare(l Letter) (prepared, error) {
 	return p, nil
 }
 
-// stamp fills in the server's time of the move.
-func (p *prepared) stamp(now time.Time) {
+// setTimes fills in the server's time of the move.
+func (p *preparedLetter) setTimes(now time.Time) {
 	d := &p.dead
 	d.MovedAt = now
-	if p.own {
+	if p.firstAttempt {
 		d.Attempts[0].At = now
 	}
-	d.FirstFailure, d.LastFailure = p.first, d.Attempts[len(d.Attempts)-1].At
+	d.FirstFailure, d.LastFailure = p.firstFailure, d.Attempts[len(d.Attempts)-1].At
 	if d.FirstFailure.IsZero() {
 		d.FirstFailure = d.Attempts[0].At
 	}
 }
 
-// tooDeep reports whether documents nest deeper than left. The server refuses depths above 180, and the letter adds one.
-func tooDeep(doc bson.Raw, left int) bool {
+// exceedsDepth reports whether documents nest deeper than left. The server refuses depths above 180, and the letter adds one.
+func exceedsDepth(doc bson.Raw, left int) bool {
 	if left == 0 {
 		return true
 	}
@@ -187,7 +187,7 @@ func tooDeep(doc bson.Raw, left int) bool {
 	for _, e := range elems {
 		switch v := e.Value(); v.Type {
 		case bson.TypeEmbeddedDocument, bson.TypeArray:
-			if tooDeep(v.Value, left-1) {
+			if exceedsDepth(v.Value, left-1) {
 				return true
 			}
 		}
@@ -195,8 +195,8 @@ func tooDeep(doc bson.Raw, left int) bool {
 	return false
 }
 
-// delivery is the envelope's count of requeues; anything but a number is a first delivery.
-func delivery(raw bson.Raw) int32 {
+// readDelivery is the envelope's count of requeues; anything but a number is a first delivery.
+func readDelivery(raw bson.Raw) int32 {
 	v, err := raw.LookupErr("delivery")
 	if err != nil {
 		return 0
@@ -208,22 +208,22 @@ func delivery(raw bson.Raw) int32 {
 	return int32(n)
 }
 
-// history is the attempts that are kept; this failure alone where there were none before.
-func history(l Letter) []Attempt {
+// keepLatestAttempts is the attempts that are kept; this failure alone where there were none before.
+func keepLatestAttempts(l Letter) []Attempt {
 	if len(l.Attempts) == 0 {
-		return []Attempt{{Topic: clip(l.Topic, 1024), Class: l.Class, Reason: clip(l.Reason, maxReason), Node: l.Source.Node}}
+		return []Attempt{{Topic: truncateText(l.Topic, 1024), Class: l.Class, Reason: truncateText(l.Reason, maxReason), Node: l.Source.Node}}
 	}
 	kept := l.Attempts[max(0, len(l.Attempts)-maxHistory):]
 	out := make([]Attempt, len(kept))
 	for i, a := range kept {
-		a.Reason = clip(a.Reason, maxReason)
+		a.Reason = truncateText(a.Reason, maxReason)
 		out[i] = a
 	}
 	return out
 }
 
-// clip cuts s to n bytes of valid UTF-8, as BSON wants it.
-func clip(s string, n int) string {
+// truncateText cuts s to n bytes of valid UTF-8, as BSON wants it.
+func truncateText(s string, n int) string {
 	if len(s) > n {
 		s = s[:n]
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// asking bounds the collections that are asked at once.
-const asking = 4
+// maxConcurrentQueries bounds the collections that are asked at once.
+const maxConcurrentQueries = 4
 
 // Bounds of a page.
 const (
@@ -57,12 +57,12 @@ func List(ctx context.Context, client *mongo.Client, namespaces []string, q Quer
 		return Listing{}, err
 	}
 	parts := make([][]Dead, len(namespaces))
-	err = each(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := of(client, namespaces[i])
+	err = forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
+		coll, err := deadCollection(client, namespaces[i])
 		if err != nil {
 			return err
 		}
-		parts[i], err = listOne(ctx, coll, after.within(namespaces[i], q.filter()), limit+1)
+		parts[i], err = listCollection(ctx, coll, after.narrowFilter(namespaces[i], q.mongoFilter()), limit+1)
 		return err
 	})
 	if err != nil {
@@ -75,7 +75,7 @@ func List(ctx context.Context, client *mongo.Client, namespaces []string, q Quer
 	})
 	if len(out.Letters) > limit {
 		out.Letters = out.Letters[:limit]
-		if out.Next, err = cursorAt(out.Letters[limit-1]).text(); err != nil {
+		if out.Next, err = newCursor(out.Letters[limit-1]).encode(); err != nil {
 			return Listing{}, err
 		}
 	}
@@ -83,7 +83,7 @@ func List(ctx context.Context, client *mongo.Client, namespaces []string, q Quer
 	return out, err
 }
 
-func listOne(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]Dead, error) {
+func listCollection(ctx context.Context, coll *mongo.Collection, filter bson.D, limit int) ([]Dead, error) {
 	cur, err := coll.Find(ctx, filter, options.Find().SetSort(bson.D{{Key: "movedAt", Value: -1}, {Key: "_id", Value: -1}}).
 		SetLimit(int64(limit)).SetProjection(bson.D{{Key: "envelope", Value: 0}}))
 	if err != nil {
@@ -99,15 +99,15 @@ func listOne(ctx context.Context, coll *mongo.Collection, filter bson.D, limit i
 // Count is how many letters match.
 func Count(ctx context.Context, client *mongo.Client, namespaces []string, q Query) (int64, error) {
 	counts := make([]int64, len(namespaces))
-	err := each(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := of(client, namespaces[i])
+	err := forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
+		coll, err := deadCollection(client, namespaces[i])
 		if err != nil {
 			return err
 		}
 		if err := store.CatchUp(ctx, coll); err != nil {
 			return err
 		}
-		if counts[i], err = coll.CountDocuments(ctx, q.filter()); err != nil {
+		if counts[i], err = coll.CountDocuments(ctx, q.mongoFilter()); err != nil {
 			return fmt.Errorf("counting %s: %w", store.Namespace(coll), err)
 		}
 		return nil
@@ -132,12 +132,12 @@ type Group struct {
 // Summarize counts the letters that match by topic, type and class, the most frequent first.
 func Summarize(ctx context.Context, client *mongo.Client, namespaces []string, q Query) ([]Group, error) {
 	parts := make([][]Group, len(namespaces))
-	err := each(ctx, namespaces, func(ctx context.Context, i int) error {
-		coll, err := of(client, namespaces[i])
+	err := forEachNamespace(ctx, namespaces, func(ctx context.Context, i int) error {
+		coll, err := deadCollection(client, namespaces[i])
 		if err != nil {
 			return err
 		}
-		parts[i], err = summarizeOne(ctx, coll, q)
+		parts[i], err = summarizeCollection(ctx, coll, q)
 		return err
 	})
 	if err != nil {
@@ -173,10 +173,10 @@ func Summarize(ctx context.Context, client *mongo.Client, namespaces []string, q
 	return out, nil
 }
 
-func summarizeOne(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, error) {
+func summarizeCollection(ctx context.Context, coll *mongo.Collection, q Query) ([]Group, error) {
 	replayable := bson.D{{Key: "$cond", Value: bson.A{bson.D{{Key: "$eq", Value: bson.A{bson.D{{Key: "$type", Value: "$replayed"}}, "missing"}}}, 1, 0}}}
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
-		{{Key: "$match", Value: q.filter()}},
+		{{Key: "$match", Value: q.mongoFilter()}},
 		{{Key: "$group", Value: bson.D{
 			{Key: "_id", Value: bson.D{{Key: "topic", Value: "$topic"}, {Key: "type", Value: "$type"}, {Key: "class", Value: "$class"}}},
 			{Key: "count", Value: bson.D{{Key: "$sum", Value: int64(1)}}},
@@ -206,8 +206,8 @@ func summarizeOne(ctx context.Context, coll *mongo.Collection, q Query) ([]Group
 	return out, nil
 }
 
-// of is the collection of the letters of an outbox.
-func of(client *mongo.Client, ns string) (*mongo.Collection, error) {
+// deadCollection is the collection of the letters of an outbox.
+func deadCollection(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	db, coll, ok := strings.Cut(ns, ".")
 	if !ok || db == "" || coll == "" {
 		return nil, fmt.Errorf("namespace %q is not <database>.<collection>", ns)
@@ -215,9 +215,9 @@ func of(client *mongo.Client, ns string) (*mongo.Collection, error) {
 	return store.Majority(client.Database(db).Collection(Collection(coll))), nil
 }
 
-func each(ctx context.Context, namespaces []string, f func(ctx context.Context, i int) error) error {
+func forEachNamespace(ctx context.Context, namespaces []string, f func(ctx context.Context, i int) error) error {
 	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(asking)
+	g.SetLimit(maxConcurrentQueries)
 	for i := range namespaces {
 		g.Go(func() error { return f(gctx, i) })
 	}
@@ -232,11 +232,11 @@ type cursor struct {
 	ID      ID            `bson:"i"`
 }
 
-func cursorAt(d Dead) *cursor {
+func newCursor(d Dead) *cursor {
 	return &cursor{MovedAt: bson.NewDateTimeFromTime(d.MovedAt), NS: d.ID.NS, ID: d.ID}
 }
 
-func (c *cursor) text() (string, error) {
+func (c *cursor) encode() (string, error) {
 	b, err := bson.Marshal(c)
 	if err != nil {
 		return "", fmt.Errorf("making a cursor: %w", err)
@@ -259,8 +259,8 @@ func parseCursor(text string) (*cursor, error) {
 	return c, nil
 }
 
-// within narrows the filter to the letters of ns that come after the cursor.
-func (c *cursor) within(ns string, filter bson.D) bson.D {
+// narrowFilter narrows the filter to the letters of ns that come after the cursor.
+func (c *cursor) narrowFilter(ns string, filter bson.D) bson.D {
 	if c == nil {
 		return filter
 	}
@@ -269,11 +269,11 @@ func (c *cursor) within(ns string, filter bson.D) bson.D {
 	}
 	switch strings.Compare(ns, c.NS) {
 	case -1:
-		return and(filter, movedAt("$lte"))
+		return joinFilters(filter, movedAt("$lte"))
 	case 1:
-		return and(filter, movedAt("$lt"))
+		return joinFilters(filter, movedAt("$lt"))
 	}
-	return and(filter, movedAt("$lte"), bson.D{{Key: "$or", Value: bson.A{
+	return joinFilters(filter, movedAt("$lte"), bson.D{{Key: "$or", Value: bson.A{
 		movedAt("$lt"),
 		bson.D{{Key: "_id", Value: bson.D{{Key: "$lt", Value: c.ID}}}},
 	}}})

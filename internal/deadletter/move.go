@@ -21,8 +21,8 @@ type Result struct {
 	Chunked int // letters that are stored in chunks
 }
 
-// errOutside says that a Fencer ran its function without a transaction.
-var errOutside = errors.New("dead letters are moved in a transaction only")
+// errNoTransaction says that a Fencer ran its function without a transaction.
+var errNoTransaction = errors.New("dead letters are moved in a transaction only")
 
 // Move writes the letters and deletes their envelopes, in the order given, in as many fenced transactions as the bounds
 // ask for. Each is majority committed before the next begins. On an error those counted are moved, and the same call
@@ -33,9 +33,9 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 	if len(letters) == 0 {
 		return total, nil
 	}
-	rest := make([]prepared, len(letters))
+	rest := make([]preparedLetter, len(letters))
 	for i, l := range letters {
-		p, err := prepare(l)
+		p, err := prepareLetter(l)
 		if err != nil {
 			return total, err
 		}
@@ -43,16 +43,16 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 	}
 	var now time.Time
 	for p := newPace(); len(rest) > 0; {
-		part := rest[:take(rest, p.n)]
-		if err := chunks(ctx, f, part); err != nil {
+		part := rest[:countFitting(rest, p.partSize)]
+		if err := writeChunks(ctx, f, part); err != nil {
 			return total, err
 		}
 		var got Result
 		var began time.Time // of the last attempt: the wait for the turn is not the server's
-		err := store.FencedSoon(ctx, f, dirty(part), len(part), func(tx context.Context) (err error) {
+		err := store.FencedSoon(ctx, f, namespacesToMarkDirty(part), len(part), func(tx context.Context) (err error) {
 			s := mongo.SessionFromContext(tx)
 			if s == nil {
-				return errOutside
+				return errNoTransaction
 			}
 			if now.IsZero() { // outside the transaction, which runs no hello
 				if now, err = store.ServerTime(ctx, s.Client()); err != nil {
@@ -60,64 +60,64 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 				}
 			}
 			for i := range part {
-				part[i].stamp(now)
+				part[i].setTimes(now)
 			}
 			began = time.Now()
-			got, err = write(tx, s.Client(), part)
+			got, err = writeLetters(tx, s.Client(), part)
 			return err
 		})
 		if errors.Is(err, store.ErrSlow) {
-			p.never(len(part))
+			p.recordTimeout(len(part))
 			continue
 		}
 		if err != nil {
 			return total, fmt.Errorf("moving %d of %d dead letters: %w", len(part), len(letters), err)
 		}
-		p.took(time.Since(began), len(part))
-		total.add(got)
+		p.recordDuration(time.Since(began), len(part))
+		total.addResult(got)
 		rest = rest[len(part):]
 	}
 	return total, nil
 }
 
-func (r *Result) add(o Result) {
+func (r *Result) addResult(o Result) {
 	r.Moved += o.Moved
 	r.Known += o.Known
 	r.Deleted += o.Deleted
 	r.Chunked += o.Chunked
 }
 
-// take is how many letters, at least one and at most limit, fit one transaction.
-func take(rest []prepared, limit int) int {
+// countFitting is how many letters, at least one and at most limit, fit one transaction.
+func countFitting(rest []preparedLetter, limit int) int {
 	bytes := 0
 	for i := range rest {
-		if bytes += rest[i].size(); i == limit || i > 0 && bytes > MaxBytes {
+		if bytes += rest[i].estimateSize(); i == limit || i > 0 && bytes > MaxBytes {
 			return i
 		}
 	}
 	return len(rest)
 }
 
-// batch is what one transaction does to one outbox collection.
-type batch struct {
+// collectionBatch is what one transaction does to one outbox collection.
+type collectionBatch struct {
 	outbox, dead *mongo.Collection
 	upserts      []mongo.WriteModel
-	first        bson.A // ids of envelopes in their first delivery
-	shared       bson.A // likewise, but they stay if they wait for other topics
-	again        bson.A // conditions on the others
+	firstDeliveries        bson.A // ids of envelopes in their first delivery
+	sharedDeliveries       bson.A // likewise, but they stay if they wait for other topics
+	laterDeliveries        bson.A // conditions on the others
 }
 
-// write is the body of one transaction.
-func write(tx context.Context, client *mongo.Client, part []prepared) (Result, error) {
+// writeLetters is the body of one transaction.
+func writeLetters(tx context.Context, client *mongo.Client, part []preparedLetter) (Result, error) {
 	var r Result
-	for _, b := range batches(client, part) {
+	for _, b := range groupByCollection(client, part) {
 		// Ordered: two letters of one id, a record refused by each of two topics, are one letter.
 		res, err := b.dead.BulkWrite(tx, b.upserts)
 		if err != nil {
 			return Result{}, fmt.Errorf("writing to %s: %w", store.Namespace(b.dead), err)
 		}
 		crash.At("mid-exception-write")
-		del, err := b.outbox.DeleteMany(tx, bson.D{{Key: "$or", Value: b.conditions()}})
+		del, err := b.outbox.DeleteMany(tx, bson.D{{Key: "$or", Value: b.deleteConditions()}})
 		if err != nil {
 			return Result{}, fmt.Errorf("removing dead envelopes from %s: %w", store.Namespace(b.outbox), err)
 		}
@@ -133,35 +133,35 @@ func write(tx context.Context, client *mongo.Client, part []prepared) (Result, e
 	return r, nil
 }
 
-// batches sorts the letters by collection, in the order in which they come.
-func batches(client *mongo.Client, part []prepared) []*batch {
-	var order []*batch
-	byNS := make(map[string]*batch)
+// groupByCollection sorts the letters by collection, in the order in which they come.
+func groupByCollection(client *mongo.Client, part []preparedLetter) []*collectionBatch {
+	var order []*collectionBatch
+	byNS := make(map[string]*collectionBatch)
 	for i := range part {
 		p := &part[i]
 		b := byNS[p.id.NS]
 		if b == nil {
 			db := client.Database(p.db)
-			b = &batch{outbox: db.Collection(p.coll), dead: db.Collection(Collection(p.coll))}
+			b = &collectionBatch{outbox: db.Collection(p.coll), dead: db.Collection(Collection(p.coll))}
 			byNS[p.id.NS] = b
 			order = append(order, b)
 		}
-		b.upserts = append(b.upserts, p.upsert())
+		b.upserts = append(b.upserts, p.upsertModel())
 		switch {
-		case p.id.Delivery == 0 && p.shared:
-			b.shared = append(b.shared, p.id.ID)
+		case p.id.Delivery == 0 && p.keepIfWaiting:
+			b.sharedDeliveries = append(b.sharedDeliveries, p.id.ID)
 		case p.id.Delivery == 0:
-			b.first = append(b.first, p.id.ID)
+			b.firstDeliveries = append(b.firstDeliveries, p.id.ID)
 		default:
-			b.again = append(b.again, bson.D{{Key: "_id", Value: p.id.ID}, {Key: "delivery", Value: p.id.Delivery}})
+			b.laterDeliveries = append(b.laterDeliveries, bson.D{{Key: "_id", Value: p.id.ID}, {Key: "delivery", Value: p.id.Delivery}})
 		}
 	}
 	return order
 }
 
-// conditions match the envelopes in the deliveries that died: one that was requeued meanwhile is not ours to delete.
-func (b *batch) conditions() bson.A {
-	all := b.again
+// deleteConditions match the envelopes in the deliveries that died: one that was requeued meanwhile is not ours to delete.
+func (b *collectionBatch) deleteConditions() bson.A {
+	all := b.laterDeliveries
 	fresh := func(ids bson.A, and ...bson.E) {
 		if len(ids) > 0 {
 			all = append(all, append(bson.D{
@@ -170,21 +170,21 @@ func (b *batch) conditions() bson.A {
 			}, and...))
 		}
 	}
-	fresh(b.first)
-	fresh(b.shared, bson.E{Key: "state", Value: nil})
+	fresh(b.firstDeliveries)
+	fresh(b.sharedDeliveries, bson.E{Key: "state", Value: nil})
 	return all
 }
 
-// upsert writes the letter unless it is there. By an operator, not by a pipeline: a malformed envelope may repeat a
+// upsertModel writes the letter unless it is there. By an operator, not by a pipeline: a malformed envelope may repeat a
 // field, and only the plain operators keep its bytes.
-func (p *prepared) upsert() mongo.WriteModel {
+func (p *preparedLetter) upsertModel() mongo.WriteModel {
 	return mongo.NewUpdateOneModel().SetUpsert(true).
 		SetFilter(bson.D{{Key: "_id", Value: p.id}}).
-		SetUpdate(bson.D{{Key: "$setOnInsert", Value: p.dead.fields()}})
+		SetUpdate(bson.D{{Key: "$setOnInsert", Value: p.dead.insertFields()}})
 }
 
-// fields are the letter's without _id, which an upsert takes from its filter.
-func (d *Dead) fields() bson.D {
+// insertFields are the letter's without _id, which an upsert takes from its filter.
+func (d *Dead) insertFields() bson.D {
 	out := bson.D{
 		{Key: "size", Value: d.Size},
 		{Key: "class", Value: d.Class},

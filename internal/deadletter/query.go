@@ -47,9 +47,9 @@ func (q Query) Empty() bool {
 		q.Key == "" && q.Class == "" && q.Message == "" && q.SourceKind == ""
 }
 
-// guarded is the query as an action may use it: not empty by mistake, and of letters that were there before it began,
+// restrictToAction is the query as an action may use it: not empty by mistake, and of letters that were there before it began,
 // else one that dies again at once would be requeued again.
-func (q Query) guarded(now time.Time) (Query, error) {
+func (q Query) restrictToAction(now time.Time) (Query, error) {
 	if q.Empty() && !q.All {
 		return q, ErrEmptyQuery
 	}
@@ -59,8 +59,8 @@ func (q Query) guarded(now time.Time) (Query, error) {
 	return q, nil
 }
 
-// filter matches letters and never their chunks, which have no movedAt.
-func (q Query) filter() bson.D {
+// mongoFilter matches letters and never their chunks, which have no movedAt.
+func (q Query) mongoFilter() bson.D {
 	moved := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
 	if !q.From.IsZero() {
 		moved[0].Value = bson.NewDateTimeFromTime(q.From)
@@ -88,8 +88,8 @@ func (q Query) filter() bson.D {
 	return f
 }
 
-// and joins filters.
-func and(filters ...bson.D) bson.D {
+// joinFilters joins filters.
+func joinFilters(filters ...bson.D) bson.D {
 	all := make(bson.A, len(filters))
 	for i, f := range filters {
 		all[i] = f
@@ -97,6 +97,6 @@ func and(filters ...bson.D) bson.D {
 	return bson.D{{Key: "$and", Value: all}}
 }
 
-func in(field string, values any) bson.D {
+func fieldIn(field string, values any) bson.D {
 	return bson.D{{Key: field, Value: bson.D{{Key: "$in", Value: values}}}}
 }

@@ -32,7 +32,7 @@ type Outcome struct {
 	Why      []*RefusedError // the first of them
 }
 
-func (o *Outcome) add(p Outcome) {
+func (o *Outcome) addOutcome(p Outcome) {
 	o.Requeued += p.Requeued
 	o.Refused += p.Refused
 	o.Why = append(o.Why, p.Why[:min(len(p.Why), MaxRefused-len(o.Why))]...)
@@ -51,92 +51,92 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	if err != nil {
 		return total, err
 	}
-	if q, err = q.guarded(now); err != nil {
+	if q, err = q.restrictToAction(now); err != nil {
 		return total, err
 	}
 	q.Stand = Replayable
-	dead, err := of(k.client(), ns)
+	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
 		return total, err
 	}
 	if err := store.CatchUp(ctx, dead); err != nil {
 		return total, err
 	}
-	s, p := &scan{dead: dead, filter: q.filter()}, newPace()
+	s, p := &scan{dead: dead, filter: q.mongoFilter()}, newPace()
 	for {
-		part, err := s.places(ctx, p.n, MaxBytes)
+		part, err := s.nextPart(ctx, p.partSize, MaxBytes)
 		if err != nil || len(part) == 0 {
 			return total, err
 		}
-		letters, err := s.letters(ctx, part)
+		letters, err := s.readLetters(ctx, part)
 		if err != nil {
 			return total, err
 		}
 		began := time.Now()
-		got, err := k.part(ctx, ns, letters, o)
+		got, err := k.requeuePart(ctx, ns, letters, o)
 		took := time.Since(began)
-		p.took(took, len(part))
+		p.recordDuration(took, len(part))
 		if err != nil {
 			return total, fmt.Errorf("requeueing %d letters of %s: %w", len(letters), ns, err)
 		}
-		total.add(got)
+		total.addOutcome(got)
 		if did != nil {
 			did(total)
 		}
-		if o.DryRun || s.ended {
+		if o.DryRun || s.exhausted {
 			continue
 		}
-		if err := yield(ctx, took); err != nil {
+		if err := yieldToOwner(ctx, took); err != nil {
 			return total, err
 		}
 	}
 }
 
-// part requeues letters in one transaction.
-func (k Desk) part(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
+// requeuePart requeues letters in one transaction.
+func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
 	if o.DryRun {
-		return k.rehearse(ctx, ns, letters, o)
+		return k.dryRunPart(ctx, ns, letters, o)
 	}
-	a, err := k.again(ctx, o.Late)
+	a, err := k.newEnvelopeBuilder(ctx, o.Late)
 	if err != nil {
 		return Outcome{}, err
 	}
 	var got Outcome
 	err = store.Foreign(ctx, k.State, k.Watcher, []string{ns}, func(tx context.Context) error {
 		got = Outcome{}
-		left, done, err := k.left(tx, ns, letters)
+		left, done, err := k.filterOpenLetters(tx, ns, letters)
 		if err != nil || len(left) == 0 {
 			got.Requeued = done
 			return err
 		}
-		plan, err := k.plan(tx, ns, left, a)
+		plan, err := k.planPart(tx, ns, left, a)
 		if err != nil {
 			return err
 		}
 		got = plan.outcome
 		got.Requeued += done
-		return k.write(tx, ns, plan)
+		return k.writePlan(tx, ns, plan)
 	})
 	return got, err
 }
 
-// rehearse judges letters as part does, and writes nothing.
-func (k Desk) rehearse(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
-	a, err := k.again(ctx, o.Late)
+// dryRunPart judges letters as part does, and writes nothing.
+func (k Desk) dryRunPart(ctx context.Context, ns string, letters []*Dead, o Options) (Outcome, error) {
+	a, err := k.newEnvelopeBuilder(ctx, o.Late)
 	if err != nil {
 		return Outcome{}, err
 	}
-	plan, err := k.plan(ctx, ns, letters, a)
+	plan, err := k.planPart(ctx, ns, letters, a)
 	if err != nil {
 		return Outcome{}, err
 	}
 	return plan.outcome, nil
 }
 
-// left are those letters that are still there and not requeued; done counts those that this very action requeued, in an
+// filterOpenLetters are those letters that are still there and not requeued; done counts those that this very action requeued, in an
 // attempt whose outcome was not known.
-func (k Desk) left(tx context.Context, ns string, letters []*Dead) (left []*Dead, done int64, err error) {
-	dead, err := of(k.client(), ns)
+func (k Desk) filterOpenLetters(tx context.Context, ns string, letters []*Dead) (left []*Dead, done int64, err error) {
+	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -144,7 +144,7 @@ func (k Desk) left(tx context.Context, ns string, letters []*Dead) (left []*Dead
 	for i, d := range letters {
 		ids[i] = d.ID
 	}
-	cur, err := dead.Find(tx, in("_id", ids), options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
+	cur, err := dead.Find(tx, fieldIn("_id", ids), options.Find().SetProjection(bson.D{{Key: "replayed", Value: 1}}))
 	if err != nil {
 		return nil, 0, fmt.Errorf("reading %s: %w", store.Namespace(dead), err)
 	}
@@ -159,29 +159,29 @@ func (k Desk) left(tx context.Context, ns string, letters []*Dead) (left []*Dead
 	for _, f := range found {
 		switch {
 		case f.Replayed == nil:
-			open[f.ID.key()] = true
+			open[f.ID.mapKey()] = true
 		case f.Replayed.Run == k.Run:
 			done++
 		}
 	}
 	for _, d := range letters {
-		if open[d.ID.key()] {
+		if open[d.ID.mapKey()] {
 			left = append(left, d)
 		}
 	}
 	return left, done, nil
 }
 
-// plan is what one transaction writes.
-type plan struct {
+// requeuePlan is what one transaction writes.
+type requeuePlan struct {
 	outcome   Outcome
 	envelopes []mongo.WriteModel
 	replayed  map[int32][]ID // letters by the delivery that they become
 }
 
-func (k Desk) plan(ctx context.Context, ns string, letters []*Dead, a again) (plan, error) {
-	p := plan{replayed: make(map[int32][]ID)}
-	outbox, err := k.outbox(ns)
+func (k Desk) planPart(ctx context.Context, ns string, letters []*Dead, a envelopeBuilder) (requeuePlan, error) {
+	p := requeuePlan{replayed: make(map[int32][]ID)}
+	outbox, err := k.outboxCollection(ns)
 	if err != nil {
 		return p, err
 	}
@@ -189,20 +189,20 @@ func (k Desk) plan(ctx context.Context, ns string, letters []*Dead, a again) (pl
 	for i, d := range letters {
 		ids[i] = d.ID.ID
 	}
-	have, err := holdings(ctx, outbox, ids)
+	have, err := readOutboxEntries(ctx, outbox, ids)
 	if err != nil {
 		return p, err
 	}
 	for _, d := range letters {
-		id := keyOf(d.ID.ID)
-		delivery, err := have[id].next(d)
+		id := valueKey(d.ID.ID)
+		delivery, err := have[id].nextDelivery(d)
 		var doc bson.D
 		if err == nil {
-			doc, err = a.document(d, delivery)
+			doc, err = a.buildEnvelope(d, delivery)
 		}
 		var refused *RefusedError
 		if errors.As(err, &refused) {
-			p.outcome.add(Outcome{Refused: 1, Why: []*RefusedError{refused}})
+			p.outcome.addOutcome(Outcome{Refused: 1, Why: []*RefusedError{refused}})
 			continue
 		} else if err != nil {
 			return p, err
@@ -211,20 +211,20 @@ func (k Desk) plan(ctx context.Context, ns string, letters []*Dead, a again) (pl
 		p.envelopes = append(p.envelopes, mongo.NewReplaceOneModel().SetUpsert(true).SetFilter(bson.D{{Key: "_id", Value: d.ID.ID}}).SetReplacement(doc))
 		p.replayed[delivery] = append(p.replayed[delivery], d.ID)
 		p.outcome.Requeued++
-		have[id] = &held{active: true} // another letter of the same id has to wait
+		have[id] = &outboxEntry{active: true} // another letter of the same id has to wait
 	}
 	return p, nil
 }
 
-func (k Desk) write(tx context.Context, ns string, p plan) error {
+func (k Desk) writePlan(tx context.Context, ns string, p requeuePlan) error {
 	if len(p.envelopes) == 0 {
 		return nil
 	}
-	outbox, err := k.outbox(ns)
+	outbox, err := k.outboxCollection(ns)
 	if err != nil {
 		return err
 	}
-	dead, err := of(k.client(), ns)
+	dead, err := deadCollection(k.client(), ns)
 	if err != nil {
 		return err
 	}
@@ -233,7 +233,7 @@ func (k Desk) write(tx context.Context, ns string, p plan) error {
 	}
 	crash.At("mid-requeue")
 	for _, delivery := range slices.Sorted(maps.Keys(p.replayed)) {
-		if _, err := k.markReplayed(tx, dead, in("_id", p.replayed[delivery]), delivery, nil); err != nil {
+		if _, err := k.markReplayed(tx, dead, fieldIn("_id", p.replayed[delivery]), delivery, nil); err != nil {
 			return err
 		}
 	}
