@@ -8,26 +8,32 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Facts are what a letter tells of its envelope beside it, as text: letters are found by them also where the envelope is
-// malformed, or stored in chunks.
+// Facts are the fields of an envelope that are stored on its letter as text. Queries use them, so
+// that letters are found even if the envelope is malformed or stored in chunks.
 type Facts struct {
 	Type          string `bson:"type,omitempty"`
 	AggregateType string `bson:"aggregatetype,omitempty"`
 	Key           string `bson:"key,omitempty"` // the ordering key
 }
 
-// maxFactBytes bounds a fact: what an index can hold whatever the envelope says.
+// maxFactBytes bounds each fact, so that an index can hold it.
 const maxFactBytes = 4096
 
-// readFacts reads what it can; the envelope may be wrong in any way but still is BSON.
+// readFacts returns the facts that raw contains. raw must be BSON, but may be malformed in any
+// other way.
 func readFacts(raw bson.Raw) Facts {
-	f := Facts{Type: stringField(raw, "type"), AggregateType: stringField(raw, "aggregatetype"), Key: textField(raw, "key")}
+	f := Facts{
+		Type:          stringField(raw, "type"),
+		AggregateType: stringField(raw, "aggregatetype"),
+		Key:           textField(raw, "key"),
+	}
 	if f.Key == "" {
 		f.Key = textField(raw, "aggregateid")
 	}
 	return f
 }
 
+// stringField returns the field if it is a string, and otherwise "".
 func stringField(raw bson.Raw, field string) string {
 	v, err := raw.LookupErr(field)
 	if err != nil {
@@ -37,6 +43,7 @@ func stringField(raw bson.Raw, field string) string {
 	return truncateText(s, maxFactBytes)
 }
 
+// textField returns the canonical text of the field, or "" if it has none.
 func textField(raw bson.Raw, field string) string {
 	v, err := raw.LookupErr(field)
 	if err != nil {
@@ -45,11 +52,12 @@ func textField(raw bson.Raw, field string) string {
 	return truncateText(canonicalText(v), maxFactBytes)
 }
 
-// canonicalText is the text of what may be an id or a key, "" for anything else.
+// canonicalText returns the text of v if its type is allowed for an id or a key, and otherwise "".
 func canonicalText(v bson.RawValue) string {
 	switch v.Type {
 	case bson.TypeInt32, bson.TypeInt64:
 		return strconv.FormatInt(v.AsInt64(), 10)
+
 	case bson.TypeString, bson.TypeObjectID, bson.TypeBinary:
 		var id event.ID
 		if id.UnmarshalBSONValue(byte(v.Type), v.Value) == nil {

@@ -12,15 +12,16 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// scan walks the letters of one outbox that match, in the order of the stream, in parts that fit a transaction.
+// scan reads the matching letters of one outbox in the order of the stream, in parts that fit a
+// transaction.
 type scan struct {
-	dead   *mongo.Collection
-	filter bson.D
-	lastEntry   *scanEntry
-	exhausted  bool
+	dead      *mongo.Collection
+	filter    bson.D
+	lastEntry *scanEntry
+	exhausted bool
 }
 
-// scanEntry is a letter's place in the scan.
+// scanEntry is the place of a letter in the scan.
 type scanEntry struct {
 	ID     ID     `bson:"_id"`
 	Pos    string `bson:"pos"`
@@ -28,14 +29,18 @@ type scanEntry struct {
 	Chunks int    `bson:"chunks"`
 }
 
-// nextPart are those of the next part of at most so many letters and bytes; none at the end. A letter that is changed
-// meanwhile is met once or not at all.
+// nextPart returns the next entries, at most the given number of letters and bytes, but at least
+// one letter. It returns none at the end. A letter that is changed during the scan is returned once
+// or not at all.
 func (s *scan) nextPart(ctx context.Context, letters, bytes int) ([]scanEntry, error) {
 	if s.exhausted {
 		return nil, nil
 	}
-	cur, err := s.dead.Find(ctx, s.remainingFilter(), options.Find().SetSort(bson.D{{Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
-		SetLimit(int64(letters)).SetProjection(bson.D{{Key: "pos", Value: 1}, {Key: "size", Value: 1}, {Key: "chunks", Value: 1}}))
+
+	cur, err := s.dead.Find(ctx, s.remainingFilter(), options.Find().
+		SetSort(bson.D{{Key: "pos", Value: 1}, {Key: "_id", Value: 1}}).
+		SetLimit(int64(letters)).
+		SetProjection(bson.D{{Key: "pos", Value: 1}, {Key: "size", Value: 1}, {Key: "chunks", Value: 1}}))
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
 	}
@@ -44,10 +49,13 @@ func (s *scan) nextPart(ctx context.Context, letters, bytes int) ([]scanEntry, e
 		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
 	}
 	s.exhausted = len(part) < letters
+
 	total := 0
 	for i := range part {
-		if total += part[i].Size + 512; i > 0 && total > bytes {
-			part, s.exhausted = part[:i], false
+		total += part[i].Size + 512
+		if i > 0 && total > bytes {
+			part = part[:i]
+			s.exhausted = false
 			break
 		}
 	}
@@ -57,24 +65,28 @@ func (s *scan) nextPart(ctx context.Context, letters, bytes int) ([]scanEntry, e
 	return part, nil
 }
 
-// remainingFilter is the filter for what comes after the last place. Letters without a position come first.
+// remainingFilter returns the filter for the letters after lastEntry. Letters without a position
+// come first.
 func (s *scan) remainingFilter() bson.D {
-	switch {
-	case s.lastEntry == nil:
+	if s.lastEntry == nil {
 		return s.filter
-	case s.lastEntry.Pos == "":
+	}
+
+	afterID := bson.D{{Key: "$gt", Value: s.lastEntry.ID}}
+	if s.lastEntry.Pos == "" {
 		return joinFilters(s.filter, bson.D{{Key: "$or", Value: bson.A{
 			bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: ""}}}},
-			bson.D{{Key: "pos", Value: nil}, {Key: "_id", Value: bson.D{{Key: "$gt", Value: s.lastEntry.ID}}}},
+			bson.D{{Key: "pos", Value: nil}, {Key: "_id", Value: afterID}},
 		}}})
 	}
 	return joinFilters(s.filter, bson.D{{Key: "$or", Value: bson.A{
 		bson.D{{Key: "pos", Value: bson.D{{Key: "$gt", Value: s.lastEntry.Pos}}}},
-		bson.D{{Key: "pos", Value: s.lastEntry.Pos}, {Key: "_id", Value: bson.D{{Key: "$gt", Value: s.lastEntry.ID}}}},
+		bson.D{{Key: "pos", Value: s.lastEntry.Pos}, {Key: "_id", Value: afterID}},
 	}}})
 }
 
-// readLetters reads the letters of these places, whole and in their order; those that are gone are left out.
+// readLetters returns the letters of the entries in part, in the same order and with their whole
+// envelopes. It leaves out letters that no longer exist.
 func (s *scan) readLetters(ctx context.Context, part []scanEntry) ([]*Dead, error) {
 	ids := make([]ID, len(part))
 	for i := range part {
@@ -88,24 +100,28 @@ func (s *scan) readLetters(ctx context.Context, part []scanEntry) ([]*Dead, erro
 	if err := cur.All(ctx, &found); err != nil {
 		return nil, fmt.Errorf("reading %s: %w", store.Namespace(s.dead), err)
 	}
+
 	byID := make(map[string]*Dead, len(found))
 	for _, d := range found {
 		if d.Chunks > 0 {
-			whole, err := readChunks(ctx, s.dead, *d)
+			envelope, err := readChunks(ctx, s.dead, *d)
 			if errors.Is(err, errMissingChunks) {
-				continue // discarded at this moment
-			} else if err != nil {
+				// A discard is removing the letter, and removes the chunks first.
+				continue
+			}
+			if err != nil {
 				return nil, err
 			}
-			d.Envelope = whole
+			d.Envelope = envelope
 		}
 		byID[d.ID.mapKey()] = d
 	}
-	out := make([]*Dead, 0, len(found))
+
+	letters := make([]*Dead, 0, len(found))
 	for i := range part {
 		if d := byID[part[i].ID.mapKey()]; d != nil {
-			out = append(out, d)
+			letters = append(letters, d)
 		}
 	}
-	return out, nil
+	return letters, nil
 }
