@@ -77,7 +77,8 @@ type ConflictError struct {
 }
 
 func (e *ConflictError) Error() string {
-	return fmt.Sprintf("%s: it is at version %d, but the edit was made from version %d; show it again and edit that version",
+	return fmt.Sprintf("%s: it is at version %d, but the edit was made from version %d; "+
+		"show it again and edit that version",
 		e.ID, e.Have, e.Want)
 }
 
