@@ -78,7 +78,8 @@ type CompactedError struct{ Topics []string }
 
 func (e *CompactedError) Error() string {
 	return fmt.Sprintf("the replay sends to compacted topics (%s): an old event becomes "+
-		"the newest of its key, and compaction removes the later ones; use --force if the readers tolerate that, or --topic to send only to other topics",
+		"the newest of its key, and compaction removes the later ones; "+
+		"use --force if the readers tolerate that, or --topic to send only to other topics",
 		strings.Join(e.Topics, ", "))
 }
 

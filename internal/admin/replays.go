@@ -164,7 +164,7 @@ func (k Desk) newReplayer() (Replayer, error) {
 		return Replayer{}, fmt.Errorf("replays: %w", ErrUnavailable)
 	}
 	if k.Watcher != k.d.Watcher {
-		return Replayer{}, invalidRequest("this process has only the routing rules of watcher %s; "+
+		return Replayer{}, invalidRequest("this process has the routing rules of watcher %s only; "+
 			"use a process of watcher %s",
 			k.d.Watcher, k.Watcher)
 	}
