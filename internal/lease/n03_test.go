@@ -180,8 +180,8 @@ func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {
 // A command that was killed before its transaction leaves its session in the document. The owner waits for it once.
 func TestN03_AnOwnerYieldsOnceToAKilledCommand(t *testing.T) {
 	t.Parallel()
-	coll, _ := place(t)
-	h := acquire(t, newLease(t, lasting(coll, "a")))
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
 	killed := bson.D{{Key: "id", Value: bson.Binary{Subtype: bson.TypeBinaryUUID, Data: make([]byte, 16)}}}
 	push := bson.D{{Key: "$push", Value: bson.D{{Key: "foreign", Value: killed}}}}
 	if _, err := coll.UpdateByID(t.Context(), h.lease.cfg.ID, push); err != nil {
