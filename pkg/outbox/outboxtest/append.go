@@ -30,12 +30,15 @@ func transactionIsRequired(t *testing.T, f Fixture) {
 	if err := f.Box.Append(ctx, eventOf("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("Append: %v", err)
 	}
+
 	if err := f.Box.AppendMany(ctx, []event.Event{eventOf("lost")}); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("AppendMany: %v", err)
 	}
+
 	if _, err := f.Box.Schedule(ctx, eventOf("lost"), soon); !errors.Is(err, outbox.ErrNoTransaction) {
 		t.Errorf("Schedule: %v", err)
 	}
+
 	if err := f.Transaction(ctx, func(context.Context) error {
 		if err := f.Box.Append(ctx, eventOf("lost")); !errors.Is(err, outbox.ErrNoTransaction) {
 			t.Errorf("Append with the context from outside of the callback: %v", err)
@@ -44,6 +47,7 @@ func transactionIsRequired(t *testing.T, f Fixture) {
 	}); err != nil {
 		t.Error(err)
 	}
+
 	f.want(t)
 }
 
@@ -51,6 +55,7 @@ func plainJoins(t *testing.T, f Fixture) {
 	if err := f.Plain.Append(t.Context(), eventOf("alone")); err != nil {
 		t.Fatal(err)
 	}
+
 	undo := errors.New("undo")
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := f.Plain.Append(ctx, eventOf("rolled back")); err != nil {
@@ -60,6 +65,7 @@ func plainJoins(t *testing.T, f Fixture) {
 	}); !errors.Is(err, undo) {
 		t.Error(err)
 	}
+
 	f.want(t, "alone")
 }
 
@@ -73,6 +79,7 @@ func allOrNothing(t *testing.T, f Fixture) {
 	}); !errors.Is(err, no) {
 		t.Error(err)
 	}
+
 	func() {
 		defer func() { _ = recover() }()
 		_ = f.Transaction(t.Context(), func(ctx context.Context) error {
@@ -82,18 +89,22 @@ func allOrNothing(t *testing.T, f Fixture) {
 			panic("in the callback")
 		})
 	}()
+
 	f.want(t)
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error {
 		if err := f.Box.Append(ctx, eventOf("first")); err != nil {
 			return err
 		}
+
 		if n := len(f.Stored(t)); n != 0 {
 			t.Errorf("%d are seen from outside before the commit", n)
 		}
+
 		return f.Box.Append(ctx, eventOf("second"))
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	f.want(t, "first", "second")
 }
 
@@ -105,8 +116,10 @@ func orderIsKept(t *testing.T, f Fixture) {
 			typ := fmt.Sprintf("%d-%02d", i, j)
 			want, events = append(want, typ), append(events, eventOf(typ))
 		}
+
 		f.append(t, events...)
 	}
+
 	f.want(t, want...)
 }
 
@@ -123,6 +136,7 @@ func storedEnvelope(t *testing.T, f Fixture) {
 	if len(got) != 3 {
 		t.Fatalf("%d are stored", len(got))
 	}
+
 	v := got[0]
 	texts := []string{string(v.AppendID(nil)), string(v.AggregateType), string(v.AggregateID), string(v.Type), string(v.Payload), string(v.OrderingKey()), string(v.Topic), string(v.ContentType), string(v.SchemaVersion), string(v.Source), string(v.Subject)}
 	equal(t, "fields", texts, []string{id.String(), "order", "o-1", "OrderPlaced", "\x00\xff\x01", "k", "t", "c", "3", "/s", "u"})
@@ -131,6 +145,7 @@ func storedEnvelope(t *testing.T, f Fixture) {
 	for it := v.Headers.Iter(); it.Next(); {
 		headers = append(headers, fmt.Sprintf("%s=%q nil %t", it.Key, it.Value, it.Value == nil))
 	}
+
 	equal(t, "headers", headers, []string{`dup="\x00\xff" nil false`, `dup="" nil true`})
 	if !got[1].Tombstone() || got[2].Tombstone() {
 		t.Error("nil is a tombstone, a document is none")
@@ -146,13 +161,16 @@ func duplicateID(t *testing.T, f Fixture) {
 	if err := f.Transaction(t.Context(), again); !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("in a transaction: %v", err)
 	}
+
 	if err := f.Plain.Append(t.Context(), eventOf("again", event.WithID(id))); !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("alone: %v", err)
 	}
+
 	same := eventOf("same")
 	if err := f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx, same, same) }); !mongo.IsDuplicateKeyError(err) {
 		t.Errorf("twice in one call: %v", err)
 	}
+
 	f.append(t, eventOf("text", event.WithID(id.Hex()))) // another type of id is another id
 	f.want(t, "first", "text")
 }
@@ -169,14 +187,17 @@ func everythingWrong(t *testing.T, f Fixture) {
 		case tooLarge.ID != big.ID() || tooLarge.Limit != SmallSize || tooLarge.Size != big.Size():
 			t.Errorf("got %+v", tooLarge)
 		}
+
 		return f.Small.Append(ctx, eventOf("fine")) // nothing was written, so the transaction can go on
 	}); err != nil {
 		t.Error(err)
 	}
+
 	limit := event.New("order", "o-1", "limit", make([]byte, outbox.DefaultMaxSize))
 	if err := f.Plain.Append(t.Context(), limit); !errors.Is(err, outbox.ErrTooLarge) {
 		t.Errorf("above the default: %v", err)
 	}
+
 	f.want(t, "fine")
 }
 
@@ -189,17 +210,20 @@ func traceContext(t *testing.T, f Fixture) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	f.append(t, eventOf("untraced"))
 	want := []map[string]string{
 		{"mine": "x", "traceparent": in["traceparent"], "tracestate": "a=1", "baggage": "user=7"},
 		{"traceparent": own, "baggage": "user=7"},
 		{},
 	}
+
 	for i, v := range f.views(t) {
 		got := map[string]string{}
 		for it := v.Headers.Iter(); it.Next(); {
 			got[string(it.Key)] += string(it.Value)
 		}
+
 		equal(t, string(v.Type), got, want[i])
 	}
 }

@@ -108,9 +108,11 @@ func (f Fixture) schedule(t *testing.T, ev event.Event, at time.Time) (id event.
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	if id != ev.ID() {
 		t.Errorf("Schedule returned %s for event %s", id, ev.ID())
 	}
+
 	return id
 }
 
@@ -123,8 +125,10 @@ func (f Fixture) views(t *testing.T) []*event.View {
 		if err := event.Parse(doc, v); err != nil {
 			t.Fatal(err)
 		}
+
 		out = append(out, v)
 	}
+
 	return out
 }
 

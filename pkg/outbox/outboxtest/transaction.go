@@ -19,13 +19,16 @@ func nestedJoins(t *testing.T, f Fixture) {
 		if err := f.Transaction(ctx, func(ctx context.Context) error { return f.Box.Append(ctx, eventOf("inner")) }); err != nil {
 			return err
 		}
+
 		if n := len(f.Stored(t)); n != 0 {
 			t.Errorf("the inner one has committed: %d are stored", n)
 		}
+
 		return nil
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	f.want(t, "outer", "inner")
 }
 
@@ -54,22 +57,28 @@ func rollbackOnly(t *testing.T, f Fixture) {
 			if err := f.Box.Append(ctx, eventOf("before")); err != nil {
 				return err
 			}
+
 			want := fail(ctx)
 			if err := f.Box.Append(ctx, eventOf("after")); !errors.Is(err, outbox.ErrRollbackOnly) || want != nil && !errors.Is(err, want) {
 				t.Errorf("%s: Append afterwards: %v", name, err)
 			}
+
 			if _, err := f.Box.Scheduled(ctx, outbox.ScheduledQuery{}); !errors.Is(err, outbox.ErrRollbackOnly) {
 				t.Errorf("%s: Scheduled afterwards: %v", name, err)
 			}
+
 			if err := f.Transaction(ctx, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrRollbackOnly) {
 				t.Errorf("%s: a nested transaction afterwards: %v", name, err)
 			}
+
 			return nil // swallows it
 		})
+
 		if !errors.Is(err, outbox.ErrRollbackOnly) || runs != 1 {
 			t.Errorf("%s: after %d runs: %v", name, runs, err)
 		}
 	}
+
 	f.want(t)
 }
 
@@ -81,12 +90,15 @@ func endedTransaction(t *testing.T, f Fixture) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	if err := f.Plain.Append(leaked, eventOf("late")); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("Append with a leaked context: %v", err)
 	}
+
 	if err := f.Transaction(leaked, func(context.Context) error { return nil }); !errors.Is(err, outbox.ErrTransactionEnded) {
 		t.Errorf("a transaction with a leaked context: %v", err)
 	}
+
 	f.want(t, "a")
 }
 
@@ -100,10 +112,12 @@ func transientRunsAgain(t *testing.T, f Fixture) {
 		if runs < 3 {
 			return mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
 		}
+
 		return nil
 	}); err != nil || runs != 3 {
 		t.Errorf("after %d runs: %v", runs, err)
 	}
+
 	f.want(t, "a")
 }
 
@@ -115,15 +129,19 @@ func contextEnds(t *testing.T, f Fixture) {
 		if err := f.Box.Append(ctx, eventOf("a")); err != nil {
 			return err
 		}
+
 		cancel()
 		if runs == 1 {
 			return mongo.CommandError{Code: 112, Labels: []string{"TransientTransactionError"}}
 		}
+
 		return nil
 	})
+
 	if !errors.Is(err, context.Canceled) || runs != 1 {
 		t.Errorf("after %d runs: %v", runs, err)
 	}
+
 	f.want(t)
 }
 
@@ -138,6 +156,7 @@ func concurrentTransactions(t *testing.T, f Fixture) {
 			errs[i] = f.Transaction(t.Context(), func(ctx context.Context) error { return f.Box.Append(ctx, ev, eventOf("with it")) })
 		})
 	}
+
 	wg.Wait()
 	done := 0
 	for _, err := range errs {
@@ -147,8 +166,10 @@ func concurrentTransactions(t *testing.T, f Fixture) {
 			t.Error(err)
 		}
 	}
+
 	if done != 1 {
 		t.Errorf("%d of %d have appended it", done, n)
 	}
+
 	f.want(t, "once", "with it")
 }
