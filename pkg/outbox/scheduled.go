@@ -82,7 +82,7 @@ type ScheduledSummary struct {
 }
 
 // Scheduled returns one page of the scheduled events that q selects. If ctx has a transaction, it
-// reads in it. The error reports an invalid q or a failed read. The result takes up to three
+// reads in it. The error reports an invalid q or a failed read. It takes up to three
 // queries, which are sorted by an index.
 func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery, opts ...CallOption) (ScheduledPage, error) {
 	page, err := b.readScheduled(withCallSession(ctx, opts), q)
