@@ -102,6 +102,7 @@ func (c *Collection[T, I]) Insert(ctx context.Context, t T) (int64, error) {
 		return 0, err
 	}
 
+	// Only one document is inserted, so an error is about its id.
 	err = c.docs.Insert(ctx, []bson.Raw{doc})
 	if exists := new(*ExistsError); errors.As(err, exists) {
 		return 0, &ExistsError{Collection: c.docs.Name(), ID: formatID(*c.id(&t)), Err: (*exists).Err}
@@ -148,7 +149,7 @@ func (c *Collection[T, I]) replaceDocument(ctx context.Context, t T, g *Guard) (
 // storeRounds limits the attempts of a store without a transaction.
 const storeRounds = 16
 
-// Store inserts an entity or replaces it, whatever its stored version is: the last write wins. It
+// Store inserts an entity or replaces it, regardless of its stored version: the last write wins. It
 // returns the new version, or 0 without versions. t is not changed.
 func (c *Collection[T, I]) Store(ctx context.Context, t T) (int64, error) {
 	if c.versionPtr == nil {
@@ -193,7 +194,7 @@ func (c *Collection[T, I]) storeOver(ctx context.Context, t T) (int64, error) {
 	return c.replaceDocument(ctx, t, &Guard{c.versionKey, v})
 }
 
-// Delete removes an entity, whatever its version is, and reports whether it existed.
+// Delete removes an entity regardless of its version, and reports whether it existed.
 func (c *Collection[T, I]) Delete(ctx context.Context, id I) (bool, error) {
 	key, err := idValue(id)
 	if err != nil {

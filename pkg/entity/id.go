@@ -253,6 +253,7 @@ func composeDocument(id bson.RawValue, body bson.Raw, versionField string, versi
 	}
 
 	if versionField != "" {
+		// A field with this name that is not a version would be lost.
 		if _, err := readVersion(body, versionField); err != nil {
 			return nil, err
 		}

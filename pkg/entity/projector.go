@@ -118,8 +118,8 @@ func (p *Projector[T, I]) Handle(ctx context.Context, m *consumer.Message) error
 }
 
 // HandleBatch copies several changes together. It is a consumer.BatchHandlerFunc. If several
-// changes are of one entity, only the newest is written. It needs two to four commands, whatever
-// the number of changes.
+// changes are of one entity, only the newest is written. It needs two to four commands regardless
+// of the number of changes.
 func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Message) error {
 	states := make([]State, 0, len(ms))
 	index := make(map[string]int, len(ms))

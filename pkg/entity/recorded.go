@@ -124,7 +124,7 @@ func (r *Recorded[T, I]) Update(ctx context.Context, t T) (int64, error) {
 	return firstVersion(r.writeEntities(ctx, verbUpdate, []T{t}))
 }
 
-// Store inserts an entity or replaces it, whatever its stored version is, and returns the new
+// Store inserts an entity or replaces it, regardless of its stored version, and returns the new
 // version. t is not changed.
 func (r *Recorded[T, I]) Store(ctx context.Context, t T) (int64, error) {
 	return firstVersion(r.writeEntities(ctx, verbStore, []T{t}))
@@ -138,7 +138,7 @@ func firstVersion(vs []int64, err error) (int64, error) {
 	return vs[0], nil
 }
 
-// Delete removes an entity, whatever its version is, and reports whether it existed. If it did not
+// Delete removes an entity regardless of its version, and reports whether it existed. If it did not
 // exist, nothing is recorded.
 func (r *Recorded[T, I]) Delete(ctx context.Context, id I) (bool, error) {
 	n, err := r.DeleteMany(ctx, id)
@@ -327,6 +327,7 @@ func (r *Recorded[T, I]) removeEntities(
 			continue
 		}
 
+		// A deletion is a change, so it has the next version.
 		mark, err := composeDocument(key, emptyDocument, r.entities.versionKey, v+1)
 		if err != nil {
 			return err

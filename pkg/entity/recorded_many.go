@@ -64,7 +64,7 @@ func (r *Recorded[T, I]) rollBackIfBegun(ctx context.Context, err error, begun b
 	return err
 }
 
-// DeleteMany deletes the existing entities with these ids, whatever their versions are, in the
+// DeleteMany deletes the existing entities with these ids regardless of their versions in the
 // transaction of ctx. It records one event for each and returns their number.
 func (r *Recorded[T, I]) DeleteMany(ctx context.Context, ids ...I) (int64, error) {
 	if _, err := r.distinctKeys(ids); err != nil {

@@ -10,7 +10,7 @@
 // and do not copy it. The bytes of the payload and of the headers are never changed on their way to
 // Kafka.
 //
-// Parse never panics and never reads outside of the document, whatever the bytes are. It does not
-// check the inside of a document payload (AppendPayload does so when it converts the payload), and
-// it does not check that strings are UTF-8.
+// Parse never panics and never reads outside of the document, for any bytes. It does not check the
+// inside of a document payload (AppendPayload does so when it converts the payload), and it does
+// not check that strings are UTF-8.
 package event

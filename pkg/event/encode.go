@@ -67,6 +67,7 @@ func appendHeaders(dst []byte, hs []Header) []byte {
 	start := len(dst)
 	dst = appendInt32(dst, 0)
 
+	// The keys of a BSON array are its indexes as texts.
 	var index [20]byte
 	for i, h := range hs {
 		name := appendText(index[:0], bson.TypeInt32, binary.LittleEndian.AppendUint32(nil, uint32(i)))

@@ -156,6 +156,7 @@ func (e *Event) setPayload(payload any) {
 	case bson.TypeEmbeddedDocument, bson.TypeArray, bson.TypeString, bson.TypeBinary:
 		e.payloadType, e.payload = t, val
 	case bson.TypeNull:
+		// Typed nils usually are mistakes.
 		e.addProblem("payload is a nil %T; pass an untyped nil for a tombstone", payload)
 	default:
 		e.addProblem("payload of type %T is %s in BSON; bytes, a string, nil, a document or an array is wanted", payload, t)

@@ -108,6 +108,8 @@ func (it *HeaderIter) setValue(t bson.Type, val []byte) bool {
 // stop ends the iteration because of a problem. It returns false.
 func (it *HeaderIter) stop(problem string) bool {
 	it.problem = problem
+
+	// Without a rest, Next returns false from now on.
 	it.c.rest = nil
 	return false
 }

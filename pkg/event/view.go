@@ -124,6 +124,7 @@ func appendText(dst []byte, t bson.Type, val []byte) []byte {
 	case bson.TypeObjectID:
 		return hex.AppendEncode(dst, val)
 	case bson.TypeBinary:
+		// The five groups of a UUID end at these bytes.
 		for i, n := range [...]int{4, 6, 8, 10, 16} {
 			if i > 0 {
 				dst = append(dst, '-')

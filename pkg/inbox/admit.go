@@ -42,6 +42,7 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 		return fresh, nil
 	}
 
+	// If this process is killed, the next owner of the partition can end the transaction.
 	x.recordSession(ctx)
 	unknown := make([]Entry, len(rest))
 	for i, at := range rest {

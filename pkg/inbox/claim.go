@@ -261,6 +261,7 @@ func (c *claim) Entry() Entry { return c.entry }
 func (c *claim) Attempt() int { return c.attempt }
 
 func (c *claim) Handled(ctx context.Context) error {
+	// If this process is killed, the next owner of the partition can end the transaction.
 	c.inbox.recordSession(ctx)
 	err := c.inbox.joinTransaction(ctx, func(ctx context.Context) error {
 		// The filter does not contain the state, so marking the message again changes nothing.

@@ -3,14 +3,25 @@
 //
 // The inbox stores two kinds of documents:
 //
-//   - A marker means that one identity (consumer, namespace and id) was handled. It is deleted after the retention (default seven days). Markers detect messages that a producer has sent twice, and messages that have no place in a partition.
-//   - A watermark contains, for one consumer, partition and lane, the offset up to which all records were handled. It is never deleted, so a record that Kafka delivers again is always rejected. There are at most [Lanes] watermarks for each partition and consumer.
+//   - A marker means that one identity (consumer, namespace and id) was handled. It is deleted
+//     after the retention (default seven days). Markers detect messages that a producer has sent
+//     twice, and messages that have no place in a partition.
+//   - A watermark contains, for one consumer, partition and lane, the offset up to which all
+//     records were handled. It is never deleted, so a record that Kafka delivers again is always
+//     rejected. There are at most [Lanes] watermarks for each partition and consumer.
 //
 // # Modes
 //
 //   - None stores nothing: the handler runs for every delivery.
-//   - Optimistic writes the marker in the transaction of the handler. After a failure nothing is stored. If two deliveries are handled at the same time, one of them has a write conflict: outbox.Transaction runs it again, and then it finds the duplicate. Use it for handlers whose effects are all in the transaction.
-//   - Eager commits a claim before the handler begins, so that of two simultaneous deliveries only one is handled. A claim has a lease and an epoch, and its times refer to the server's clock. Use it for handlers that also act outside of the database. If the holder dies, another one can claim the message when the lease expires, and the first holder cannot finish any more. So an action outside of the database may happen twice, but an effect in the database cannot.
+//   - Optimistic writes the marker in the transaction of the handler. After a failure nothing is
+//     stored. If two deliveries are handled at the same time, one of them has a write conflict:
+//     outbox.Transaction runs it again, and then it finds the duplicate. Use it for handlers whose
+//     effects are all in the transaction.
+//   - Eager commits a claim before the handler begins, so that of two simultaneous deliveries only
+//     one is handled. A claim has a lease and an epoch, and its times refer to the server's clock.
+//     Use it for handlers that also act outside of the database. If the holder dies, another one
+//     can claim the message when the lease expires, and the first holder cannot finish any more. So
+//     an action outside of the database may happen twice, but an effect in the database cannot.
 //
 // # Guarantees
 //

@@ -67,8 +67,11 @@ func (s suspicion) showsTruncation(l Log) bool {
 // Attach needs one read and one write, and does not join a transaction of ctx.
 //
 // Attach compares the log with the watermark:
-//   - If the topic was recreated, a new generation begins, in which old watermarks have no effect. With Halt, the error is a *RecreatedError instead. A different id shows that, or if an id is unknown, an end below the watermark or a lower epoch.
-//   - If the same topic ends below the watermark, it has lost records. The watermarks go back to its end. With Halt, the error is a *RecreatedError instead.
+//   - If the topic was recreated, a new generation begins, in which old watermarks have no effect.
+//     With Halt, the error is a *RecreatedError instead. A different id shows that, or if an id is
+//     unknown, an end below the watermark or a lower epoch.
+//   - If the same topic ends below the watermark, it has lost records. The watermarks go back to
+//     its end. With Halt, the error is a *RecreatedError instead.
 //
 // Another process may have moved the watermark after the end was read. So the first contradiction
 // is ErrUnconfirmed: read the log again, and call Attach again.
@@ -140,7 +143,7 @@ func (x *Inbox) setSuspicion(p partition, s *suspicion) {
 	x.suspicions[p] = *s
 }
 
-// Renew begins a new generation of the partition, whatever the policy is. Operators use it to
+// Renew begins a new generation of the partition, regardless of the policy. Operators use it to
 // resolve a *RecreatedError. Call Attach after it.
 func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (Generation, error) {
 	begin := func(suspicion) (bool, error) { return true, nil }
@@ -183,12 +186,15 @@ func (x *Inbox) switchGeneration(
 		}
 
 		next := Generation{Number: seen.generation, Watermark: seen.watermark}
+
+		// Unknown values of the log do not replace stored ones.
 		now := Log{ID: cmp.Or(log.ID, seen.id), Epoch: max(seen.epoch, log.Epoch)}
 		if begin {
 			next = Generation{Number: seen.generation + 1, Recreated: true}
 			now = log
 		}
 
+		// Renew passes no tenure, so the partition keeps its present one.
 		previous := m[lane{p, partitionLane}].By
 		if by == "" {
 			by = previous

@@ -44,6 +44,7 @@ func (c *claim) Run(ctx context.Context) error {
 		case errors.Is(err, ErrClaimLost):
 			return c.lostError(err)
 		default:
+			// The lease is still valid, so the renewal is repeated until it expires.
 			left := time.Until(*c.until.Load())
 			if left <= 0 {
 				return c.lostError(&ClaimLostError{Key: c.entry.Key, Err: err})

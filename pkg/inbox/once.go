@@ -43,6 +43,7 @@ func (x *Inbox) Once(
 	case c.Mode != Optimistic && c.Mode != Eager:
 		return fmt.Errorf("%w: unknown mode %s", ErrInvalid, c.Mode)
 	case memoFromContext(ctx).isFresh(e):
+		// This transaction is handling the message already.
 		return outbox.Transaction(ctx, x.client, fn)
 	}
 

@@ -43,6 +43,7 @@ func (x *Inbox) readState(ctx context.Context, list []Entry) (*storedState, erro
 		}
 	}
 
+	// The generation is a part of the identity, so the watermarks come first.
 	var err error
 	if r.marks, err = x.readMarks(ctx, lanes); err != nil {
 		return nil, err

@@ -15,7 +15,7 @@ import (
 // topic, partition and lane. The fields are generation, offset after the last handled record,
 // leader epoch of that record, and time. The document of lane −1 belongs to the partition: its g is
 // the current generation, and watermarks of an older one have no effect. So one write begins a
-// generation, whatever lanes exist and other processes write at the same time. N29
+// generation, regardless of the lanes that exist and of concurrent writes. N29
 const partitionLane = -1
 
 // partition identifies a partition for a consumer.
@@ -222,6 +222,7 @@ func (m move) updatePipeline() bson.A {
 		{Key: "at", Value: "$$NOW"},
 	}}}}
 
+	// An older generation is replaced, the same one moves up, and a newer one stays.
 	return bson.A{bson.D{{Key: "$replaceWith", Value: bson.D{{Key: "$switch", Value: bson.D{
 		{Key: "branches", Value: bson.A{
 			bson.D{{Key: "case", Value: bson.D{{Key: "$lt", Value: bson.A{stored, m.Generation}}}}, {Key: "then", Value: fresh}},

@@ -209,6 +209,7 @@ func (t *tx) writeLocked(table *storedTable, key string, value any, insert bool)
 		return errConflict(table.name)
 
 	case len(r.versions) > 0 && r.versions[len(r.versions)-1].at > t.start:
+		// Another transaction has committed the row since this one began.
 		return errConflict(table.name)
 	}
 

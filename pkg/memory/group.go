@@ -242,6 +242,7 @@ func (b *Broker) formGenerationLocked(g *group) {
 
 	subscribed := map[string][]*generation{}
 	for _, m := range g.members {
+		// An expired member joins again when it has stopped serving.
 		if m.expired {
 			continue
 		}
@@ -335,6 +336,7 @@ func (g *generation) Fetch(
 			return f, err
 		}
 
+		// Most fetches find a record and need no timer.
 		if timeout == nil {
 			timer := time.NewTimer(fetchWait)
 			defer timer.Stop()

@@ -156,7 +156,7 @@ func (x *Inbox) Attach(
 	return g, nil
 }
 
-// Renew begins a new generation of the partition, whatever the policy is. Call Attach after it.
+// Renew begins a new generation of the partition, regardless of the policy. Call Attach after it.
 func (x *Inbox) Renew(ctx context.Context, consumer, topic string, part int32) (inbox.Generation, error) {
 	begin := func(inbox.Generation, inbox.Log) (bool, error) { return true, nil }
 	g, err := x.switchGeneration(ctx, partitionKey{consumer, topic, part}, inbox.Log{End: -1, Epoch: -1}, begin)

@@ -91,6 +91,7 @@ func (b *Box) AppendMany(ctx context.Context, events []event.Event, opts ...Call
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
 	if _, err := b.coll.InsertMany(ctx, docs); err != nil {
+		// The server has aborted the transaction, even if the callback ignores the error.
 		unitFromContext(ctx).setRollbackOnly(err)
 		return fmt.Errorf("appending to %s: %w", b.collection, err)
 	}
@@ -104,6 +105,7 @@ func (b *Box) encodeEvents(ctx context.Context, events []event.Event) ([]any, er
 	docs := make([]any, 0, len(events))
 	var errs []error
 
+	// All problems are reported together, so an invalid event does not end the loop.
 	for _, ev := range events {
 		doc, err := tracecontext.Add(ev, trace).MarshalBSON()
 		if err == nil && len(doc) > b.maxSize {
@@ -129,6 +131,8 @@ func withCallSession(ctx context.Context, opts []CallOption) context.Context {
 	if s.session == nil {
 		return ctx
 	}
+
+	// The driver takes the session from the context.
 	return mongo.NewSessionContext(ctx, s.session)
 }
 

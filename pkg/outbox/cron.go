@@ -150,6 +150,8 @@ func newCronEntry(e CronEntry) (*cronEntry, error) {
 	if at.IsZero() {
 		return nil, fmt.Errorf("%q never fires", e.Schedule)
 	}
+
+	// A sample shows mistakes of Event now instead of at the first firing.
 	if err := x.makeEvent(uuid.New(), at).Validate(); err != nil {
 		return nil, err
 	}
@@ -269,6 +271,7 @@ func (c *Cron) Run(ctx context.Context) error {
 
 // checkEntries updates the entries that are due and returns the time until the next check.
 func (c *Cron) checkEntries(ctx context.Context) time.Duration {
+	// Until the end of the round, the server's time is derived from the local clock.
 	now, err := c.serverTime(ctx)
 	asked := time.Now()
 	if err != nil {

@@ -52,6 +52,8 @@ func (c *Cron) advanceEntry(ctx context.Context, e *cronEntry, now time.Time) (t
 				return err
 			}
 		}
+
+		// A new schedule has no missed firings.
 		if changed || !known {
 			state.Last = now
 		}
@@ -86,6 +88,8 @@ func (e *cronEntry) missingFirings(last, now time.Time) (list []time.Time, end t
 			for at := e.nextFiring(end); !at.IsZero() && !at.After(now) && len(list) < maxFiringsPerTransaction; at = e.nextFiring(at) {
 				list, end = append(list, at), at
 			}
+
+			// The next transaction appends the rest.
 			if len(list) == maxFiringsPerTransaction {
 				return list, end
 			}
@@ -170,6 +174,7 @@ func (c *Cron) appendFirings(ctx context.Context, e *cronEntry, list []time.Time
 		return fmt.Errorf("looking for firings of cron entry %q: %w", e.Name, err)
 	}
 
+	// An insert of an existing id would abort the transaction.
 	exists := make(map[event.ID]bool, len(existing))
 	for _, d := range existing {
 		exists[d.ID] = true

@@ -270,6 +270,7 @@ func (q *ScheduledQuery) isEmpty() bool {
 // fails if an id is zero. N19
 func (q *ScheduledQuery) buildFilter() (bson.D, error) {
 
+	// A comparison with a date matches dates only, so this excludes all events that are not scheduled.
 	window := bson.D{{Key: "$gte", Value: bson.DateTime(math.MinInt64)}}
 	if !q.DueFrom.IsZero() {
 		window[0].Value = bson.NewDateTimeFromTime(q.DueFrom)

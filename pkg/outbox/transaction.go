@@ -34,8 +34,10 @@ import (
 // alone decides about the commit, so pass the inner error on.
 //
 // Errors:
-//   - *CommitError if the commit failed. It reports whether the outcome is unknown. An error of fn is never wrapped in it.
-//   - ErrRollbackOnly with the cause, as described above. It is also returned if a goroutine of fn still runs a joined call when fn returns.
+//   - *CommitError if the commit failed. It reports whether the outcome is unknown. An error of fn
+//     is never wrapped in it.
+//   - ErrRollbackOnly with the cause, as described above. It is also returned if a goroutine of fn
+//     still runs a joined call when fn returns.
 //   - ErrTransactionEnded if the transaction of ctx is over.
 //   - ErrStandalone if the server is a standalone, which has no transactions.
 //
@@ -66,6 +68,7 @@ func Transaction(
 	case unit != nil:
 		return unit.runJoined(ctx, fn)
 	case sess.TransactionRunning():
+		// The starter of this transaction decides about the commit.
 		return fn(ctx)
 	default:
 		return runTransaction(ctx, sess, fn, s)
@@ -93,6 +96,7 @@ func runTransaction(
 ) error {
 	committing := false
 	_, err := sess.WithTransaction(ctx, func(ctx context.Context) (any, error) {
+		// The driver runs this again after a transient error, also one of the commit.
 		committing = false
 		// Between two attempts, the driver itself does not check ctx.
 		if err := ctx.Err(); err != nil {
@@ -177,6 +181,7 @@ func (u *unitOfWork) runJoined(ctx context.Context, fn func(context.Context) err
 
 	u.addJoined(1)
 
+	// If fn panics, this error stays.
 	err := errors.New("a joined transaction panicked")
 	defer func() {
 		u.setRollbackOnly(err)

@@ -69,6 +69,8 @@ func trackCallback() (leave func()) {
 	}
 
 	g := goroutineID()
+
+	// Callbacks can be nested, so the goroutine is tracked until the outermost one ends.
 	depth, _ := callbackGoroutines.running.LoadOrStore(g, 0)
 	n, _ := depth.(int)
 	callbackGoroutines.running.Store(g, n+1)

@@ -138,6 +138,8 @@ func New(options ...Option) (*Relay, error) {
 	}
 
 	defaults := config.Default()
+
+	// The program mounts Handler itself.
 	defaults.HTTP.Listen = "off"
 	cfg, warnings, err := config.LoadOver(defaults, s.file, s.env, s.set)
 	if err != nil {
@@ -232,6 +234,8 @@ func moduleVersion() string {
 	}
 
 	const path = "github.com/outrelay/outrelay"
+
+	// The module is a dependency of the program, or its main module.
 	for _, m := range append(info.Deps, &info.Main) {
 		if m.Path == path && m.Version != "" && m.Version != "(devel)" {
 			return m.Version

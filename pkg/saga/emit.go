@@ -66,6 +66,8 @@ func (o *outgoing) withSagaID(ev event.Event) event.Event {
 // appendToOutbox appends all events with one insert command and cancels timeouts.
 func (o *outgoing) appendToOutbox(ctx context.Context, box Outbox) error {
 	events := slices.Clone(o.events)
+
+	// Timeouts are measured from the time at which the server stored the state.
 	for _, t := range o.timeouts {
 		events = append(events, t.event.With(event.WithDueAt(o.now.Add(t.after))))
 	}

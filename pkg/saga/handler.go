@@ -55,6 +55,7 @@ func (h *handler[S, I]) Handle(ctx context.Context, m *consumer.Message) error {
 func (h *handler[S, I]) runInTransaction(ctx context.Context, f func(context.Context) error) error {
 	var dropped error
 	err := h.saga.reg.store.Transaction(ctx, func(ctx context.Context) error {
+		// The transaction may run again.
 		dropped = nil
 
 		err := f(ctx)
@@ -237,6 +238,8 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 
 		m := next.Message.toMessage()
 		key := fmt.Sprintf("%s/%d", in.out.id, next.Number)
+
+		// The previous attempt has failed in this step, and its transaction was aborted.
 		if reason, refused := h.failedHeld.LoadAndDelete(key); refused {
 			in.doc.Stuck = &stuckMessage{Number: next.Number, Message: m.ID, Reason: reason.(string)}
 			return nil

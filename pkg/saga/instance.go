@@ -45,6 +45,8 @@ func (h *handler[S, I]) newInstance(rec Record, found bool, id I) (*Instance[S, 
 	in := &Instance[S, I]{h: h, id: id, record: rec, out: &outgoing{id: FormatID(id)}}
 	if !found {
 		in.record = Record{ID: id}
+
+		// No step has run yet.
 		in.doc.Waiting = true
 		return in, nil
 	}

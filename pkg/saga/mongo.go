@@ -224,6 +224,7 @@ func (s *MongoStore) Recent(ctx context.Context, saga string, limit int) ([]Reco
 // Store.Prepare. Because the collection exists, the first steps do not conflict when they create
 // it.
 func (s *MongoStore) Prepare(ctx context.Context, t TypeInfo) error {
+	// An existing type stays, and is compared below.
 	update := bson.D{{Key: "$setOnInsert", Value: bson.D{{Key: "owner", Value: t.Owner}, {Key: "id", Value: t.ID}}}}
 	opts := options.FindOneAndUpdate().SetUpsert(true).SetReturnDocument(options.After)
 
