@@ -167,6 +167,7 @@ func (x *Inbox) switchGeneration(
 		return Generation{}, errors.Join(err, requireTopic(p))
 	}
 
+	// Attach and Renew do not join a transaction of the caller.
 	ctx = mongo.NewSessionContext(ctx, nil)
 	lanes := make(map[lane]struct{}, Lanes)
 	for l := range int32(Lanes) {
@@ -204,6 +205,7 @@ func (x *Inbox) switchGeneration(
 			}
 		}
 
+		// Another process may have written the document since it was read. Then everything is repeated.
 		ok, err := x.writeGeneration(ctx, p, m, next.Number, now, by)
 		if err == nil && ok && !begin && seen.showsTruncation(log) {
 			err = x.lowerWatermarks(ctx, m, seen.generation, log.End)
