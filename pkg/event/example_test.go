@@ -20,7 +20,8 @@ func ExampleNew() {
 func ExampleEvent_Validate() {
 	e := event.New("order", "", "OrderPlaced", 42, event.WithID("x"), event.WithHeader("id", nil))
 	fmt.Println(e.Validate())
-	// Output: invalid event x: payload of type int is 32-bit integer in BSON; bytes, a string, nil, a document or an array is wanted; aggregate id is empty; header id is the event's own
+	// Output: invalid event x: payload of type int is 32-bit integer in BSON; bytes, a string, nil,
+	// a document or an array is wanted; aggregate id is empty; header id is the event's own
 }
 
 func ExampleParse() {
@@ -29,11 +30,13 @@ func ExampleParse() {
 		fmt.Println(err)
 		return
 	}
+
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil {
 		fmt.Println(err)
 		return
 	}
+
 	value, err := event.AppendPayload(nil, &v)
 	fmt.Printf("%s %s %s %v\n", v.AppendID(nil), v.OrderingKey(), value, err)
 	for it := v.Headers.Iter(); it.Next(); {
