@@ -20,8 +20,7 @@ func ExampleNew() {
 func ExampleEvent_Validate() {
 	e := event.New("order", "", "OrderPlaced", 42, event.WithID("x"), event.WithHeader("id", nil))
 	fmt.Println(e.Validate())
-	// Output: invalid event x: payload of type int is 32-bit integer in BSON; bytes, a string, nil,
-	// a document or an array is wanted; aggregate id is empty; header id is the event's own
+	// Output: invalid event x: payload of type int is 32-bit integer in BSON; bytes, a string, nil, a document or an array is wanted; aggregate id is empty; header id is the event's own
 }
 
 func ExampleParse() {

@@ -76,6 +76,7 @@ func ExampleBox_Append() {
 	err = box.Append(ctx, event.New("order", "o-1", "OrderPlaced", nil))
 	fmt.Println(errors.Is(err, outbox.ErrNoTransaction))
 	fmt.Println(err)
-	// Output: true appending to outbox: no running transaction in this context: use the context
-	// that the transaction's callback gets
+	// Output:
+	// true
+	// appending to outbox: no running transaction in this context: use the context that the transaction's callback gets
 }
