@@ -196,7 +196,7 @@ func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery, opts ...
 		out, err = b.summarizeByType(ctx, filter)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("summarising scheduled events of %s: %w", b.collection, err)
+		return nil, fmt.Errorf("summarizing scheduled events of %s: %w", b.collection, err)
 	}
 	return out, nil
 }
@@ -251,13 +251,13 @@ func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...Cal
 		err = unitFromContext(ctx).checkUsable()
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cancelling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 
 	res, err := b.coll.DeleteMany(ctx, filter)
 	if err != nil {
 		unitFromContext(ctx).setRollbackOnly(err)
-		return 0, fmt.Errorf("cancelling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 
 	return res.DeletedCount, nil
