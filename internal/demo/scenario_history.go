@@ -214,6 +214,7 @@ func (a *slowAppend) appendEvents(ctx context.Context, n int) error {
 		id := uuid.Must(uuid.NewV7())
 		payload := fmt.Appendf(nil, `{"slow":%d}`, len(a.ids)+1)
 		a.ids = append(a.ids, id.String())
+
 		a.s.check.Begin(check.Event{
 			ID:     id.String(),
 			Key:    "slow",

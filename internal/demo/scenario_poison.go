@@ -81,6 +81,7 @@ func (p poison) buildEnvelope(id uuid.UUID, key string) bson.D {
 		{Key: "key", Value: key},
 		{Key: "ts", Value: bson.Timestamp{}},
 	}
+
 	for _, s := range p.set {
 		i := slices.IndexFunc(doc, func(e bson.E) bool { return e.Key == s.Key })
 		switch {

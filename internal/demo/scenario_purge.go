@@ -262,6 +262,7 @@ func (s *stage) countGone(ctx context.Context, old *oldEnvelopes, pair int) (int
 	var oldest struct {
 		TS bson.Timestamp `bson:"ts"`
 	}
+
 	first := options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}})
 	err := s.outboxCollection().FindOne(ctx, ofPair, first).Decode(&oldest)
 	if errors.Is(err, mongo.ErrNoDocuments) {

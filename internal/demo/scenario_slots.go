@@ -400,6 +400,7 @@ func (r *relays) sumCounter(ctx context.Context, x *relay, name, label string) (
 			if !ok || !both || !strings.Contains(labels, label) {
 				continue
 			}
+
 			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
 			if err != nil {
 				return err
