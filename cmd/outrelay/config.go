@@ -24,20 +24,20 @@ func newConfigPrintCommand(p *program) *cobra.Command {
 	var redacted bool
 	c := &cobra.Command{
 		Use:   "print",
-		Short: "Print the configuration in effect as YAML, secrets as ***",
+		Short: "Print the configuration in effect as YAML, secrets as ***, references as they were written",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if !redacted {
 				return errors.New("config print: secrets are never printed; leave --redacted as it is")
 			}
-			cfg, warnings, err := p.load()
+			text, warnings, err := config.Print(p.configFile, p.env, p.settings())
 			if err != nil {
 				return err
 			}
 			for _, w := range warnings {
 				fmt.Fprintln(p.errOut, "warning: "+w)
 			}
-			_, err = fmt.Fprint(p.out, cfg.Redacted())
+			_, err = fmt.Fprint(p.out, text)
 			return err
 		},
 	}

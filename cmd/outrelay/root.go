@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -60,10 +61,9 @@ func (p *program) execute(ctx context.Context, args []string) int {
 
 // commands are the constructors of everything under the root, in the order of the help.
 func commands() []func(*program) *cobra.Command {
-	return []func(*program) *cobra.Command{
+	return slices.Concat([]func(*program) *cobra.Command{
 		newRunCommand,
-		newDevCommand,
-		newDevMemberCommand,
+	}, developmentCommands(), []func(*program) *cobra.Command{
 		newStatusCommand,
 		newNodesCommand,
 		newEventsCommand,
@@ -71,9 +71,6 @@ func commands() []func(*program) *cobra.Command {
 		newPingCommand,
 		newDoctorCommand,
 		newRolesCommand,
-		newBenchCommand,
-		newBenchChildCommand,
-		newBenchRelayCommand,
 		newPauseCommand,
 		newResumeCommand,
 		newPinCommand,
@@ -96,7 +93,7 @@ func commands() []func(*program) *cobra.Command {
 		newSchemaCommand,
 		newVersionCommand,
 		newDocsCommand,
-	}
+	})
 }
 
 func newRootCommand(p *program) *cobra.Command {
@@ -155,13 +152,18 @@ func complete(root *cobra.Command) {
 
 // load reads the configuration as the flags say. Warnings are returned for the caller to log.
 func (p *program) load() (config.Config, []string, error) {
+	return config.Load(p.configFile, p.env, p.settings())
+}
+
+// settings are what the flags set, each path=value.
+func (p *program) settings() []string {
 	set := p.set
 	for key, v := range p.named {
 		if *v != "" {
 			set = append(set[:len(set):len(set)], key+"="+*v)
 		}
 	}
-	return config.Load(p.configFile, p.env, set)
+	return set
 }
 
 // logger makes the logger of a configuration, on standard error. Its level follows p.level from then on.

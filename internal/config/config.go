@@ -275,8 +275,9 @@ type Limits struct {
 
 // HTTP is what outrelay serves.
 type HTTP struct {
-	// Listen is where /livez, /readyz and /metrics are served, host:port. They need no login: bind a private address. off
-	// serves nothing. Defaults to 127.0.0.1:9464.
+	// Listen is where /livez, /readyz and /metrics are served, host:port. They need no login: bind a private address. A
+	// request that arrives on an address of this machine alone is refused if it names another host, so that no web page can
+	// read it by a name of its own. off serves nothing. Defaults to 127.0.0.1:9464.
 	Listen string `yaml:"listen"`
 	// Readiness is how long MongoDB or Kafka may be away before /readyz says not ready. Defaults to 30s.
 	Readiness time.Duration `yaml:"readiness"`

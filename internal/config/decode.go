@@ -13,14 +13,17 @@ import (
 type decoder struct {
 	problems *Problems
 	expand   func(string) (string, error)
-	refers   map[string]string // by path: the text with references that stands there
+	refers   map[string]resolved // by path
 }
+
+// resolved is a text with references, as it was written, and what it stands for.
+type resolved struct{ text, value string }
 
 // expanded resolves the references in the text at path.
 func (d *decoder) expanded(path, text string) (string, error) {
 	out, err := d.expand(text)
 	if err == nil && out != text {
-		d.refers[path] = text
+		d.refers[path] = resolved{text, out}
 	}
 	return out, err
 }

@@ -29,22 +29,28 @@ func Load(path string, env, set []string) (Config, []string, error) {
 
 // LoadOver is Load with other defaults.
 func LoadOver(defaults Config, path string, env, set []string) (Config, []string, error) {
+	c, _, warnings, err := load(defaults, path, env, set)
+	return c, warnings, err
+}
+
+// load is LoadOver. refers has the references by the paths at which they stand.
+func load(defaults Config, path string, env, set []string) (c Config, refers map[string]resolved, warnings []string, err error) {
 	p := &Problems{}
 	k := koanf.New(".")
 	loadFile(k, path, p)
-	warnings := loadEnv(k, env, p)
+	warnings = loadEnv(k, env, p)
 	loadSet(k, set, p)
 
-	c := defaults
-	d := decoder{problems: p, expand: expander(env), refers: map[string]string{}}
+	c = defaults
+	d := decoder{problems: p, expand: expander(env), refers: map[string]resolved{}}
 	d.structure(k.Raw(), reflect.ValueOf(&c).Elem(), "")
 	c.derive()
 	c.validate(p)
 	p.hide(d.refers)
 	if err := p.err(); err != nil {
-		return Config{}, warnings, err
+		return Config{}, nil, warnings, err
 	}
-	return c, append(warnings, c.warnings()...), nil
+	return c, d.refers, append(warnings, c.warnings()...), nil
 }
 
 func loadFile(k *koanf.Koanf, path string, p *Problems) {

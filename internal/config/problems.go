@@ -51,15 +51,19 @@ func (p *Problems) has(path string) bool {
 }
 
 // hide removes what a reference stands for from the problems: it may be a secret, also where none is expected. refers has the
-// texts with references by their paths.
-func (p *Problems) hide(refers map[string]string) {
+// references by their paths.
+func (p *Problems) hide(refers map[string]resolved) {
 	for i := range p.List {
 		one := &p.List[i]
-		for path, text := range refers {
-			if one.Path != path && !strings.HasPrefix(one.Path, path+"[") && !strings.HasPrefix(path, one.Path+".") || !strings.HasPrefix(one.Found, "found ") {
+		for path, r := range refers {
+			if one.Path != path && !strings.HasPrefix(one.Path, path+"[") && !strings.HasPrefix(path, one.Path+".") {
 				continue
 			}
-			one.Found = fmt.Sprintf("found what %q stands for, which is not shown", text)
+			if !strings.HasPrefix(one.Found, "found ") { // it may name the value, such as that of a file that cannot be read
+				one.Found = strings.ReplaceAll(one.Found, r.value, r.text)
+				continue
+			}
+			one.Found = fmt.Sprintf("found what %q stands for, which is not shown", r.text)
 			if strings.Contains(one.Allowed, `"`) { // it may quote the value
 				one.Allowed = "correct the value of the variable or the file"
 			}

@@ -146,9 +146,11 @@ func TestSchemaAcceptsWhatLoads(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	c := Default()
-	c.MongoDB.URI = NewURI("mongodb://m1/")
-	if err := s.Validate(parsed(t, c.Redacted())); err != nil {
+	shown, _, err := Print("", base, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Validate(parsed(t, shown)); err != nil {
 		t.Errorf("the defaults as they are printed: %v", err)
 	}
 }

@@ -53,7 +53,7 @@ func (s Size) String() string {
 // MarshalText implements [encoding.TextMarshaler].
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// MarshalYAML is what Redacted prints.
+// MarshalYAML is what Print shows.
 func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
 
 var days = regexp.MustCompile(`^(\d+)d(.*)$`)
@@ -114,5 +114,5 @@ func (s Start) String() string {
 // MarshalText implements [encoding.TextMarshaler].
 func (s Start) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// MarshalYAML is what Redacted prints.
+// MarshalYAML is what Print shows.
 func (s Start) MarshalYAML() (any, error) { return s.String(), nil }

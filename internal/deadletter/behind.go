@@ -42,7 +42,7 @@ func EachBehind(ctx context.Context, letters *mongo.Collection, after string, ta
 	cur, err := store.Majority(letters).Find(ctx, behind(after), options.Find().SetBatchSize(5000).
 		SetProjection(bson.D{{Key: "_id", Value: 0}, {Key: "id", Value: "$_id.id"}, {Key: "pos", Value: 1}, {Key: "topic", Value: 1}}))
 	if err != nil {
-		return fmt.Errorf("looking for dead letters behind the position in %s: %w", store.Namespace(letters), err)
+		return refusedBehind(letters, err)
 	}
 	defer func() { _ = cur.Close(context.WithoutCancel(ctx)) }()
 	for cur.Next(ctx) {
@@ -55,9 +55,14 @@ func EachBehind(ctx context.Context, letters *mongo.Collection, after string, ta
 		}
 	}
 	if err := cur.Err(); err != nil {
-		return fmt.Errorf("looking for dead letters behind the position in %s: %w", store.Namespace(letters), err)
+		return refusedBehind(letters, err)
 	}
 	return nil
+}
+
+func refusedBehind(letters *mongo.Collection, err error) error {
+	ns := store.Namespace(letters)
+	return store.Refusal(err, "looking for dead letters behind the position in "+ns, "find", ns)
 }
 
 // AnyBehind reports whether there is one. In a transaction it sees what that sees.
@@ -67,7 +72,7 @@ func AnyBehind(ctx context.Context, letters *mongo.Collection, after string) (bo
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("looking for dead letters behind the position in %s: %w", store.Namespace(letters), err)
+		return false, refusedBehind(letters, err)
 	}
 	return true, nil
 }

@@ -97,14 +97,14 @@ func expiry(ctx context.Context, letters *mongo.Collection) (map[string]int64, e
 		return out, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("listing indexes of %s: %w", store.Namespace(letters), err)
+		return nil, store.Refusal(err, "listing indexes of "+store.Namespace(letters), "listIndexes", store.Namespace(letters))
 	}
 	var have []struct {
 		Name  string `bson:"name"`
 		After any    `bson:"expireAfterSeconds"`
 	}
 	if err := cur.All(ctx, &have); err != nil {
-		return nil, fmt.Errorf("listing indexes of %s: %w", store.Namespace(letters), err)
+		return nil, store.Refusal(err, "listing indexes of "+store.Namespace(letters), "listIndexes", store.Namespace(letters))
 	}
 	for _, h := range have {
 		if h.Name != expiryIndex && h.Name != chunkExpiryIndex {

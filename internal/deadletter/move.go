@@ -114,12 +114,12 @@ func write(tx context.Context, client *mongo.Client, part []prepared) (Result, e
 		// Ordered: two letters of one id, a record refused by each of two topics, are one letter.
 		res, err := b.dead.BulkWrite(tx, b.upserts)
 		if err != nil {
-			return Result{}, fmt.Errorf("writing to %s: %w", store.Namespace(b.dead), err)
+			return Result{}, store.Refusal(err, "writing to "+store.Namespace(b.dead), "find, insert and update", store.Namespace(b.dead))
 		}
 		crash.At("mid-exception-write")
 		del, err := b.outbox.DeleteMany(tx, bson.D{{Key: "$or", Value: b.conditions()}})
 		if err != nil {
-			return Result{}, fmt.Errorf("removing dead envelopes from %s: %w", store.Namespace(b.outbox), err)
+			return Result{}, store.Refusal(err, "removing dead envelopes from "+store.Namespace(b.outbox), "remove", store.Namespace(b.outbox))
 		}
 		r.Moved += int(res.UpsertedCount)
 		r.Known += int(res.MatchedCount)

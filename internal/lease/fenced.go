@@ -1,9 +1,11 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
@@ -27,12 +29,12 @@ import (
 // majority committed. Otherwise it returns the error of fn, the cause of ctx, or [ErrLeaseLost].
 func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
 	back := retry.Policy{Base: 20 * time.Millisecond, Cap: h.lease.cfg.Renew}.Start()
-	for {
+	for yield := true; ; {
 		if err := h.awaitValid(ctx); err != nil {
 			return err
 		}
 
-		err := h.runTransaction(ctx, dirty, fn)
+		err := h.runTransaction(ctx, dirty, yield, fn)
 		if err == nil {
 			return nil
 		}
@@ -40,15 +42,24 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 			return context.Cause(h.ctx)
 		}
 
-		if ctx.Err() != nil || !mayRetryTransaction(err) || back.Wait(ctx) != nil {
+		if ctx.Err() != nil || !mayRetryTransaction(err) {
+			return err
+		}
+		if yield && errors.Is(err, errOutcomeUnknown) {
+			h.yieldToForeign(ctx)
+			yield = false
+		}
+		if back.Wait(ctx) != nil {
 			return err
 		}
 	}
 }
 
 // runTransaction makes one attempt. It releases the turn at the end, so that renewals can run between
-// two attempts.
-func (h *Held) runTransaction(ctx context.Context, dirty []string, fn func(ctx context.Context) error) error {
+// two attempts. With yield it returns errOutcomeUnknown while a command waits for the fence.
+func (h *Held) runTransaction(
+	ctx context.Context, dirty []string, yield bool, fn func(ctx context.Context) error,
+) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
@@ -62,7 +73,7 @@ func (h *Held) runTransaction(ctx context.Context, dirty []string, fn func(ctx c
 		SetWriteConcern(writeconcern.Majority()).SetReadPreference(readpref.Primary())); err != nil {
 		return fmt.Errorf("starting transaction: %w", err)
 	}
-	err := h.fenceTransaction(mongo.NewSessionContext(within, h.session), dirty)
+	err := h.fenceTransaction(mongo.NewSessionContext(within, h.session), dirty, yield)
 	if err == nil {
 		err = fn(mongo.NewSessionContext(within, h.session))
 	}
@@ -74,8 +85,8 @@ func (h *Held) runTransaction(ctx context.Context, dirty []string, fn func(ctx c
 	}
 
 	if errors.Is(err, errNotOwner) {
-		// The snapshot of the transaction does not show this process as the owner. Only the document
-		// itself decides whether the lease is lost.
+		// Either a command waits for the fence, or the snapshot of the transaction does not show this
+		// process as the owner. Only the document itself decides whether the lease is lost.
 		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 		defer cancel()
 		if _, err := h.confirmWrite(call, h.seq, false); err != nil {
@@ -87,8 +98,9 @@ func (h *Held) runTransaction(ctx context.Context, dirty []string, fn func(ctx c
 }
 
 // fenceTransaction is the first statement of each transaction (N3). It returns errNotOwner if this
-// process does not own the document.
-func (h *Held) fenceTransaction(ctx context.Context, dirty []string) error {
+// process does not own the document. With yield it also returns errNotOwner while a command waits for the
+// fence.
+func (h *Held) fenceTransaction(ctx context.Context, dirty []string, yield bool) error {
 	call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 	defer cancel()
 
@@ -98,9 +110,14 @@ func (h *Held) fenceTransaction(ctx context.Context, dirty []string) error {
 		update = append(update, bson.E{Key: "$addToSet", Value: bson.D{{Key: "dirty", Value: each}}})
 	}
 
-	res, err := h.lease.coll.UpdateOne(call, bson.D{
+	filter := bson.D{
 		{Key: "_id", Value: h.lease.cfg.ID}, {Key: "owner", Value: h.acquired.Owner}, {Key: "epoch", Value: h.acquired.Epoch},
-	}, update)
+	}
+	if yield {
+		waiting := bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: *h.yieldedTo.Load()}}}}
+		filter = append(filter, bson.E{Key: "foreign", Value: bson.D{{Key: "$not", Value: waiting}}})
+	}
+	res, err := h.lease.coll.UpdateOne(call, filter, update)
 	if err != nil {
 		return fmt.Errorf("fencing: %w", err)
 	}
@@ -108,6 +125,41 @@ func (h *Held) fenceTransaction(ctx context.Context, dirty []string) error {
 		return errNotOwner
 	}
 	return nil
+}
+
+const (
+	// yieldFor bounds the wait for commands. A killed command leaves its session in the document.
+	yieldFor   = 2 * time.Second
+	yieldEvery = 10 * time.Millisecond
+)
+
+// yieldToForeign blocks until no command waits for the fence. A command needs the fences of all slots in one
+// transaction, and the server aborts this transaction if an owner is inside a transaction of its own. Without
+// pauses of busy owners, the command would starve. After [yieldFor] the owner continues, and does not yield to
+// the same sessions again.
+func (h *Held) yieldToForeign(ctx context.Context) {
+	end := time.Now().Add(yieldFor)
+	for {
+		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
+		doc, _, err := readDocument(call, h.lease.localColl, h.lease.cfg.ID)
+		cancel()
+
+		isWaiting := func(session bson.Raw) bool {
+			sameSession := func(old bson.Raw) bool { return bytes.Equal(old, session) }
+			return !slices.ContainsFunc(*h.yieldedTo.Load(), sameSession)
+		}
+		if err != nil || !slices.ContainsFunc(doc.Foreign, isWaiting) {
+			return
+		}
+
+		if time.Now().After(end) {
+			h.yieldedTo.Store(&doc.Foreign)
+			return
+		}
+		if retry.Sleep(ctx, yieldEvery) != nil {
+			return
+		}
+	}
 }
 
 // commitTransaction commits, and repeats the commit while its outcome is unknown and the lease is valid.

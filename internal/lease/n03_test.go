@@ -93,7 +93,7 @@ func TestN03_AStealEndsATransactionUnderWay(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx := mongo.NewSessionContext(t.Context(), h.session)
-	if err := h.fenceTransaction(ctx, nil); err != nil {
+	if err := h.fenceTransaction(ctx, nil, true); err != nil {
 		t.Fatal(err)
 	}
 	if err := insertInto(coll, bson.D{{Key: "zombie", Value: true}})(ctx); err != nil {
@@ -174,5 +174,27 @@ func TestN03_ARenewalEndsATransactionThatCouldNotBeAborted(t *testing.T) {
 	}
 	if n := countThings(t, coll); n != 1 {
 		t.Errorf("%d documents of one transaction that was aborted and one that was not", n)
+	}
+}
+
+// A command that was killed before its transaction leaves its session in the document. The owner waits for it once.
+func TestN03_AnOwnerYieldsOnceToAKilledCommand(t *testing.T) {
+	t.Parallel()
+	coll, _ := newCollection(t)
+	h := mustAcquire(t, newLease(t, longConfig(coll, "a")))
+	session := bson.Binary{Subtype: bson.TypeBinaryUUID, Data: make([]byte, 16)}
+	push := bson.D{{Key: "$push", Value: bson.D{{Key: "foreign", Value: bson.D{{Key: "id", Value: session}}}}}}
+	if _, err := coll.UpdateByID(t.Context(), h.lease.cfg.ID, push); err != nil {
+		t.Fatal(err)
+	}
+
+	for n := range 4 {
+		start := time.Now()
+		if err := h.Fenced(t.Context(), nil, insertInto(coll, bson.D{{Key: "n", Value: n}})); err != nil {
+			t.Fatal(err)
+		}
+		if d := time.Since(start); (d >= yieldFor) != (n == 0) {
+			t.Errorf("transaction %d took %v", n, d)
+		}
 	}
 }

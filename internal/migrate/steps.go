@@ -82,6 +82,15 @@ func Steps() []Step {
 			{Dead, store.Index{Name: "class_1_movedAt_1", Keys: asc("class", "movedAt")}},
 			{Dead, store.Index{Name: "type_1_movedAt_1", Keys: asc("type", "movedAt")}},
 		}},
+		{ID: "0004", Name: "a slot fetches its own exceptions", Create: []Change{
+			{Outbox, store.Index{Name: "dueAt_1_slot_1", Keys: asc("dueAt", "slot"), Partial: present("dueAt")}},
+			{Outbox, store.Index{Name: "nextAt_1_slot_1", Keys: asc("nextAt", "slot"), Partial: present("nextAt")}},
+			{Outbox, store.Index{Name: "state_1_key_1_pos_1_slot_1", Keys: asc("state", "key", "pos", "slot"), Partial: present("state")}},
+		}, Drop: []Change{
+			{Outbox, store.Index{Name: "dueAt_1", Keys: asc("dueAt"), Partial: present("dueAt")}},
+			{Outbox, store.Index{Name: "nextAt_1", Keys: asc("nextAt"), Partial: present("nextAt")}},
+			{Outbox, store.Index{Name: "state_1_key_1_pos_1", Keys: asc("state", "key", "pos"), Partial: present("state")}},
+		}},
 	}
 }
 

@@ -23,12 +23,12 @@ type Meta struct {
 
 // Names of headers, and constant values.
 var (
-	hID          = []byte("id")
-	hIDType      = []byte("outrelay-id-type")
-	hNS          = []byte("outrelay-ns")
-	hDelivery    = []byte("outrelay-delivery")
-	hRedelivered = []byte("outrelay-redelivered")
-	hOnly        = []byte("outrelay-only")
+	hID          = []byte(record.HeaderID)
+	hIDType      = []byte(record.HeaderIDType)
+	hNS          = []byte(record.HeaderNamespace)
+	hDelivery    = []byte(record.HeaderDelivery)
+	hRedelivered = []byte(record.HeaderRedelivered)
+	hOnly        = []byte(record.HeaderOnly)
 
 	hType          = []byte("type")
 	hAggregateType = []byte("aggregatetype")

@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -54,6 +55,7 @@ func TestPage(t *testing.T) {
 	part("StepDownAndPause", stepDownAndPause)
 	part("NodesAndPins", nodesAndPins)
 	part("Slots", slots)
+	part("HostileText", hostileText)
 	part("Viewer", viewer)
 	part("Clear", clearing)
 	part("AutoRefresh", autoRefresh)
@@ -340,4 +342,55 @@ func mongoAway(s *scene, b *tab) {
 	b.open("/")
 	b.until("the banner gone", "document.getElementById('stale').hidden && document.querySelector('.slot')")
 	b.forget() // what the browser says of answers 503
+}
+
+// hostileText opens each list and each detail with text that would take over the page, if it became part of it, in every field that
+// a service, a node or an address can fill.
+func hostileText(s *scene, b *tab) {
+	now := time.Now()
+	s.heard("node"+hostile, now, "orders")
+	s.insert("outbox", bson.D{
+		{Key: "_id", Value: "evil" + hostile}, {Key: "aggregatetype", Value: "order" + hostile}, {Key: "aggregateid", Value: "a" + hostile}, {Key: "type", Value: "T" + hostile},
+		{Key: "key", Value: "key" + hostile}, {Key: "topic", Value: "topic" + hostile}, {Key: "payload", Value: hostile},
+		{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "h" + hostile}, {Key: "v", Value: hostile}}}},
+	})
+	s.insert("outbox", bson.D{
+		{Key: "_id", Value: "due" + hostile}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "a"}, {Key: "type", Value: "Due" + hostile},
+		{Key: "payload", Value: hostile}, {Key: "dueAt", Value: now.Add(time.Hour)},
+	})
+	if _, err := s.state.Collection("events").InsertOne(b.t.Context(), bson.D{
+		{Key: "at", Value: now}, {Key: "kind", Value: "kind" + hostile}, {Key: "watcher", Value: "orders" + hostile}, {Key: "node", Value: "node" + hostile},
+		{Key: "fields", Value: bson.D{{Key: "actor", Value: "actor" + hostile}, {Key: "source", Value: "api/" + hostile}, {Key: "reason", Value: hostile}}},
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+	s.until("the hostile letter", func(context.Context) bool {
+		return s.count("outbox_dead", bson.D{{Key: "_id.id", Value: "evil" + hostile}}) == 1
+	})
+
+	q := url.QueryEscape
+	list := append([]string{
+		"/dead?type=" + q("T"+hostile), "/dead/letter?collection=" + q(s.db.Name()+".outbox") + "&id=" + q("evil"+hostile) + "&payload=1", "/lookup?q=" + q("evil"+hostile), "/lookup?by=key&q=" + q("key"+hostile),
+		"/pending?key=" + q("key"+hostile), "/log?kind=" + q("kind"+hostile), "/scheduled?type=" + q("Due"+hostile), "/sagas?database=" + q(hostile) + "&saga=" + q(hostile), "/inbox?database=" + q(hostile),
+		"/sagas?payload=1&database=" + q(s.db.Name()) + "&saga=order_sagas&id=saga-1", "/control?watcher=" + q("orders"+hostile), "/nowhere/" + url.PathEscape(hostile), "/?done=" + q(hostile),
+	}, pages...)
+	seen := 0
+	for _, at := range list {
+		b.open(at)
+		if n := eval[int](b, "document.querySelectorAll('img, [onerror], body script, iframe').length"); n > 0 {
+			b.t.Errorf("%s: text became %d elements", at, n)
+		}
+		if eval[bool](b, fmt.Sprintf("document.documentElement.textContent.includes(%q)", hostile)) {
+			seen++
+		}
+		for _, n := range b.heard() { // a problem's status is an error of the console, too
+			if !strings.Contains(n, "status of 4") {
+				b.t.Errorf("%s: the console says %s", at, n)
+			}
+		}
+		b.forget()
+	}
+	if seen < 8 {
+		b.t.Errorf("only %d of %d pages show the text", seen, len(list))
+	}
 }

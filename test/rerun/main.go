@@ -158,6 +158,7 @@ func (r *run) take(e event) {
 		p.print(test)
 	case e.Action == "pass":
 		r.passed++
+		p.printRace(test)
 		delete(p.output, test)
 	case e.Action == "skip":
 		r.skipped++
@@ -170,13 +171,23 @@ func (p *pkg) take(test, line string) {
 	switch {
 	case strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: "):
 		p.reason = "panic or time-out"
-	case strings.HasPrefix(line, "WARNING: DATA RACE"):
+	case isRace(line):
 		p.reason = "data race"
 	case strings.HasPrefix(line, "=== ") || test == "" && line == "PASS\n":
 		return // go test prints these with -v only
 	}
 	p.output[test] = append(p.output[test], line)
 }
+
+// printRace prints the output of a test that passed if it contains a report of the race detector: go test puts the report into
+// the output of whichever test wrote last, which need not be the test that it fails.
+func (p *pkg) printRace(test string) {
+	if slices.ContainsFunc(p.output[test], isRace) {
+		p.print(test)
+	}
+}
+
+func isRace(line string) bool { return strings.HasPrefix(line, "WARNING: DATA RACE") }
 
 func (p *pkg) print(test string) {
 	fmt.Fprint(p.out, strings.Join(p.output[test], ""))
