@@ -11,9 +11,9 @@ import (
 	"github.com/segmentio/kafka-go"
 )
 
-// knowsBroker is nil once the broker at addr answers, sees at least n live brokers and, with an id
+// checkBroker is nil once the broker at addr answers, sees at least n live brokers and, with an id
 // above 0, itself among them.
-func knowsBroker(ctx context.Context, addr string, id, n int) error {
+func checkBroker(ctx context.Context, addr string, id, n int) error {
 	conn, err := (&kafka.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return err
@@ -35,14 +35,14 @@ func knowsBroker(ctx context.Context, addr string, id, n int) error {
 	return nil
 }
 
-// client talks to the brokers over their plain listeners; the returned function ends it.
-func (s *Stack) client() (*kafka.Client, func()) {
+// newClient talks to the brokers over their plain listeners; the returned function ends it.
+func (s *Stack) newClient() (*kafka.Client, func()) {
 	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
 	return &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}, tr.CloseIdleConnections
 }
 
-// partition is the cluster's present view of one partition.
-func partition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafka.Partition, error) {
+// readPartition is the cluster's present view of one partition.
+func readPartition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafka.Partition, error) {
 	res, err := cl.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 	if err != nil {
 		return kafka.Partition{}, fmt.Errorf("asking for topic %s: %w", topic, err)
@@ -60,25 +60,25 @@ func partition(ctx context.Context, cl *kafka.Client, topic string, p int) (kafk
 	return kafka.Partition{}, fmt.Errorf("topic %s has no partition %d", topic, p)
 }
 
-// askFor is how long brokers that do not answer are asked for a partition, each time over a connection of its own.
-const askFor = time.Minute
+// retryFor is how long brokers that do not answer are asked for a partition, each time over a connection of its own.
+const retryFor = time.Minute
 
-// ask is partition, again where a broker does not answer in time, as on a machine with much else to do.
-func (s *Stack) ask(ctx context.Context, topic string, p int) (kafka.Partition, error) {
-	ctx, cancel := context.WithTimeout(ctx, askFor)
+// readPartitionRetrying is partition, again where a broker does not answer in time, as on a machine with much else to do.
+func (s *Stack) readPartitionRetrying(ctx context.Context, topic string, p int) (kafka.Partition, error) {
+	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
 	var q kafka.Partition
-	err := again(ctx, func() (err error) {
-		cl, done := s.client()
+	err := retryWhile(ctx, func() (err error) {
+		cl, done := s.newClient()
 		defer done()
-		q, err = partition(ctx, cl, topic, p)
+		q, err = readPartition(ctx, cl, topic, p)
 		return err
-	}, passes)
+	}, isTransient)
 	return q, err
 }
 
-// passes reports whether it is worth asking again: a broker was slow, or does not know its controller yet.
-func passes(err error) bool {
+// isTransient reports whether it is worth asking again: a broker was slow, or does not know its controller yet.
+func isTransient(err error) bool {
 	var slow net.Error
 	return errors.As(err, &slow) && slow.Timeout() || isAway(err)
 }
@@ -86,8 +86,8 @@ func passes(err error) bool {
 // isAway is what brokers answer that have just started, or were away, and do not know their controller yet.
 func isAway(err error) bool { return errors.Is(err, kafka.BrokerNotAvailable) }
 
-// again calls do until it has no error that passes, or ctx ends, and returns its last one.
-func again(ctx context.Context, do func() error, passes func(error) bool) error {
+// retryWhile calls do until it has no error that passes, or ctx ends, and returns its last one.
+func retryWhile(ctx context.Context, do func() error, passes func(error) bool) error {
 	for {
 		err := do()
 		if err == nil || !passes(err) || !waited(ctx, tailRetry) {
@@ -98,11 +98,11 @@ func again(ctx context.Context, do func() error, passes func(error) bool) error 
 
 // Leader is the broker that leads the partition; an error while there is none.
 func (s *Stack) Leader(ctx context.Context, topic string, p int) (*Member, error) {
-	q, err := s.ask(ctx, topic, p)
+	q, err := s.readPartitionRetrying(ctx, topic, p)
 	if err != nil {
 		return nil, err
 	}
-	if m := s.broker(q.Leader.ID); m != nil {
+	if m := s.brokerByID(q.Leader.ID); m != nil {
 		return m, nil
 	}
 	return nil, fmt.Errorf("partition %s/%d has no leader", topic, p)
@@ -111,11 +111,11 @@ func (s *Stack) Leader(ctx context.Context, topic string, p int) (*Member, error
 // MoveLeader makes a broker the leader of a partition of which it is a live replica, or makes it a
 // replica in place of the leader first. It returns when the cluster says so.
 func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
-	q, err := s.ask(ctx, topic, p)
+	q, err := s.readPartitionRetrying(ctx, topic, p)
 	if err != nil {
 		return err
 	}
-	cl, done := s.client()
+	cl, done := s.newClient()
 	defer done()
 	order := []int{to}
 	for _, r := range q.Replicas {
@@ -146,7 +146,7 @@ func awaitLeader(ctx context.Context, cl *kafka.Client, topic string, p, to int)
 	defer tick.Stop()
 	for {
 		_, err := cl.ElectLeaders(ctx, &kafka.ElectLeadersRequest{Topic: topic, Partitions: []int{p}, Timeout: 5 * time.Second})
-		if q, qerr := partition(ctx, cl, topic, p); qerr == nil && q.Leader.ID == to {
+		if q, qerr := readPartition(ctx, cl, topic, p); qerr == nil && q.Leader.ID == to {
 			return nil
 		}
 		select {
@@ -157,7 +157,7 @@ func awaitLeader(ctx context.Context, cl *kafka.Client, topic string, p, to int)
 	}
 }
 
-func (s *Stack) broker(id int) *Member {
+func (s *Stack) brokerByID(id int) *Member {
 	for _, m := range s.brokers {
 		if m.id == id {
 			return m
@@ -169,19 +169,19 @@ func (s *Stack) broker(id int) *Member {
 // SetTopic changes one setting of a topic, by Kafka's name for it; an empty value takes the brokers' default again. It
 // returns when a broker says that it has the change.
 func (s *Stack) SetTopic(ctx context.Context, topic, setting, value string) error {
-	ctx, cancel := context.WithTimeout(ctx, askFor)
+	ctx, cancel := context.WithTimeout(ctx, retryFor)
 	defer cancel()
-	err := again(ctx, func() error {
-		cl, done := s.client()
+	err := retryWhile(ctx, func() error {
+		cl, done := s.newClient()
 		defer done()
 		return alterTopic(ctx, cl, topic, setting, value)
-	}, passes)
+	}, isTransient)
 	if err == nil {
-		err = again(ctx, func() error {
-			cl, done := s.client()
+		err = retryWhile(ctx, func() error {
+			cl, done := s.newClient()
 			defer done()
 			return hasSetting(ctx, cl, topic, setting, value)
-		}, func(err error) bool { return errors.Is(err, errNotYet) || passes(err) })
+		}, func(err error) bool { return errors.Is(err, errNotApplied) || isTransient(err) })
 	}
 	if err != nil {
 		return fmt.Errorf("setting %s of topic %s: %w", setting, topic, err)
@@ -204,13 +204,13 @@ func alterTopic(ctx context.Context, cl *kafka.Client, topic, setting, value str
 	return err
 }
 
-// errNotYet says that a broker has not heard of a change.
-var errNotYet = errors.New("the broker that was asked does not have it yet")
+// errNotApplied says that a broker has not heard of a change.
+var errNotApplied = errors.New("the broker that was asked does not have it yet")
 
-// ofTopic is the source of a setting that the topic has of its own, as Kafka's protocol numbers them.
-const ofTopic = 1
+// topicSource is the source of a setting that the topic has of its own, as Kafka's protocol numbers them.
+const topicSource = 1
 
-// hasSetting is [errNotYet] while the topic has another value of its own, or has one although value is empty.
+// hasSetting is [errNotApplied] while the topic has another value of its own, or has one although value is empty.
 func hasSetting(ctx context.Context, cl *kafka.Client, topic, setting, value string) error {
 	res, err := cl.DescribeConfigs(ctx, &kafka.DescribeConfigsRequest{Resources: []kafka.DescribeConfigRequestResource{{
 		ResourceType: kafka.ResourceTypeTopic, ResourceName: topic, ConfigNames: []string{setting},
@@ -223,8 +223,8 @@ func hasSetting(ctx context.Context, cl *kafka.Client, topic, setting, value str
 			return r.Error
 		}
 		for _, c := range r.ConfigEntries {
-			if own := c.ConfigSource == ofTopic; own != (value != "") || own && c.ConfigValue != value {
-				return fmt.Errorf("%w: it says %q", errNotYet, c.ConfigValue)
+			if own := c.ConfigSource == topicSource; own != (value != "") || own && c.ConfigValue != value {
+				return fmt.Errorf("%w: it says %q", errNotApplied, c.ConfigValue)
 			}
 			return nil
 		}

@@ -79,7 +79,7 @@ func FindBrowser(ctx context.Context, progress func(Progress)) (string, error) {
 // fetchBrowser returns the program in the cache. The first call fetches it.
 func fetchBrowser(ctx context.Context, c cache, report func(Progress)) (string, error) {
 	program := c.path(browserEntry, "start")
-	_, _, err := c.program(ctx, fetched{
+	_, _, err := c.fetchProgram(ctx, fetched{
 		entry:   browserEntry,
 		what:    "Chromium",
 		version: func(ctx context.Context) (string, error) { return browserVersion(ctx, program) },
@@ -113,7 +113,7 @@ func fillBrowser(ctx context.Context, tmp string, report func(Progress)) (mb flo
 	out, err := cmd.CombinedOutput()
 	stop()
 	if err != nil {
-		return 0, said(err, string(out))
+		return 0, addLastLine(err, string(out))
 	}
 
 	packages, err := filepath.Glob(filepath.Join(down, "*.tgz"))
@@ -194,7 +194,7 @@ func decompressBrotli(ctx context.Context, node string, compressed io.Reader, us
 	err = use(plain)
 	_, _ = io.Copy(io.Discard, plain) // the padding of a tar, or what use left over: Node must not wait for a reader
 	if werr := cmd.Wait(); werr != nil {
-		return errors.Join(err, said(werr, words.String()))
+		return errors.Join(err, addLastLine(werr, words.String()))
 	}
 	return err
 }

@@ -41,23 +41,23 @@ func (c cache) path(elem ...string) string {
 	return filepath.Join(append([]string{c.root}, elem...)...)
 }
 
-func (c cache) has(name string) bool {
+func (c cache) hasEntry(name string) bool {
 	_, err := os.Stat(c.path(name))
 	return err == nil
 }
 
-// once makes the entry `name` with fill, which writes into a directory of its own, unless it is
+// fillOnce makes the entry `name` with fill, which writes into a directory of its own, unless it is
 // there already. Of several processes one fills and the others wait for it.
-func (c cache) once(ctx context.Context, name string, waiting func(), fill func(tmp string) error) error {
-	if c.has(name) {
+func (c cache) fillOnce(ctx context.Context, name string, waiting func(), fill func(tmp string) error) error {
+	if c.hasEntry(name) {
 		return nil
 	}
-	unlock, err := c.lock(ctx, name, waiting)
+	unlock, err := c.acquireLock(ctx, name, waiting)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if c.has(name) {
+	if c.hasEntry(name) {
 		return nil
 	}
 	// Under the lock every other directory of this name belongs to a process that died.
@@ -77,9 +77,9 @@ func (c cache) once(ctx context.Context, name string, waiting func(), fill func(
 	return os.Rename(tmp, c.path(name))
 }
 
-// remove removes a directory of the cache under the lock of that name.
-func (c cache) remove(ctx context.Context, lock, name string) error {
-	unlock, err := c.lock(ctx, lock, func() {})
+// removeEntry removes a directory of the cache under the lock of that name.
+func (c cache) removeEntry(ctx context.Context, lock, name string) error {
+	unlock, err := c.acquireLock(ctx, lock, func() {})
 	if err != nil {
 		return err
 	}
@@ -87,8 +87,8 @@ func (c cache) remove(ctx context.Context, lock, name string) error {
 	return os.RemoveAll(c.path(name))
 }
 
-// lock takes the machine's lock of that name; waiting is called if another process has it.
-func (c cache) lock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
+// acquireLock takes the machine's lock of that name; waiting is called if another process has it.
+func (c cache) acquireLock(ctx context.Context, name string, waiting func()) (unlock func(), err error) {
 	l := flock.New(c.path(name + ".lock"))
 	ok, err := l.TryLock()
 	if err == nil && !ok {
@@ -111,12 +111,12 @@ func (c cache) dataDir(ctx context.Context, parent string) (dir string, release 
 	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return "", nil, fmt.Errorf("making the data directory: %w", err)
 	}
-	unlock, err := c.lock(ctx, "run", func() {})
+	unlock, err := c.acquireLock(ctx, "run", func() {})
 	if err != nil {
 		return "", nil, err
 	}
 	defer unlock()
-	sweep(parent)
+	removeDeadStacks(parent)
 	dir, err = os.MkdirTemp(parent, "stack-*")
 	if err != nil {
 		return "", nil, err
@@ -132,8 +132,8 @@ func (c cache) dataDir(ctx context.Context, parent string) (dir string, release 
 	}, nil
 }
 
-// sweep removes the data of stacks whose lock nobody holds.
-func sweep(parent string) {
+// removeDeadStacks removes the data of stacks whose lock nobody holds.
+func removeDeadStacks(parent string) {
 	locks, err := filepath.Glob(filepath.Join(parent, "stack-*.lock"))
 	if err != nil {
 		return

@@ -24,12 +24,12 @@ func Clean(ctx context.Context) ([]Cleaned, error) {
 	}
 
 	// A new stack waits for this lock before it makes its directory.
-	unlock, err := c.lock(ctx, "run", func() {})
+	unlock, err := c.acquireLock(ctx, "run", func() {})
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	sweep(c.path("run"))
+	removeDeadStacks(c.path("run"))
 	running, err := filepath.Glob(c.path("run", "stack-*.lock"))
 	if err != nil {
 		return nil, err
@@ -55,7 +55,7 @@ func Clean(ctx context.Context) ([]Cleaned, error) {
 			lock = entry[:max(0, strings.LastIndexByte(entry, '-'))]
 		}
 		mb := megabytes(c.path(e.Name()))
-		if err := c.remove(ctx, lock, e.Name()); err != nil {
+		if err := c.removeEntry(ctx, lock, e.Name()); err != nil {
 			return cleaned, err
 		}
 		cleaned = append(cleaned, Cleaned{Name: e.Name(), MB: mb})

@@ -35,7 +35,7 @@ func dockerImage(ctx context.Context, image string, members int, what string, re
 	}
 	defer ticking(report, Progress{What: what, Stage: Fetching, Detail: "image " + image + ", once"}, func() float64 { return 0 })()
 	if out, err := interruptible(ctx, "docker", "pull", "-q", image).CombinedOutput(); err != nil {
-		return fmt.Errorf("pulling %s: %w", image, said(err, string(out)))
+		return fmt.Errorf("pulling %s: %w", image, addLastLine(err, string(out)))
 	}
 	return nil
 }
@@ -58,7 +58,7 @@ func (s *Stack) containerLaunch(m *Member, image string, env map[string]string, 
 		} else {
 			s.guard.container(name)
 		}
-		if err := docker(args...); err != nil {
+		if err := runDocker(args...); err != nil {
 			return nil, err
 		}
 		made = true
@@ -104,17 +104,17 @@ func followContainer(name string, log *os.File) (instance, error) {
 }
 
 func (c *container) pid() int              { return 0 }
-func (c *container) kill() error           { return docker("kill", c.name) }
-func (c *container) pause() error          { return docker("pause", c.name) }
-func (c *container) resume() error         { return docker("unpause", c.name) }
-func (c *container) terminate() error      { return docker("stop", c.name) }
+func (c *container) kill() error           { return runDocker("kill", c.name) }
+func (c *container) pause() error          { return runDocker("pause", c.name) }
+func (c *container) resume() error         { return runDocker("unpause", c.name) }
+func (c *container) terminate() error      { return runDocker("stop", c.name) }
 func (c *container) done() <-chan struct{} { return c.ended }
 
-func docker(args ...string) error {
+func runDocker(args ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if out, err := exec.CommandContext(ctx, "docker", args...).CombinedOutput(); err != nil {
-		return fmt.Errorf("docker %s: %w", args[0], said(err, string(out)))
+		return fmt.Errorf("docker %s: %w", args[0], addLastLine(err, string(out)))
 	}
 	return nil
 }

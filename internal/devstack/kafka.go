@@ -61,7 +61,7 @@ func (s *Stack) startBrokers(ctx context.Context, p kafkaProgram, o Options) err
 	cluster := newClusterID()
 	for _, n := range nodes {
 		m := &Member{name: "kafka-" + strconv.Itoa(n.id), id: n.id, addr: loopback(n.ports[Plain]), dir: s.dir, ports: slices.Collect(maps.Values(n.ports)), listeners: n.ports}
-		m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, m.id, 1) }
+		m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, m.id, 1) }
 		if p.image != "" {
 			m.launch = s.containerLaunch(m, p.image, kafkaEnv(brokerProps(n, nodes, o, s.tls, ""), cluster), nil)
 		} else if m.launch, err = s.brokerLaunch(n, nodes, p, o); err != nil {
@@ -82,7 +82,7 @@ func (s *Stack) startBrokers(ctx context.Context, p kafkaProgram, o Options) err
 	var all errgroup.Group
 	for _, m := range s.brokers {
 		all.Go(func() error {
-			return m.await(ctx, func(ctx context.Context) error { return knowsBroker(ctx, m.addr, m.id, len(nodes)) })
+			return m.awaitReady(ctx, func(ctx context.Context) error { return checkBroker(ctx, m.addr, m.id, len(nodes)) })
 		})
 	}
 	return all.Wait()
@@ -220,7 +220,7 @@ func (s *Stack) useKafka(ctx context.Context, list string) error {
 	var silent []error
 	for i, addr := range strings.Split(list, ",") {
 		m := &Member{name: "kafka-" + strconv.Itoa(i+1), id: i + 1, addr: strings.TrimSpace(addr)}
-		m.check = func(ctx context.Context) error { return knowsBroker(ctx, m.addr, 0, 1) }
+		m.check = func(ctx context.Context) error { return checkBroker(ctx, m.addr, 0, 1) }
 		s.brokers = append(s.brokers, m)
 		try, cancel := context.WithTimeout(ctx, 10*time.Second)
 		if err := m.check(try); err != nil {
@@ -235,7 +235,7 @@ func (s *Stack) useKafka(ctx context.Context, list string) error {
 }
 
 // Brokers are the addresses of the plain listeners.
-func (s *Stack) Brokers() []string { return addrs(s.brokers) }
+func (s *Stack) Brokers() []string { return memberAddrs(s.brokers) }
 
 // BrokersOn are the addresses of that listener; an error if the options did not ask for it.
 func (s *Stack) BrokersOn(l Listener) ([]string, error) {
@@ -253,7 +253,7 @@ func (s *Stack) BrokersOn(l Listener) ([]string, error) {
 	return out, nil
 }
 
-func addrs(members []*Member) []string {
+func memberAddrs(members []*Member) []string {
 	out := make([]string, 0, len(members))
 	for _, m := range members {
 		out = append(out, m.addr)

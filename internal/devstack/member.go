@@ -72,24 +72,24 @@ func (m *Member) Done() <-chan struct{} {
 }
 
 // Kill ends the member by SIGKILL, paused or not, and returns when it is gone.
-func (m *Member) Kill() error { return m.end(instance.kill) }
+func (m *Member) Kill() error { return m.signalAndWait(instance.kill) }
 
 // Shutdown ends the member by SIGTERM and returns when it is gone. A mongod steps down first, a
 // broker moves its leaders; a paused member only ends after Resume.
-func (m *Member) Shutdown() error { return m.end(instance.terminate) }
+func (m *Member) Shutdown() error { return m.signalAndWait(instance.terminate) }
 
 // Pause stops the member by SIGSTOP: its connections stay open and silent.
-func (m *Member) Pause() error { return m.signal(instance.pause) }
+func (m *Member) Pause() error { return m.sendSignal(instance.pause) }
 
 // Resume undoes Pause.
-func (m *Member) Resume() error { return m.signal(instance.resume) }
+func (m *Member) Resume() error { return m.sendSignal(instance.resume) }
 
 // Start runs a member that does not run, on its old address and data. It does not wait until the
 // member serves; see WaitReady.
 func (m *Member) Start() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.start()
+	return m.startLocked()
 }
 
 // Restart kills the member if it runs, starts it again and waits until it serves.
@@ -105,10 +105,10 @@ func (m *Member) Restart(ctx context.Context) error {
 
 // WaitReady waits until the member serves: a mongod is primary or secondary, a broker is known to
 // itself as part of the cluster. It gives up when the member ends; the error then quotes its log.
-func (m *Member) WaitReady(ctx context.Context) error { return m.await(ctx, m.check) }
+func (m *Member) WaitReady(ctx context.Context) error { return m.awaitReady(ctx, m.check) }
 
-// await repeats check until it succeeds.
-func (m *Member) await(ctx context.Context, check func(context.Context) error) error {
+// awaitReady repeats check until it succeeds.
+func (m *Member) awaitReady(ctx context.Context, check func(context.Context) error) error {
 	m.mu.Lock()
 	run := m.run
 	m.mu.Unlock()
@@ -139,7 +139,7 @@ func (m *Member) await(ctx context.Context, check func(context.Context) error) e
 	}
 }
 
-func (m *Member) start() error {
+func (m *Member) startLocked() error {
 	if m.launch == nil {
 		return fmt.Errorf("%s: %w", m.name, ErrExternal)
 	}
@@ -163,10 +163,10 @@ func (m *Member) start() error {
 	return nil
 }
 
-func (m *Member) end(how func(instance) error) error {
+func (m *Member) signalAndWait(how func(instance) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := m.tell(how); err != nil {
+	if err := m.signalLocked(how); err != nil {
 		return err
 	}
 	<-m.run.done()
@@ -174,13 +174,13 @@ func (m *Member) end(how func(instance) error) error {
 	return nil
 }
 
-func (m *Member) signal(how func(instance) error) error {
+func (m *Member) sendSignal(how func(instance) error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.tell(how)
+	return m.signalLocked(how)
 }
 
-func (m *Member) tell(how func(instance) error) error {
+func (m *Member) signalLocked(how func(instance) error) error {
 	if m.launch == nil {
 		return fmt.Errorf("%s: %w", m.name, ErrExternal)
 	}

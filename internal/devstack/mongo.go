@@ -30,7 +30,7 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 	}
 	for i, port := range ports {
 		m := &Member{name: "mongod-" + strconv.Itoa(i+1), id: i + 1, addr: loopback(port), dir: s.dir, ports: []int{port}}
-		m.check = func(ctx context.Context) error { return serving(ctx, m.addr) }
+		m.check = func(ctx context.Context) error { return checkServing(ctx, m.addr) }
 		if p.image != "" {
 			if o.Mongo.secured() {
 				return errors.New("mongod in a container is started without TLS and access control: have it on the PATH")
@@ -57,11 +57,11 @@ func (s *Stack) startMongods(ctx context.Context, p mongodProgram, o Options) er
 		}
 	}
 	for _, m := range s.mongods {
-		if err := m.await(ctx, func(ctx context.Context) error { _, err := hello(ctx, m.addr); return err }); err != nil {
+		if err := m.awaitReady(ctx, func(ctx context.Context) error { _, err := runHello(ctx, m.addr); return err }); err != nil {
 			return err
 		}
 	}
-	if err := initiate(ctx, s.mongods, o.Mongo.ElectionTimeout); err != nil {
+	if err := initiateSet(ctx, s.mongods, o.Mongo.ElectionTimeout); err != nil {
 		return fmt.Errorf("making the replica set: %w", err)
 	}
 	for _, m := range s.mongods {
@@ -101,7 +101,7 @@ func mongodArgs(o MongoOptions, port int, data, bind string) []string {
 	return append(args, o.Args...)
 }
 
-func initiate(ctx context.Context, members []*Member, election time.Duration) error {
+func initiateSet(ctx context.Context, members []*Member, election time.Duration) error {
 	list := bson.A{}
 	for i, m := range members {
 		list = append(list, bson.M{"_id": i, "host": m.addr, "priority": 1})
@@ -110,7 +110,7 @@ func initiate(ctx context.Context, members []*Member, election time.Duration) er
 		"electionTimeoutMillis":   election.Milliseconds(),
 		"heartbeatIntervalMillis": min(500, election.Milliseconds()/2),
 	}}
-	_, err := direct(ctx, members[0].addr, bson.D{{Key: "replSetInitiate", Value: config}})
+	_, err := runCommand(ctx, members[0].addr, bson.D{{Key: "replSetInitiate", Value: config}})
 	return err
 }
 
@@ -138,7 +138,7 @@ func (s *Stack) primaryNow(ctx context.Context) *Member {
 	var wg sync.WaitGroup
 	for i, m := range s.mongods {
 		wg.Go(func() {
-			if h, err := hello(ctx, m.addr); err == nil && h.Primary {
+			if h, err := runHello(ctx, m.addr); err == nil && h.Primary {
 				elected[i] = h.ElectionID
 			}
 		})
@@ -160,26 +160,26 @@ type helloReply struct {
 	ElectionID bson.ObjectID `bson:"electionId"`
 }
 
-func hello(ctx context.Context, addr string) (helloReply, error) {
+func runHello(ctx context.Context, addr string) (helloReply, error) {
 	var h helloReply
-	raw, err := direct(ctx, addr, bson.D{{Key: "hello", Value: 1}})
+	raw, err := runCommand(ctx, addr, bson.D{{Key: "hello", Value: 1}})
 	if err == nil {
 		err = bson.Unmarshal(raw, &h)
 	}
 	return h, err
 }
 
-// serving is nil once the mongod is primary or follows one.
-func serving(ctx context.Context, addr string) error {
-	h, err := hello(ctx, addr)
+// checkServing is nil once the mongod is primary or follows one.
+func checkServing(ctx context.Context, addr string) error {
+	h, err := runHello(ctx, addr)
 	if err == nil && !h.Primary && !h.Secondary {
 		err = errors.New("neither primary nor secondary yet")
 	}
 	return err
 }
 
-// direct runs one command on that very member.
-func direct(ctx context.Context, addr string, cmd bson.D) (bson.Raw, error) {
+// runCommand runs one command on that very member.
+func runCommand(ctx context.Context, addr string, cmd bson.D) (bson.Raw, error) {
 	// The driver would wait for its own timeout where nobody listens; a refused dial tells at once.
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {
@@ -238,10 +238,10 @@ func (s *Stack) MongoURI() string {
 	if s.root != (User{}) {
 		return s.MongoURIAs(s.root)
 	}
-	return "mongodb://" + strings.Join(addrs(s.mongods), ",") + "/?replicaSet=" + setName
+	return "mongodb://" + strings.Join(memberAddrs(s.mongods), ",") + "/?replicaSet=" + setName
 }
 
 // MongoURIAs is the connection string for a user of the admin database.
 func (s *Stack) MongoURIAs(u User) string {
-	return "mongodb://" + u.Name + ":" + u.Password + "@" + strings.Join(addrs(s.mongods), ",") + "/?authSource=admin&replicaSet=" + setName
+	return "mongodb://" + u.Name + ":" + u.Password + "@" + strings.Join(memberAddrs(s.mongods), ",") + "/?authSource=admin&replicaSet=" + setName
 }

@@ -70,7 +70,7 @@ func (p *Program) Err() error {
 
 // Kill ends the program by SIGKILL and returns when it is gone; one that has ended is no error.
 func (p *Program) Kill() error {
-	if err := p.tell(killProcess); err != nil {
+	if err := p.sendSignal(killProcess); err != nil {
 		return err
 	}
 	<-p.done
@@ -78,15 +78,15 @@ func (p *Program) Kill() error {
 }
 
 // Terminate sends SIGTERM and does not wait; one that has ended is no error.
-func (p *Program) Terminate() error { return p.tell(terminateProcess) }
+func (p *Program) Terminate() error { return p.sendSignal(terminateProcess) }
 
 // Pause stops the program by SIGSTOP, Resume lets it go on.
-func (p *Program) Pause() error { return p.tell(pauseProcess) }
+func (p *Program) Pause() error { return p.sendSignal(pauseProcess) }
 
 // Resume undoes Pause.
-func (p *Program) Resume() error { return p.tell(resumeProcess) }
+func (p *Program) Resume() error { return p.sendSignal(resumeProcess) }
 
-func (p *Program) tell(how func(*os.Process) error) error {
+func (p *Program) sendSignal(how func(*os.Process) error) error {
 	if err := how(p.cmd.Process); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signalling %s: %w", p.name, err)
 	}

@@ -72,7 +72,7 @@ func (s *Stack) mongodSecurity(o MongoOptions) (args []string, err error) {
 
 // createRoot makes the first user, which anyone on the same machine may as long as there is none.
 func createRoot(ctx context.Context, primary string, u User) error {
-	_, err := direct(ctx, primary, bson.D{{Key: "createUser", Value: u.Name}, {Key: "pwd", Value: u.Password}, {Key: "roles", Value: bson.A{"root"}}})
+	_, err := runCommand(ctx, primary, bson.D{{Key: "createUser", Value: u.Name}, {Key: "pwd", Value: u.Password}, {Key: "roles", Value: bson.A{"root"}}})
 	if err != nil {
 		return fmt.Errorf("making the user %s: %w", u.Name, err)
 	}

@@ -53,12 +53,12 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	if err != nil {
 		return nil, err
 	}
-	mongod, kafka, err := find(ctx, c, o)
+	mongod, kafka, err := findPrograms(ctx, c, o)
 	if err != nil {
 		return nil, fmt.Errorf("devstack: %w", err)
 	}
 	for try := 1; ; try++ {
-		s, err := boot(ctx, c, o, mongod, kafka)
+		s, err := startServers(ctx, c, o, mongod, kafka)
 		if err == nil {
 			return s, nil
 		}
@@ -68,9 +68,9 @@ func Start(ctx context.Context, o Options) (*Stack, error) {
 	}
 }
 
-// find has both programs looked for at the same time; neither's absence stops the other's search, so
+// findPrograms has both programs looked for at the same time; neither's absence stops the other's search, so
 // that one message names all that is missing.
-func find(ctx context.Context, c cache, o Options) (mongod mongodProgram, kafka kafkaProgram, err error) {
+func findPrograms(ctx context.Context, c cache, o Options) (mongod mongodProgram, kafka kafkaProgram, err error) {
 	var wg sync.WaitGroup
 	var merr, kerr error
 	if o.Mongods > 0 && o.mongoEnv() == "" {
@@ -122,7 +122,7 @@ func newStack(ctx context.Context, c cache, parent string) (*Stack, error) {
 	return &Stack{dir: dir, guard: g, release: release}, nil
 }
 
-func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka kafkaProgram) (*Stack, error) {
+func startServers(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka kafkaProgram) (*Stack, error) {
 	s, err := newStack(ctx, c, o.Dir)
 	if err != nil {
 		return nil, err
@@ -140,7 +140,7 @@ func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka k
 	s.facts.kafka = Server{Name: "Kafka", Version: kafka.version, Origin: kafka.origin}
 	if o.Mongods > 0 {
 		both.Go(func() error {
-			return s.bring(&s.facts.mongo, o, &s.mongods, o.mongoEnv() != "", func() error {
+			return s.startAndReport(&s.facts.mongo, o, &s.mongods, o.mongoEnv() != "", func() error {
 				if uri := o.mongoEnv(); uri != "" {
 					return s.useMongo(ctx, uri)
 				}
@@ -150,7 +150,7 @@ func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka k
 	}
 	if o.Brokers > 0 {
 		both.Go(func() error {
-			return s.bring(&s.facts.kafka, o, &s.brokers, o.kafkaEnv() != "", func() error {
+			return s.startAndReport(&s.facts.kafka, o, &s.brokers, o.kafkaEnv() != "", func() error {
 				if list := o.kafkaEnv(); list != "" {
 					return s.useKafka(ctx, list)
 				}
@@ -165,8 +165,8 @@ func boot(ctx context.Context, c cache, o Options, mongod mongodProgram, kafka k
 	return s, nil
 }
 
-// bring starts one kind of server and tells about it.
-func (s *Stack) bring(fact *Server, o Options, members *[]*Member, external bool, start func() error) error {
+// startAndReport starts one kind of server and tells about it.
+func (s *Stack) startAndReport(fact *Server, o Options, members *[]*Member, external bool, start func() error) error {
 	began := time.Now()
 	o.Progress(Progress{What: fact.Name, Stage: Starting, Detail: fact.Version})
 	if external {
@@ -175,7 +175,7 @@ func (s *Stack) bring(fact *Server, o Options, members *[]*Member, external bool
 	if err := start(); err != nil {
 		return err
 	}
-	fact.Addrs, fact.StartedIn = addrs(*members), time.Since(began)
+	fact.Addrs, fact.StartedIn = memberAddrs(*members), time.Since(began)
 	o.Progress(Progress{What: fact.Name, Stage: Ready, Detail: fmt.Sprintf("%s  %v  (%s)", fact.Version, fact.Addrs, fact.Origin), Elapsed: fact.StartedIn})
 	return nil
 }

@@ -176,12 +176,12 @@ func waited(ctx context.Context, d time.Duration) bool {
 
 // CreateTopic makes a topic and returns when every partition has a leader. One that exists already is an error.
 func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replicas int) error {
-	cl, done := s.client()
+	cl, done := s.newClient()
 	defer done()
 	if partitions < 1 || partitions > math.MaxInt32 || replicas < 1 || replicas > len(s.brokers) {
 		return fmt.Errorf("creating topic %s: %d partitions with %d replicas on %d brokers", name, partitions, replicas, len(s.brokers))
 	}
-	err := again(ctx, func() error {
+	err := retryWhile(ctx, func() error {
 		res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas}}})
 		if err == nil {
 			err = res.Errors[name]
@@ -194,7 +194,7 @@ func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replic
 	for {
 		led := 0
 		for p := range partitions {
-			if q, err := partition(ctx, cl, name, p); err == nil && q.Leader.Host != "" {
+			if q, err := readPartition(ctx, cl, name, p); err == nil && q.Leader.Host != "" {
 				led++
 			}
 		}

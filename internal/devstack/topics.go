@@ -14,10 +14,10 @@ func (s *Stack) DeleteTopics(ctx context.Context, names ...string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	cl, done := s.client()
+	cl, done := s.newClient()
 	defer done()
 	var res *kafka.DeleteTopicsResponse
-	err := again(ctx, func() (err error) {
+	err := retryWhile(ctx, func() (err error) {
 		res, err = cl.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: names})
 		return err
 	}, isAway)
