@@ -112,15 +112,15 @@ type bench struct {
 
 // Run measures. It takes minutes; ctx ends it.
 func Run(ctx context.Context, o Options) (res Result, err error) {
-	err = o.with(ctx, func(b *bench) (err error) {
-		res, err = b.measure(ctx)
+	err = o.withServers(ctx, func(b *bench) (err error) {
+		res, err = b.measureAll(ctx)
 		return err
 	})
 	return res, err
 }
 
-// with calls f with servers, and removes everything afterwards.
-func (o Options) with(ctx context.Context, f func(*bench) error) (err error) {
+// withServers calls f with servers, and removes everything afterwards.
+func (o Options) withServers(ctx context.Context, f func(*bench) error) (err error) {
 	if err := o.Check(); err != nil {
 		return err
 	}
@@ -130,24 +130,24 @@ func (o Options) with(ctx context.Context, f func(*bench) error) (err error) {
 		}
 	}
 	b := &bench{Options: o, db: "bench_" + uuid.NewString()[:8], began: time.Now(), numbered: 1}
-	defer func() { err = errors.Join(err, b.close(context.WithoutCancel(ctx))) }()
-	if err := b.open(ctx); err != nil {
+	defer func() { err = errors.Join(err, b.cleanUp(context.WithoutCancel(ctx))) }()
+	if err := b.openServers(ctx); err != nil {
 		return err
 	}
 	return f(b)
 }
 
-func (b *bench) say(format string, args ...any) {
+func (b *bench) logProgress(format string, args ...any) {
 	fmt.Fprintf(b.Progress, "%6.1f s  %s\n", time.Since(b.began).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// open starts or finds the servers.
-func (b *bench) open(ctx context.Context) (err error) {
+// openServers starts or finds the servers.
+func (b *bench) openServers(ctx context.Context) (err error) {
 	if b.dir, err = os.MkdirTemp("", "outrelay-bench-"); err != nil {
 		return err
 	}
 	var given []string
-	want := devstack.Options{Progress: func(p devstack.Progress) { b.say("%s", p) }}
+	want := devstack.Options{Progress: func(p devstack.Progress) { b.logProgress("%s", p) }}
 	if b.MongoDB == "" {
 		want.Mongods = 1
 		// The whole backlog in memory and in the oplog: disks are not what is measured.
@@ -191,8 +191,8 @@ func (b *bench) open(ctx context.Context) (err error) {
 	return err
 }
 
-// close removes what the benchmark has made.
-func (b *bench) close(ctx context.Context) error {
+// cleanUp removes what the benchmark has made.
+func (b *bench) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	var errs []error
@@ -216,17 +216,17 @@ func (b *bench) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// pids are the processes that are not foreign.
-func (b *bench) pids() []int { return slices.Clone(b.servers) }
+// serverPIDs are the processes that are not foreign.
+func (b *bench) serverPIDs() []int { return slices.Clone(b.servers) }
 
-// topic makes a topic of its own for a measurement.
-func (b *bench) topic(ctx context.Context, name string) (string, error) {
+// newTopic makes a topic of its own for a measurement.
+func (b *bench) newTopic(ctx context.Context, name string) (string, error) {
 	topic := b.db + "." + name
-	return topic, b.cluster.create(ctx, topic)
+	return topic, b.cluster.createTopic(ctx, topic)
 }
 
-// state is a state database of its own: a watcher that never ran.
-func (b *bench) state(name string) string {
+// newStateDB is a state database of its own: a watcher that never ran.
+func (b *bench) newStateDB(name string) string {
 	db := b.db + "_" + strings.ReplaceAll(name, ".", "_")
 	if !slices.Contains(b.states, db) {
 		b.states = append(b.states, db)
@@ -243,51 +243,51 @@ type samples struct {
 	rawP50, rawP99, p50, p99, p3 map[int][]float64
 }
 
-func (b *bench) measure(ctx context.Context) (Result, error) {
+func (b *bench) measureAll(ctx context.Context) (Result, error) {
 	s := &samples{
 		foreign: map[string][]float64{},
 		rawP50:  map[int][]float64{}, rawP99: map[int][]float64{}, p50: map[int][]float64{}, p99: map[int][]float64{}, p3: map[int][]float64{},
 	}
 	var err error
-	b.say("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-	if b.start, err = b.fill(ctx); err != nil {
+	b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+	if b.start, err = b.fillBacklog(ctx); err != nil {
 		return Result{}, err
 	}
-	coll, err := b.outbox(ctx, live)
+	coll, err := b.newOutbox(ctx, live)
 	if err != nil {
 		return Result{}, err
 	}
-	b.say("warming the servers up")
-	if err := b.ceilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
+	b.logProgress("warming the servers up")
+	if err := b.measureCeilings(ctx, 0, &samples{foreign: map[string][]float64{}}); err != nil {
 		return Result{}, err
 	}
 	for run := 1; run <= b.Runs; run++ {
-		if err := b.ceilings(ctx, run, s); err != nil {
+		if err := b.measureCeilings(ctx, run, s); err != nil {
 			return Result{}, err
 		}
-		if err := b.through(ctx, run, s); err != nil {
+		if err := b.measureDrain(ctx, run, s); err != nil {
 			return Result{}, err
 		}
-		if err := b.delays(ctx, run, coll, s); err != nil {
+		if err := b.measureLatency(ctx, run, coll, s); err != nil {
 			return Result{}, err
 		}
 	}
-	res := s.result(b)
+	res := s.medians(b)
 	if b.Failover > 0 {
-		if res.Failover, err = b.failover(ctx); err != nil {
+		if res.Failover, err = b.measureFailover(ctx); err != nil {
 			return res, err
 		}
 	}
 	return res, nil
 }
 
-// ceilings measures what the servers give without a relay.
-func (b *bench) ceilings(ctx context.Context, run int, s *samples) error {
-	topic, err := b.topic(ctx, fmt.Sprintf("raw%d", run))
+// measureCeilings measures what the servers give without a relay.
+func (b *bench) measureCeilings(ctx context.Context, run int, s *samples) error {
+	topic, err := b.newTopic(ctx, fmt.Sprintf("raw%d", run))
 	if err != nil {
 		return err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 	stream := spec{Mode: modeStream, MongoDB: b.MongoDB, DB: b.db, Collection: backlog, Start: b.start, Events: b.Events, Payload: b.Payload}
 	produce := spec{Mode: modeProduce, Kafka: b.Kafka, Topic: topic, Events: b.Events, Payload: b.Payload}
 	for _, step := range []struct {
@@ -299,7 +299,7 @@ func (b *bench) ceilings(ctx context.Context, run int, s *samples) error {
 		{"raw_produce", &s.produce, []spec{produce}},
 		{"both", &s.both, []spec{stream, produce}},
 	} {
-		m, err := b.together(ctx, step.specs...)
+		m, err := b.runTogether(ctx, step.specs...)
 		if err != nil {
 			return err
 		}
@@ -313,15 +313,15 @@ func (b *bench) ceilings(ctx context.Context, run int, s *samples) error {
 			s.foreign[step.name] = append(s.foreign[step.name], m.foreign)
 		}
 		if run > 0 {
-			b.say("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
+			b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%", run, b.Runs, step.name, rate, m.foreign)
 		}
 	}
 	return nil
 }
 
-// through measures the drain through the relay.
-func (b *bench) through(ctx context.Context, run int, s *samples) error {
-	d, err := b.drain(ctx, run)
+// measureDrain measures the drain through the relay.
+func (b *bench) measureDrain(ctx context.Context, run int, s *samples) error {
+	d, err := b.drainBacklog(ctx, run)
 	if err != nil {
 		return fmt.Errorf("drain: %w", err)
 	}
@@ -330,14 +330,14 @@ func (b *bench) through(ctx context.Context, run int, s *samples) error {
 	if d.known {
 		s.foreign["drain"] = append(s.foreign["drain"], d.foreign)
 	}
-	b.say("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB (%.1f after 50,000)  %.3f allocations per event",
+	b.logProgress("run %d of %d: %-11s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB (%.1f after 50,000)  %.3f allocations per event",
 		run, b.Runs, "drain", d.eps, d.foreign, d.cpuPerMillion, d.peak, d.early, d.allocs)
 	return nil
 }
 
-// delays measures latency at each rate: of the bare stream first, then of the relay, never both at once, because a second
+// measureLatency measures latency at each rate: of the bare stream first, then of the relay, never both at once, because a second
 // stream would cost the server as much again.
-func (b *bench) delays(ctx context.Context, run int, coll *mongo.Collection, s *samples) error {
+func (b *bench) measureLatency(ctx context.Context, run int, coll *mongo.Collection, s *samples) error {
 	if len(b.Rates) == 0 {
 		return nil
 	}
@@ -350,23 +350,23 @@ func (b *bench) delays(ctx context.Context, run int, coll *mongo.Collection, s *
 		if name := fmt.Sprintf("raw_latency_%d", rate); raw.known {
 			s.foreign[name] = append(s.foreign[name], raw.foreign)
 		}
-		b.say("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  foreign CPU %.1f %%", run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
+		b.logProgress("run %d of %d: raw stream at %d/s  p50 %.2f ms  p99 %.2f ms  foreign CPU %.1f %%", run, b.Runs, rate, raw.p50, raw.p99, raw.foreign)
 	}
 	t, err := b.startTailing(ctx, coll, fmt.Sprintf("live%d", run))
 	if err != nil {
 		return fmt.Errorf("latency: %w", err)
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), t.topic)
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), t.topic)
 	for _, rate := range b.Rates {
 		l, err := b.relayLatency(ctx, coll, t, rate)
 		if err != nil {
-			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), t.stop())
+			return errors.Join(fmt.Errorf("latency at %d/s: %w", rate, err), t.stopAll())
 		}
 		s.p50[rate], s.p99[rate], s.p3[rate] = append(s.p50[rate], l.p50), append(s.p99[rate], l.p99), append(s.p3[rate], l.p999)
 		if name := fmt.Sprintf("latency_%d", rate); l.known {
 			s.foreign[name] = append(s.foreign[name], l.foreign)
 		}
-		b.say("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  foreign CPU %.1f %%", run, b.Runs, rate, l.p50, l.p99, l.p999, l.foreign)
+		b.logProgress("run %d of %d: relay at %d/s  p50 %.2f ms  p99 %.2f ms  p99.9 %.2f ms  foreign CPU %.1f %%", run, b.Runs, rate, l.p50, l.p99, l.p999, l.foreign)
 	}
-	return t.stop()
+	return t.stopAll()
 }

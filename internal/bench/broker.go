@@ -49,8 +49,8 @@ func dialBroker(ctx context.Context, addr string) (*broker, error) {
 	return b, nil
 }
 
-// ask sends a request that has to be answered in time.
-func (b *broker) ask(within time.Duration, req protocol.Message) (protocol.Message, error) {
+// sendRequest sends a request that has to be answered in time.
+func (b *broker) sendRequest(within time.Duration, req protocol.Message) (protocol.Message, error) {
 	_ = b.nc.SetDeadline(time.Now().Add(within))
 	return b.RoundTrip(req)
 }
@@ -70,8 +70,8 @@ func newCluster(brokers []string) *cluster {
 
 func (c *cluster) close() { c.transport.CloseIdleConnections() }
 
-// create makes a topic and returns when all of its partitions have a leader that knows of it.
-func (c *cluster) create(ctx context.Context, topic string) error {
+// createTopic makes a topic and returns when all of its partitions have a leader that knows of it.
+func (c *cluster) createTopic(ctx context.Context, topic string) error {
 	for began := time.Now(); ; {
 		res, err := c.client.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
 			Topic: topic, NumPartitions: partitions, ReplicationFactor: -1,
@@ -89,8 +89,8 @@ func (c *cluster) create(ctx context.Context, topic string) error {
 	}
 	var err error
 	for {
-		if _, err = c.leaders(ctx, topic); err == nil {
-			if _, err = c.ends(ctx, topic); err == nil {
+		if _, err = c.partitionLeaders(ctx, topic); err == nil {
+			if _, err = c.sumEndOffsets(ctx, topic); err == nil {
 				return nil
 			}
 		}
@@ -102,12 +102,12 @@ func (c *cluster) create(ctx context.Context, topic string) error {
 	}
 }
 
-func (c *cluster) remove(ctx context.Context, topic string) {
+func (c *cluster) deleteTopic(ctx context.Context, topic string) {
 	_, _ = c.client.DeleteTopics(ctx, &kafka.DeleteTopicsRequest{Topics: []string{topic}}) // what stays costs disk, not correctness
 }
 
-// leaders are the partitions by the address of their leader.
-func (c *cluster) leaders(ctx context.Context, topic string) (map[string][]int32, error) {
+// partitionLeaders are the partitions by the address of their leader.
+func (c *cluster) partitionLeaders(ctx context.Context, topic string) (map[string][]int32, error) {
 	m, err := c.client.Metadata(ctx, &kafka.MetadataRequest{Topics: []string{topic}})
 	if err != nil {
 		return nil, fmt.Errorf("asking for topic %s: %w", topic, err)
@@ -128,11 +128,11 @@ func (c *cluster) leaders(ctx context.Context, topic string) (map[string][]int32
 	return out, nil
 }
 
-// records is the sum of the partitions' ends: how many records a fresh topic has. A broker that shares a busy machine loses its
+// countRecords is the sum of the partitions' ends: how many records a fresh topic has. A broker that shares a busy machine loses its
 // leadership for a moment at times: it is asked again.
-func (c *cluster) records(ctx context.Context, topic string) (int, error) {
+func (c *cluster) countRecords(ctx context.Context, topic string) (int, error) {
 	for began := time.Now(); ; {
-		n, err := c.ends(ctx, topic)
+		n, err := c.sumEndOffsets(ctx, topic)
 		var code kafka.Error
 		if err == nil || !errors.As(err, &code) || !code.Temporary() || time.Since(began) > stall || pause(ctx, slow) != nil {
 			return n, err
@@ -140,7 +140,7 @@ func (c *cluster) records(ctx context.Context, topic string) (int, error) {
 	}
 }
 
-func (c *cluster) ends(ctx context.Context, topic string) (int, error) {
+func (c *cluster) sumEndOffsets(ctx context.Context, topic string) (int, error) {
 	req := &kafka.ListOffsetsRequest{Topics: map[string][]kafka.OffsetRequest{topic: make([]kafka.OffsetRequest, partitions)}}
 	for p := range partitions {
 		req.Topics[topic][p] = kafka.LastOffsetOf(p)

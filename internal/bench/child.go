@@ -78,7 +78,7 @@ func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 	if err := json.Unmarshal(lines.Bytes(), &s); err != nil {
 		return fmt.Errorf("reading the order: %w", err)
 	}
-	w, err := prepare(ctx, s)
+	w, err := newWork(ctx, s)
 	if err != nil {
 		return json.NewEncoder(out).Encode(outcome{Error: err.Error()})
 	}
@@ -109,7 +109,7 @@ func Child(ctx context.Context, in io.Reader, out io.Writer) error {
 	return nil
 }
 
-func prepare(ctx context.Context, s spec) (work, error) {
+func newWork(ctx context.Context, s spec) (work, error) {
 	switch s.Mode {
 	case modeStream:
 		return newRawStream(ctx, s)
@@ -141,7 +141,7 @@ type child struct {
 // startChild returns when the child is ready.
 func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
 	c := &child{cmd: exec.CommandContext(ctx, b.Program, ChildCommand), mode: s.Mode, words: &tail{}}
-	c.cmd.Env, c.cmd.Stderr = b.env(), c.words
+	c.cmd.Env, c.cmd.Stderr = b.childEnv(), c.words
 	var err error
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -155,10 +155,10 @@ func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
 		return nil, fmt.Errorf("starting a child: %w", err)
 	}
 	if err = json.NewEncoder(c.in).Encode(s); err == nil {
-		_, err = c.answer()
+		_, err = c.readOutcome()
 	}
 	if err != nil {
-		c.stop()
+		c.stopProcess()
 		return nil, err
 	}
 	return c, nil
@@ -166,16 +166,16 @@ func (b *bench) startChild(ctx context.Context, s spec) (*child, error) {
 
 func (c *child) pid() int { return c.cmd.Process.Pid }
 
-func (c *child) begin() error {
+func (c *child) startWork() error {
 	_, err := io.WriteString(c.in, "go\n")
 	return err
 }
 
-// answer waits for the next line of the child.
-func (c *child) answer() (outcome, error) {
+// readOutcome waits for the next line of the child.
+func (c *child) readOutcome() (outcome, error) {
 	var o outcome
 	if err := c.out.Decode(&o); err != nil {
-		c.stop() // waits for its last words
+		c.stopProcess() // waits for its last words
 		return o, fmt.Errorf("the child %s ended (%v): %w; its last words: %s", c.mode, c.cmd.ProcessState, err, c.words)
 	}
 	if o.Error != "" {
@@ -184,7 +184,7 @@ func (c *child) answer() (outcome, error) {
 	return o, nil
 }
 
-func (c *child) stop() {
+func (c *child) stopProcess() {
 	_ = c.in.Close()
 	late := time.AfterFunc(5*time.Second, func() { _ = c.cmd.Process.Kill() })
 	defer late.Stop()
@@ -198,16 +198,16 @@ type measured struct {
 	known    bool
 }
 
-// together runs one child for each spec at the same time.
-func (b *bench) together(ctx context.Context, specs ...spec) (measured, error) {
+// runTogether runs one child for each spec at the same time.
+func (b *bench) runTogether(ctx context.Context, specs ...spec) (measured, error) {
 	var m measured
 	var children []*child
 	defer func() {
 		for _, c := range children {
-			c.stop()
+			c.stopProcess()
 		}
 	}()
-	pids := b.pids()
+	pids := b.serverPIDs()
 	for _, s := range specs {
 		c, err := b.startChild(ctx, s)
 		if err != nil {
@@ -218,12 +218,12 @@ func (b *bench) together(ctx context.Context, specs ...spec) (measured, error) {
 	}
 	meter := startMeter(pids...)
 	for _, c := range children {
-		if err := c.begin(); err != nil {
+		if err := c.startWork(); err != nil {
 			return m, err
 		}
 	}
 	for _, c := range children {
-		o, err := c.answer()
+		o, err := c.readOutcome()
 		if err != nil {
 			return m, err
 		}
@@ -233,8 +233,8 @@ func (b *bench) together(ctx context.Context, specs ...spec) (measured, error) {
 	return m, nil
 }
 
-// env is the environment of children, without what would change the configuration that they are given.
-func (b *bench) env() []string {
+// childEnv is the environment of children, without what would change the configuration that they are given.
+func (b *bench) childEnv() []string {
 	var out []string
 	for _, v := range os.Environ() {
 		if !strings.HasPrefix(v, "OUTRELAY_") {

@@ -37,9 +37,9 @@ type sender struct {
 // arrival is told of each record: its number, when it came, and from whom.
 type arrival func(number int, at time.Time, from sender)
 
-// consume calls got for each record, from one goroutine for each broker, until stopped.
-func (b *bench) consume(ctx context.Context, topic string, got arrival) (*tailer, error) {
-	leaders, err := b.cluster.leaders(ctx, topic)
+// startConsumer calls got for each record, from one goroutine for each broker, until stopped.
+func (b *bench) startConsumer(ctx context.Context, topic string, got arrival) (*tailer, error) {
+	leaders, err := b.cluster.partitionLeaders(ctx, topic)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +53,7 @@ func (b *bench) consume(ctx context.Context, topic string, got arrival) (*tailer
 		}
 		c.brokers = append(c.brokers, conn)
 		c.wg.Go(func() {
-			if err := read(ctx, conn, topic, parts, got); err != nil && ctx.Err() == nil {
+			if err := fetchRecords(ctx, conn, topic, parts, got); err != nil && ctx.Err() == nil {
 				c.mu.Lock()
 				c.err = errors.Join(c.err, err)
 				c.mu.Unlock()
@@ -71,14 +71,14 @@ func (c *tailer) close() {
 	c.wg.Wait()
 }
 
-// failed is why it reads no more.
-func (c *tailer) failed() error {
+// failure is why it reads no more.
+func (c *tailer) failure() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.err
 }
 
-func read(ctx context.Context, b *broker, topic string, parts []int32, got arrival) error {
+func fetchRecords(ctx context.Context, b *broker, topic string, parts []int32, got arrival) error {
 	req := &fetch.Request{
 		ReplicaID: -1, MaxWaitTime: int32(fetchWait.Milliseconds()), MinBytes: 1, MaxBytes: fetchBytes, SessionEpoch: -1,
 		Topics: []fetch.RequestTopic{{Topic: topic}},
@@ -89,7 +89,7 @@ func read(ctx context.Context, b *broker, topic string, parts []int32, got arriv
 		})
 	}
 	for ctx.Err() == nil {
-		m, err := b.ask(answerWithin, req)
+		m, err := b.sendRequest(answerWithin, req)
 		if err != nil {
 			return fmt.Errorf("consuming: %w", err)
 		}
@@ -100,7 +100,7 @@ func read(ctx context.Context, b *broker, topic string, parts []int32, got arriv
 				if p.ErrorCode != 0 {
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, kafka.Error(p.ErrorCode))
 				}
-				next, err := records(&p.RecordSet, func(n int, from sender) { got(n, at, from) })
+				next, err := readRecords(&p.RecordSet, func(n int, from sender) { got(n, at, from) })
 				if err != nil {
 					return fmt.Errorf("consuming %s-%d: %w", topic, p.Partition, err)
 				}
@@ -115,8 +115,8 @@ func read(ctx context.Context, b *broker, topic string, parts []int32, got arriv
 	return nil
 }
 
-// records walks the batches of an answer, markers included, and returns the offset behind them.
-func records(set *protocol.RecordSet, got func(number int, from sender)) (next int64, err error) {
+// readRecords walks the batches of an answer, markers included, and returns the offset behind them.
+func readRecords(set *protocol.RecordSet, got func(number int, from sender)) (next int64, err error) {
 	stream, ok := set.Records.(*protocol.RecordStream)
 	if !ok {
 		return 0, nil
@@ -140,7 +140,7 @@ func records(set *protocol.RecordSet, got func(number int, from sender)) (next i
 			if err != nil {
 				return next, err
 			}
-			if n, ok := number(value); ok && !marker {
+			if n, ok := eventNumber(value); ok && !marker {
 				got(n, from)
 			}
 			if rec.Key != nil {

@@ -55,14 +55,14 @@ func newEffects(ctx context.Context, s spec) (*effects, error) {
 
 func (e *effects) close() { _ = e.client.Disconnect(context.Background()) }
 
-// one is the effect of one record.
-func (e *effects) one(ctx context.Context, key, value []byte) error {
-	e.began()
+// applyEffect is the effect of one record.
+func (e *effects) applyEffect(ctx context.Context, key, value []byte) error {
+	e.markStarted()
 	_, err := e.coll.InsertOne(ctx, bson.D{{Key: "of", Value: string(key)}, {Key: "bytes", Value: len(value)}})
 	return err
 }
 
-func (e *effects) began() {
+func (e *effects) markStarted() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.out.Began == 0 {
@@ -70,8 +70,8 @@ func (e *effects) began() {
 	}
 }
 
-// done counts records whose transaction is committed.
-func (e *effects) done(n int, took time.Duration) {
+// countDone counts records whose transaction is committed.
+func (e *effects) countDone(n int, took time.Duration) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	_ = e.delay.RecordValue(min(took.Microseconds(), longestRecorded))
@@ -82,11 +82,11 @@ func (e *effects) done(n int, took time.Duration) {
 	}
 }
 
-// result is the outcome, once enough is done.
-func (e *effects) result(err error) (outcome, error) {
+// finalOutcome is the outcome, once enough is done.
+func (e *effects) finalOutcome(err error) (outcome, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.out.P50, e.out.P99 = quantile(e.delay, 50), quantile(e.delay, 99)
+	e.out.P50, e.out.P99 = quantileMS(e.delay, 50), quantileMS(e.delay, 99)
 	if e.out.Ended == 0 {
 		return e.out, errors.Join(fmt.Errorf("it ended after %d of %d records", e.out.Events, e.Events), err)
 	}
@@ -104,22 +104,22 @@ func (r readerLoop) run(ctx context.Context) (outcome, error) {
 		Brokers: r.Kafka, GroupID: r.Group, GroupTopics: []string{r.Topic}, CommitInterval: readerCommits,
 		RebalanceTimeout: groupRebalance, MaxWait: fetchWait, StartOffset: kafka.FirstOffset,
 	})
-	err := r.loop(ctx, reader)
-	return r.result(errors.Join(err, reader.Close()))
+	err := r.handleRecords(ctx, reader)
+	return r.finalOutcome(errors.Join(err, reader.Close()))
 }
 
-func (r readerLoop) loop(ctx context.Context, reader *kafka.Reader) error {
+func (r readerLoop) handleRecords(ctx context.Context, reader *kafka.Reader) error {
 	for ctx.Err() == nil {
 		m, err := reader.FetchMessage(ctx)
 		if err != nil {
 			return err
 		}
 		began := time.Now()
-		err = outbox.Transaction(ctx, r.client, func(ctx context.Context) error { return r.one(ctx, m.Key, m.Value) })
+		err = outbox.Transaction(ctx, r.client, func(ctx context.Context) error { return r.applyEffect(ctx, m.Key, m.Value) })
 		if err != nil {
 			return err
 		}
-		r.done(1, time.Since(began))
+		r.countDone(1, time.Since(began))
 		if err := reader.CommitMessages(ctx, m); err != nil && ctx.Err() == nil {
 			return err
 		}
@@ -134,7 +134,7 @@ type handlerLoop struct {
 }
 
 // Handled is the consumer's word that a transaction with n messages is committed.
-func (h handlerLoop) Handled(_ string, n int, took time.Duration) { h.done(n, took) }
+func (h handlerLoop) Handled(_ string, n int, took time.Duration) { h.countDone(n, took) }
 
 func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	ctx, h.stop = context.WithCancel(ctx)
@@ -160,7 +160,7 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	if err != nil {
 		return outcome{}, err
 	}
-	err = c.Handle("*", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error { return h.one(ctx, m.Key, m.Value) }), consumer.Named("effects"))
+	err = c.Handle("*", consumer.HandlerFunc(func(ctx context.Context, m *consumer.Message) error { return h.applyEffect(ctx, m.Key, m.Value) }), consumer.Named("effects"))
 	if err != nil {
 		return outcome{}, err
 	}
@@ -168,5 +168,5 @@ func (h handlerLoop) run(ctx context.Context) (outcome, error) {
 	h.mu.Lock()
 	err = errors.Join(append(problems, err)...)
 	h.mu.Unlock()
-	return h.result(err)
+	return h.finalOutcome(err)
 }

@@ -56,13 +56,13 @@ type ConsumerResult struct {
 
 // RunConsumer measures a handler with an inbox beside a loop without. It takes minutes; ctx ends it.
 func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error) {
-	err = o.with(ctx, func(b *bench) error {
+	err = o.withServers(ctx, func(b *bench) error {
 		topic, err := b.records(ctx)
 		if err != nil {
 			return err
 		}
-		defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-		b.say("warming the servers up")
+		defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+		b.logProgress("warming the servers up")
 		warm, n := figures{}, max(b.Events/alonePart, 1)
 		if _, err := b.drainBy(ctx, "warm", spec{Mode: modeHandler, Topic: topic, Events: n, Handling: handling{Inbox: true}}, 0, warm); err != nil {
 			return err
@@ -87,7 +87,7 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 				if m.known {
 					foreign.add(step.name, m.foreign)
 				}
-				b.say("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
+				b.logProgress("run %d of %d: %-11s %s  foreign CPU %.1f %%", run, b.Runs, step.name, m.words, m.foreign)
 			}
 		}
 		res = consumed(b, got, foreign)
@@ -98,8 +98,8 @@ func RunConsumer(ctx context.Context, o Options) (res ConsumerResult, err error)
 
 // records makes a topic with the records that are drained, again and again.
 func (b *bench) records(ctx context.Context) (string, error) {
-	b.say("writing %d records of %d bytes", b.Events, b.Payload)
-	topic, err := b.topic(ctx, "consumed")
+	b.logProgress("writing %d records of %d bytes", b.Events, b.Payload)
+	topic, err := b.newTopic(ctx, "consumed")
 	if err != nil {
 		return "", err
 	}
@@ -110,7 +110,7 @@ func (b *bench) records(ctx context.Context) (string, error) {
 	defer t.Close()
 	batch := make([]*consumer.Message, 0, publishBatch)
 	for i := range b.Events {
-		batch = append(batch, &consumer.Message{Key: []byte(key(i)), Value: payload(i, b.Payload), Headers: []consumer.Header{
+		batch = append(batch, &consumer.Message{Key: []byte(orderingKey(i)), Value: newPayload(i, b.Payload), Headers: []consumer.Header{
 			{Key: "id", Value: []byte(uuid.Must(uuid.NewV7()).String())}, {Key: "type", Value: []byte(eventType)},
 		}})
 		if len(batch) < publishBatch && i < b.Events-1 {
@@ -128,7 +128,7 @@ func (b *bench) records(ctx context.Context) (string, error) {
 func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got figures) (meterReading, error) {
 	var r meterReading
 	s.MongoDB, s.Kafka, s.Payload = b.MongoDB, b.Kafka, b.Payload
-	s.DB, s.Collection, s.Group = b.state(fmt.Sprintf("%s%d", name, run)), "effects", fmt.Sprintf("%s.%s%d", b.db, name, run)
+	s.DB, s.Collection, s.Group = b.newStateDB(fmt.Sprintf("%s%d", name, run)), "effects", fmt.Sprintf("%s.%s%d", b.db, name, run)
 	if err := b.client.Database(s.DB).CreateCollection(ctx, s.Collection); err != nil {
 		return r, fmt.Errorf("creating %s.%s: %w", s.DB, s.Collection, err)
 	}
@@ -136,12 +136,12 @@ func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got f
 	if err != nil {
 		return r, err
 	}
-	defer c.stop()
-	m := startMeter(append(b.pids(), c.pid())...)
-	if err := c.begin(); err != nil {
+	defer c.stopProcess()
+	m := startMeter(append(b.serverPIDs(), c.pid())...)
+	if err := c.startWork(); err != nil {
 		return r, err
 	}
-	o, err := c.answer()
+	o, err := c.readOutcome()
 	if err != nil {
 		return r, err
 	}
@@ -155,12 +155,12 @@ func (b *bench) drainBy(ctx context.Context, name string, s spec, run int, got f
 	eps := perSecond(o.Events, o.Began, o.Ended)
 	each := func(pids ...int) float64 { return 1000 * m.used(pids...) / float64(o.Events) }
 	for what, v := range map[string]float64{
-		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)), "cpu": each(c.pid()), "servers": each(b.pids()...),
+		"eps": eps, "p50": o.P50, "p99": o.P99, "per": float64(o.Events) / float64(max(o.Goes, 1)), "cpu": each(c.pid()), "servers": each(b.serverPIDs()...),
 	} {
 		got.add(name+"_"+what, v)
 	}
 	return reading(m, "%8.0f/s  p50 %.2f ms  p99 %.2f ms of a transaction, %.1f messages in each  %.3f ms CPU for each, servers %.3f",
-		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.pids()...)), nil
+		eps, o.P50, o.P99, float64(o.Events)/float64(max(o.Goes, 1)), each(c.pid()), each(b.serverPIDs()...)), nil
 }
 
 func consumed(b *bench, got, foreign figures) ConsumerResult {

@@ -24,35 +24,35 @@ type drained struct {
 	known                      bool // foreign is
 }
 
-// drain starts a relay on the backlog and follows its topic from outside. The clock runs from the first records in the topic
+// drainBacklog starts a relay on the backlog and follows its topic from outside. The clock runs from the first records in the topic
 // to the last: start and take-over are not part of it, as connecting is none of the raw drain.
-func (b *bench) drain(ctx context.Context, run int) (drained, error) {
+func (b *bench) drainBacklog(ctx context.Context, run int) (drained, error) {
 	return b.drainBeside(ctx, fmt.Sprintf("drain%d", run), setting{}, func(*relay) {}, func() error { return nil })
 }
 
 // drainBeside is drain with something beside it: begin is called when the process was started, and end, in any case, when the
 // records are all there and before the process is asked to stop.
 func (b *bench) drainBeside(ctx context.Context, name string, s setting, begin func(*relay), end func() error) (d drained, err error) {
-	topic, err := b.topic(ctx, name)
+	topic, err := b.newTopic(ctx, name)
 	if err != nil {
 		return d, err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	s.watch, s.topic, s.state, s.start, s.label = backlog, topic, b.state(name), "backlog", name
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+	s.watch, s.topic, s.state, s.start, s.label = backlog, topic, b.newStateDB(name), "backlog", name
 	r, err := b.startRelay(ctx, s)
 	if err != nil {
 		return d, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
+	defer func() { _ = r.stopProcess() }() // asked below where its answer counts
 	begin(r)
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err = w.follow(ctx, b.Events); err == nil {
-		d, err = w.result(ctx)
+	if err = w.followDrain(ctx, b.Events); err == nil {
+		d, err = w.drainResult(ctx)
 	}
 	if err := errors.Join(err, end()); err != nil {
 		return d, err
 	}
-	return d, r.stop()
+	return d, r.stopProcess()
 }
 
 // watcher follows a drain.
@@ -75,16 +75,16 @@ type watcher struct {
 	known         bool
 }
 
-func (w *watcher) follow(ctx context.Context, events int) error {
+func (w *watcher) followDrain(ctx context.Context, events int) error {
 	progressed := time.Now()
 	for w.n < events {
-		if err := w.relay.ended(); err != nil {
+		if err := w.relay.checkRunning(); err != nil {
 			return err
 		}
 		if w.n == 0 {
 			w.before, _ = processUsage(w.relay.pid())
 		}
-		n, err := w.cluster.records(ctx, w.topic)
+		n, err := w.cluster.countRecords(ctx, w.topic)
 		if err != nil {
 			return err
 		}
@@ -93,15 +93,15 @@ func (w *watcher) follow(ctx context.Context, events int) error {
 			progressed = w.at
 		}
 		w.n = n
-		if err := w.look(ctx); err != nil {
+		if err := w.recordSample(ctx); err != nil {
 			return err
 		}
 		if time.Since(progressed) > stall {
 			return fmt.Errorf("the relay has delivered %d of %d events and nothing for %s; its last words: %s", n, events, stall, w.relay.words)
 		}
 		// A look costs the broker something, so there are few where the moment does not count.
-		wait := min(max(w.left(events)/8, slow), 4*slow)
-		if w.n == 0 || w.left(events) < 3*slow {
+		wait := min(max(w.estimateRest(events)/8, slow), 4*slow)
+		if w.n == 0 || w.estimateRest(events) < 3*slow {
 			wait = fast
 		}
 		select {
@@ -115,16 +115,16 @@ func (w *watcher) follow(ctx context.Context, events int) error {
 	return nil
 }
 
-// look notes what is due at this count.
-func (w *watcher) look(ctx context.Context) (err error) {
+// recordSample notes what is due at this count.
+func (w *watcher) recordSample(ctx context.Context) (err error) {
 	if w.n == 0 {
 		w.empty = w.at
 		return nil
 	}
 	if w.meter == nil {
 		w.first, w.firstN = w.at, w.n
-		w.meter = startMeter(append(w.pids(), w.relay.pid())...)
-		if w.start, err = w.relay.counters(ctx); err != nil {
+		w.meter = startMeter(append(w.serverPIDs(), w.relay.pid())...)
+		if w.start, err = w.relay.readCounters(ctx); err != nil {
 			return err
 		}
 	}
@@ -138,8 +138,8 @@ func (w *watcher) look(ctx context.Context) (err error) {
 	return nil
 }
 
-// left estimates how long the rest takes.
-func (w *watcher) left(events int) time.Duration {
+// estimateRest estimates how long the rest takes.
+func (w *watcher) estimateRest(events int) time.Duration {
 	took := w.at.Sub(w.first)
 	if w.n <= w.firstN {
 		return time.Hour
@@ -147,18 +147,18 @@ func (w *watcher) left(events int) time.Duration {
 	return time.Duration(float64(took) * float64(events-w.n) / float64(w.n-w.firstN))
 }
 
-func (w *watcher) result(ctx context.Context) (drained, error) {
+func (w *watcher) drainResult(ctx context.Context) (drained, error) {
 	d := drained{peak: w.after.hwm, early: w.early, end: w.most, foreign: w.foreign, known: w.known}
 	if w.n > w.firstN {
 		d.eps = float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
 	} else { // so few events that all were there at the first look: at least this
 		d.eps = float64(w.n) / w.at.Sub(w.empty).Seconds()
 	}
-	end, err := w.relay.counters(ctx)
+	end, err := w.relay.readCounters(ctx)
 	if err != nil {
 		return d, err
 	}
-	again, err := w.relay.counters(ctx)
+	again, err := w.relay.readCounters(ctx)
 	if err != nil {
 		return d, err
 	}

@@ -26,9 +26,9 @@ type pair struct {
 	started  int
 }
 
-// failover ends owners beside a standby, by kill -9 and by SIGTERM in turns, and checks that nothing is lost, repeated or
+// measureFailover ends owners beside a standby, by kill -9 and by SIGTERM in turns, and checks that nothing is lost, repeated or
 // out of order on the way.
-func (b *bench) failover(ctx context.Context) (res *Failover, err error) {
+func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) {
 	ttl := b.TTL
 	if ttl == 0 {
 		ttl = config.Default().Lease.TTL
@@ -37,13 +37,13 @@ func (b *bench) failover(ctx context.Context) (res *Failover, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("failover: %w", err)
 	}
-	defer func() { err = errors.Join(err, p.stop()) }()
+	defer func() { err = errors.Join(err, p.stopAll()) }()
 	traffic, stopTraffic := context.WithCancel(ctx)
 	defer stopTraffic()
 	coll := b.client.Database(b.db).Collection(p.setting.watch)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- p.ledger.fire(traffic, b.Payload, func(ctx context.Context, doc any) error {
+		ended <- p.ledger.insertLoad(traffic, b.Payload, func(ctx context.Context, doc any) error {
 			_, err := coll.InsertOne(ctx, doc)
 			return err
 		})
@@ -53,7 +53,7 @@ func (b *bench) failover(ctx context.Context) (res *Failover, err error) {
 	if err != nil {
 		return nil, err
 	}
-	term, err := p.endOwners(ctx, "SIGTERM", (*relay).terminate)
+	term, err := p.endOwners(ctx, "SIGTERM", (*relay).sendTerminate)
 	if err != nil {
 		return nil, err
 	}
@@ -61,20 +61,20 @@ func (b *bench) failover(ctx context.Context) (res *Failover, err error) {
 	if err := <-ended; err != nil {
 		return nil, err
 	}
-	if err := p.ledger.settle(ctx, p.consumer.failed); err != nil {
+	if err := p.ledger.awaitArrivals(ctx, p.consumer.failure); err != nil {
 		return nil, err
 	}
-	res.Kill, res.Term = gaps(kill), gaps(term)
-	res.Events, res.Lost, res.Duplicates, res.OutOfOrder = p.ledger.verdict()
+	res.Kill, res.Term = newGaps(kill), newGaps(term)
+	res.Events, res.Lost, res.Duplicates, res.OutOfOrder = p.ledger.countErrors()
 	if res.Lost > 0 { // a relay that lost something would be measured at nothing below
 		return res, nil
 	}
-	idle, err := p.idle(ctx, func(doc any) error { _, err := coll.InsertOne(ctx, doc); return err })
+	idle, err := p.measureIdleRestarts(ctx, func(doc any) error { _, err := coll.InsertOne(ctx, doc); return err })
 	res.IdleRestartMS = round(median(idle), 1)
 	return res, err
 }
 
-func gaps(ms []float64) Gaps {
+func newGaps(ms []float64) Gaps {
 	g := Gaps{N: len(ms), P50: round(median(ms), 1)}
 	for _, v := range ms {
 		g.Max = max(g.Max, round(v, 1))
@@ -84,44 +84,44 @@ func gaps(ms []float64) Gaps {
 
 func (b *bench) startPair(ctx context.Context, ttl time.Duration) (p *pair, err error) {
 	const name = "failover"
-	if _, err := b.outbox(ctx, name); err != nil {
+	if _, err := b.newOutbox(ctx, name); err != nil {
 		return nil, err
 	}
-	p = &pair{bench: b, ledger: newLedger(), setting: setting{watch: name, state: b.state(name), start: "now", ttl: ttl}}
-	if p.setting.topic, err = b.topic(ctx, name); err != nil {
+	p = &pair{bench: b, ledger: newLedger(), setting: setting{watch: name, state: b.newStateDB(name), start: "now", ttl: ttl}}
+	if p.setting.topic, err = b.newTopic(ctx, name); err != nil {
 		return nil, err
 	}
-	if p.consumer, err = b.consume(ctx, p.setting.topic, p.ledger.arrived); err != nil {
+	if p.consumer, err = b.startConsumer(ctx, p.setting.topic, p.ledger.recordArrival); err != nil {
 		return nil, err
 	}
-	if p.owner, err = p.start(ctx, "owner"); err == nil {
-		p.standby, err = p.start(ctx, "standby")
+	if p.owner, err = p.startRole(ctx, "owner"); err == nil {
+		p.standby, err = p.startRole(ctx, "standby")
 	}
 	if err != nil {
-		return nil, errors.Join(err, p.stop())
+		return nil, errors.Join(err, p.stopAll())
 	}
 	return p, nil
 }
 
-// start starts a relay and waits until it says that it has the role.
-func (p *pair) start(ctx context.Context, role string) (*relay, error) {
+// startRole starts a relay and waits until it says that it has the role.
+func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 	p.started++
 	p.setting.node = fmt.Sprintf("bench-%d", p.started)
 	r, err := p.startRelay(ctx, p.setting)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.becomes(ctx, r, role); err != nil {
+	if err := p.awaitRole(ctx, r, role); err != nil {
 		r.kill()
 		return nil, err
 	}
 	return r, nil
 }
 
-func (p *pair) becomes(ctx context.Context, r *relay, role string) error {
+func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
 	deadline := time.Now().Add(stall)
 	for r.role(ctx) != role {
-		if err := r.ended(); err != nil {
+		if err := r.checkRunning(); err != nil {
 			return err
 		}
 		if time.Now().After(deadline) {
@@ -143,11 +143,11 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-func (p *pair) stop() error {
+func (p *pair) stopAll() error {
 	var errs []error
 	for _, r := range []*relay{p.standby, p.owner} {
 		if r != nil {
-			errs = append(errs, r.stop())
+			errs = append(errs, r.stopProcess())
 		}
 	}
 	p.consumer.close()
@@ -161,7 +161,7 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 		if err := pause(ctx, steady); err != nil {
 			return nil, err
 		}
-		next := p.ledger.expect()
+		next := p.ledger.awaitNewSender()
 		at := time.Now()
 		end(p.owner)
 		old := p.owner
@@ -178,23 +178,23 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 		<-old.done
 		_ = old.in.Close()
 		out = append(out, float64(gap.Microseconds())/1000)
-		p.say("failover %d of %d: %s, next delivery after %.0f ms", i+1, p.Failover, how, out[len(out)-1])
-		if err := p.becomes(ctx, p.owner, "owner"); err != nil {
+		p.logProgress("failover %d of %d: %s, next delivery after %.0f ms", i+1, p.Failover, how, out[len(out)-1])
+		if err := p.awaitRole(ctx, p.owner, "owner"); err != nil {
 			return nil, err
 		}
 		var err error
-		if p.standby, err = p.start(ctx, "standby"); err != nil {
+		if p.standby, err = p.startRole(ctx, "standby"); err != nil {
 			return nil, err
 		}
 	}
 	return out, nil
 }
 
-// idle stops everything cleanly and measures how long a new process takes to its first delivery.
-func (p *pair) idle(ctx context.Context, insert func(doc any) error) ([]float64, error) {
+// measureIdleRestarts stops everything cleanly and measures how long a new process takes to its first delivery.
+func (p *pair) measureIdleRestarts(ctx context.Context, insert func(doc any) error) ([]float64, error) {
 	standby := p.standby
 	p.standby = nil
-	if err := standby.stop(); err != nil {
+	if err := standby.stopProcess(); err != nil {
 		return nil, err
 	}
 	var out []float64
@@ -202,17 +202,17 @@ func (p *pair) idle(ctx context.Context, insert func(doc any) error) ([]float64,
 	for i := range restarts {
 		owner := p.owner
 		p.owner = nil
-		if err := owner.stop(); err != nil {
+		if err := owner.stopProcess(); err != nil {
 			return nil, err
 		}
-		doc, err := envelope(p.numbers(1), p.Payload)
+		doc, err := newEnvelope(p.reserveNumbers(1), p.Payload)
 		if err != nil {
 			return nil, err
 		}
 		if err := insert(doc); err != nil {
 			return nil, fmt.Errorf("inserting: %w", err)
 		}
-		next := p.ledger.expect()
+		next := p.ledger.awaitNewSender()
 		at := time.Now()
 		if p.owner, err = p.startRelay(ctx, p.setting); err != nil {
 			return nil, err
@@ -225,7 +225,7 @@ func (p *pair) idle(ctx context.Context, insert func(doc any) error) ([]float64,
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
-		p.say("restart while idle %d of %d: first delivery after %.0f ms", i+1, restarts, out[i])
+		p.logProgress("restart while idle %d of %d: first delivery after %.0f ms", i+1, restarts, out[i])
 	}
 	return out, nil
 }

@@ -40,15 +40,15 @@ func newShots(from, n, size int) (*shots, error) {
 	s.left.Store(int64(n))
 	for i := range s.docs {
 		var err error
-		if s.docs[i], err = envelope(from+i, size); err != nil {
+		if s.docs[i], err = newEnvelope(from+i, size); err != nil {
 			return nil, err
 		}
 	}
 	return s, nil
 }
 
-// arrived notes the first arrival of a number.
-func (s *shots) arrived(number int, at time.Time) {
+// recordArrival notes the first arrival of a number.
+func (s *shots) recordArrival(number int, at time.Time) {
 	i := number - s.from
 	if i < 0 || i >= len(s.docs) || !s.came[i].CompareAndSwap(0, int64(max(at.Sub(s.base), 1))) {
 		return
@@ -58,8 +58,8 @@ func (s *shots) arrived(number int, at time.Time) {
 	}
 }
 
-// fire inserts at the given rate, whatever the earlier inserts do (open loop).
-func (s *shots) fire(ctx context.Context, coll *mongo.Collection, rate int) error {
+// insertAtRate inserts at the given rate, whatever the earlier inserts do (open loop).
+func (s *shots) insertAtRate(ctx context.Context, coll *mongo.Collection, rate int) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	due := make(chan int, len(s.docs))
@@ -91,8 +91,8 @@ func (s *shots) fire(ctx context.Context, coll *mongo.Collection, rate int) erro
 	return context.Cause(ctx)
 }
 
-// await waits for the last arrivals.
-func (s *shots) await(ctx context.Context, failed func() error) error {
+// awaitArrivals waits for the last arrivals.
+func (s *shots) awaitArrivals(ctx context.Context, failed func() error) error {
 	deadline := time.NewTimer(arriveWithin)
 	defer deadline.Stop()
 	tick := time.NewTicker(100 * time.Millisecond)
@@ -113,9 +113,9 @@ func (s *shots) await(ctx context.Context, failed func() error) error {
 	}
 }
 
-// delays are the times from the acknowledgement to the arrival. An event may arrive before the writer hears of its commit;
+// delayHistogram are the times from the acknowledgement to the arrival. An event may arrive before the writer hears of its commit;
 // that counts as no delay.
-func (s *shots) delays() *hdrhistogram.Histogram {
+func (s *shots) delayHistogram() *hdrhistogram.Histogram {
 	h := hdrhistogram.New(1, time.Minute.Microseconds(), 3)
 	for i := range s.docs {
 		d := time.Duration(s.came[i].Load() - s.acked[i].Load())
@@ -131,12 +131,12 @@ type latencies struct {
 	known          bool // foreign is
 }
 
-func quantile(h *hdrhistogram.Histogram, q float64) float64 {
+func quantileMS(h *hdrhistogram.Histogram, q float64) float64 {
 	return float64(h.ValueAtQuantile(q)) / 1000
 }
 
-// numbers of shots never repeat in a collection, so that a late arrival is no other's.
-func (b *bench) numbers(n int) (from int) {
+// reserveNumbers of shots never repeat in a collection, so that a late arrival is no other's.
+func (b *bench) reserveNumbers(n int) (from int) {
 	from = b.numbered
 	b.numbered += n
 	return from
@@ -146,7 +146,7 @@ func (b *bench) numbers(n int) (from int) {
 func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int) (latencies, error) {
 	var l latencies
 	n := int(b.Duration.Seconds() * float64(rate))
-	s, err := newShots(b.numbers(n), n, b.Payload)
+	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return l, err
 	}
@@ -163,30 +163,30 @@ func (b *bench) rawLatency(ctx context.Context, coll *mongo.Collection, rate int
 	var failure atomic.Pointer[error]
 	var reading sync.WaitGroup
 	reading.Go(func() {
-		if err := s.read(ctx, cs); err != nil && ctx.Err() == nil {
+		if err := s.readStream(ctx, cs); err != nil && ctx.Err() == nil {
 			failure.Store(&err)
 		}
 	})
 	defer reading.Wait()
 	defer cancel()
-	meter := startMeter(b.pids()...)
-	if err := s.fire(ctx, coll, rate); err != nil {
+	meter := startMeter(b.serverPIDs()...)
+	if err := s.insertAtRate(ctx, coll, rate); err != nil {
 		return l, err
 	}
 	l.foreign, l.known = meter.foreign()
-	err = s.await(ctx, func() error {
+	err = s.awaitArrivals(ctx, func() error {
 		if p := failure.Load(); p != nil {
 			return *p
 		}
 		return nil
 	})
-	h := s.delays()
-	l.p50, l.p99 = quantile(h, 50), quantile(h, 99)
+	h := s.delayHistogram()
+	l.p50, l.p99 = quantileMS(h, 50), quantileMS(h, 99)
 	return l, err
 }
 
-// read notes what arrives at a bare change stream.
-func (s *shots) read(ctx context.Context, cs *mongo.ChangeStream) error {
+// readStream notes what arrives at a bare change stream.
+func (s *shots) readStream(ctx context.Context, cs *mongo.ChangeStream) error {
 	defer cs.Close(context.WithoutCancel(ctx))
 	for ctx.Err() == nil {
 		if !cs.TryNext(ctx) {
@@ -197,8 +197,8 @@ func (s *shots) read(ctx context.Context, cs *mongo.ChangeStream) error {
 		}
 		now := time.Now()
 		if p, ok := insertPayload(cs.Current); ok {
-			if n, ok := number(p); ok {
-				s.arrived(n, now)
+			if n, ok := eventNumber(p); ok {
+				s.recordArrival(n, now)
 			}
 		}
 	}
@@ -215,46 +215,46 @@ type tailing struct {
 
 func (b *bench) startTailing(ctx context.Context, coll *mongo.Collection, name string) (t *tailing, err error) {
 	t = &tailing{}
-	if t.topic, err = b.topic(ctx, name); err != nil {
+	if t.topic, err = b.newTopic(ctx, name); err != nil {
 		return nil, err
 	}
-	t.consumer, err = b.consume(ctx, t.topic, func(n int, at time.Time, _ sender) {
+	t.consumer, err = b.startConsumer(ctx, t.topic, func(n int, at time.Time, _ sender) {
 		if s := t.shots.Load(); s != nil {
-			s.arrived(n, at)
+			s.recordArrival(n, at)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
-	t.relay, err = b.startRelay(ctx, setting{watch: coll.Name(), topic: t.topic, state: b.state(name), start: "now", label: name})
+	t.relay, err = b.startRelay(ctx, setting{watch: coll.Name(), topic: t.topic, state: b.newStateDB(name), start: "now", label: name})
 	if err == nil {
-		err = b.warm(ctx, coll, t)
+		err = b.warmUpRelay(ctx, coll, t)
 	}
 	if err != nil {
-		return nil, errors.Join(err, t.stop())
+		return nil, errors.Join(err, t.stopAll())
 	}
 	return t, nil
 }
 
-func (t *tailing) stop() error {
+func (t *tailing) stopAll() error {
 	t.consumer.close()
 	if t.relay == nil {
 		return nil
 	}
-	return t.relay.stop()
+	return t.relay.stopProcess()
 }
 
-// warm inserts until events arrive, one by one, and then as many as a broker needs to have its paths for small requests
+// warmUpRelay inserts until events arrive, one by one, and then as many as a broker needs to have its paths for small requests
 // compiled: a young JVM takes three times as long for each.
-func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) error {
+func (b *bench) warmUpRelay(ctx context.Context, coll *mongo.Collection, t *tailing) error {
 	began, seen := time.Now(), 0
 	for seen < warmUp {
-		s, err := newShots(b.numbers(1), 1, b.Payload)
+		s, err := newShots(b.reserveNumbers(1), 1, b.Payload)
 		if err != nil {
 			return err
 		}
 		t.shots.Store(s)
-		if err := s.fire(ctx, coll, 1); err != nil {
+		if err := s.insertAtRate(ctx, coll, 1); err != nil {
 			return err
 		}
 		select {
@@ -264,7 +264,7 @@ func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) er
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
-		if err := errors.Join(t.relay.ended(), t.consumer.failed()); err != nil {
+		if err := errors.Join(t.relay.checkRunning(), t.consumer.failure()); err != nil {
 			return err
 		}
 		if time.Since(began) > stall {
@@ -272,35 +272,35 @@ func (b *bench) warm(ctx context.Context, coll *mongo.Collection, t *tailing) er
 		}
 	}
 	n := min(warmRun, b.Events)
-	s, err := newShots(b.numbers(n), n, b.Payload)
+	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return err
 	}
 	t.shots.Store(s)
-	if err := s.fire(ctx, coll, warmRate); err != nil {
+	if err := s.insertAtRate(ctx, coll, warmRate); err != nil {
 		return err
 	}
-	return s.await(ctx, func() error { return errors.Join(t.relay.ended(), t.consumer.failed()) })
+	return s.awaitArrivals(ctx, func() error { return errors.Join(t.relay.checkRunning(), t.consumer.failure()) })
 }
 
 // relayLatency paces inserts while the relay delivers them to a consumer.
 func (b *bench) relayLatency(ctx context.Context, coll *mongo.Collection, t *tailing, rate int) (latencies, error) {
 	n := int(b.Duration.Seconds() * float64(rate))
-	s, err := newShots(b.numbers(n), n, b.Payload)
+	s, err := newShots(b.reserveNumbers(n), n, b.Payload)
 	if err != nil {
 		return latencies{}, err
 	}
 	t.shots.Store(s)
-	meter := startMeter(append(b.pids(), t.relay.pid())...)
-	if err := s.fire(ctx, coll, rate); err != nil {
+	meter := startMeter(append(b.serverPIDs(), t.relay.pid())...)
+	if err := s.insertAtRate(ctx, coll, rate); err != nil {
 		return latencies{}, err
 	}
 	var l latencies
 	l.foreign, l.known = meter.foreign()
-	if err := s.await(ctx, func() error { return errors.Join(t.relay.ended(), t.consumer.failed()) }); err != nil {
+	if err := s.awaitArrivals(ctx, func() error { return errors.Join(t.relay.checkRunning(), t.consumer.failure()) }); err != nil {
 		return l, fmt.Errorf("%w; the relay's last words: %s", err, t.relay.words)
 	}
-	h := s.delays()
-	l.p50, l.p99, l.p999 = quantile(h, 50), quantile(h, 99), quantile(h, 99.9)
+	h := s.delayHistogram()
+	l.p50, l.p99, l.p999 = quantileMS(h, 50), quantileMS(h, 99), quantileMS(h, 99.9)
 	return l, nil
 }

@@ -35,18 +35,18 @@ func newLedger() *ledger {
 	return l
 }
 
-func (l *ledger) number(key, n int) int { return l.base + n*keysUnderLoad + key }
+func (l *ledger) eventNumber(key, n int) int { return l.base + n*keysUnderLoad + key }
 
-// expect is told the first arrival from another sender than those so far.
-func (l *ledger) expect() <-chan time.Time {
+// awaitNewSender is told the first arrival from another sender than those so far.
+func (l *ledger) awaitNewSender() <-chan time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.next = make(chan time.Time, 1)
 	return l.next
 }
 
-// arrived is an arrival.
-func (l *ledger) arrived(number int, at time.Time, from sender) {
+// recordArrival is an arrival.
+func (l *ledger) recordArrival(number int, at time.Time, from sender) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if from != l.latest {
@@ -71,8 +71,8 @@ func (l *ledger) arrived(number int, at time.Time, from sender) {
 	k.last = max(k.last, n)
 }
 
-// fire inserts until ctx ends: one writer for each key, so that the commits of a key have an order.
-func (l *ledger) fire(ctx context.Context, size int, insert func(context.Context, any) error) error {
+// insertLoad inserts until ctx ends: one writer for each key, so that the commits of a key have an order.
+func (l *ledger) insertLoad(ctx context.Context, size int, insert func(context.Context, any) error) error {
 	every := keysUnderLoad * time.Second / failoverRate
 	errs := make([]error, keysUnderLoad)
 	var wg sync.WaitGroup
@@ -84,7 +84,7 @@ func (l *ledger) fire(ctx context.Context, size int, insert func(context.Context
 				if pause(ctx, time.Until(due)) != nil {
 					return
 				}
-				doc, err := keyed(l.number(key, n), size, fmt.Sprintf("k-%d", key))
+				doc, err := newKeyedEnvelope(l.eventNumber(key, n), size, fmt.Sprintf("k-%d", key))
 				if err == nil {
 					err = insert(context.WithoutCancel(ctx), doc)
 				}
@@ -102,11 +102,11 @@ func (l *ledger) fire(ctx context.Context, size int, insert func(context.Context
 	return errors.Join(errs...)
 }
 
-// settle waits for the last arrivals, and a while longer for what should not come.
-func (l *ledger) settle(ctx context.Context, failed func() error) error {
+// awaitArrivals waits for the last arrivals, and a while longer for what should not come.
+func (l *ledger) awaitArrivals(ctx context.Context, failed func() error) error {
 	deadline := time.Now().Add(stall)
 	for time.Now().Before(deadline) {
-		if _, lost, _, _ := l.verdict(); lost == 0 {
+		if _, lost, _, _ := l.countErrors(); lost == 0 {
 			break
 		}
 		if err := errors.Join(failed(), pause(ctx, 50*time.Millisecond)); err != nil {
@@ -116,7 +116,7 @@ func (l *ledger) settle(ctx context.Context, failed func() error) error {
 	return pause(ctx, time.Second)
 }
 
-func (l *ledger) verdict() (events, lost, duplicates, outOfOrder int) {
+func (l *ledger) countErrors() (events, lost, duplicates, outOfOrder int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for i := range l.keys {

@@ -43,22 +43,22 @@ func RunObserved(ctx context.Context, o Options) (res ObservedResult, err error)
 	if o.Pairs == 0 {
 		o.Pairs = DefaultPairs
 	}
-	err = o.with(ctx, func(b *bench) error {
-		b.say("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-		if b.start, err = b.fill(ctx); err != nil {
+	err = o.withServers(ctx, func(b *bench) error {
+		b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+		if b.start, err = b.fillBacklog(ctx); err != nil {
 			return err
 		}
-		b.say("warming the servers up")
-		if _, _, err := b.watched(ctx, "warm", true); err != nil {
+		b.logProgress("warming the servers up")
+		if _, _, err := b.drainWatched(ctx, "warm", true); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
 		got, foreign, sum := figures{}, figures{}, seen{}
 		for pair := 1; pair <= b.Pairs; pair++ {
-			if err := b.pair(ctx, pair, got, foreign, &sum); err != nil {
+			if err := b.drainPair(ctx, pair, got, foreign, &sum); err != nil {
 				return err
 			}
 		}
-		res = observed(b, got, foreign, sum)
+		res = newObservedResult(b, got, foreign, sum)
 		return nil
 	})
 	return res, err
@@ -69,15 +69,15 @@ const (
 	looked = "observed"
 )
 
-// pair is two drains side by side.
-func (b *bench) pair(ctx context.Context, pair int, got, foreign figures, sum *seen) error {
+// drainPair is two drains side by side.
+func (b *bench) drainPair(ctx context.Context, pair int, got, foreign figures, sum *seen) error {
 	order := []string{alone, looked}
 	if pair%2 == 0 {
 		slices.Reverse(order)
 	}
 	eps := map[string]float64{}
 	for _, name := range order {
-		d, s, err := b.watched(ctx, fmt.Sprintf("%s%d", name, pair), name == looked)
+		d, s, err := b.drainWatched(ctx, fmt.Sprintf("%s%d", name, pair), name == looked)
 		if err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
@@ -89,13 +89,13 @@ func (b *bench) pair(ctx context.Context, pair int, got, foreign figures, sum *s
 			foreign.add(name, d.foreign)
 		}
 		sum.scrapes, sum.refreshes, sum.messages = sum.scrapes+s.scrapes, sum.refreshes+s.refreshes, sum.messages+s.messages
-		b.say("pair %d of %d: %-8s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB", pair, b.Pairs, name, d.eps, d.foreign, d.cpuPerMillion, d.peak)
+		b.logProgress("pair %d of %d: %-8s %8.0f/s  foreign CPU %.1f %%  %.2f CPU-s per million  %.1f MB", pair, b.Pairs, name, d.eps, d.foreign, d.cpuPerMillion, d.peak)
 	}
-	b.say("pair %d of %d: ratio %.3f", pair, b.Pairs, eps[looked]/eps[alone])
+	b.logProgress("pair %d of %d: ratio %.3f", pair, b.Pairs, eps[looked]/eps[alone])
 	return nil
 }
 
-func observed(b *bench, got, foreign figures, sum seen) ObservedResult {
+func newObservedResult(b *bench, got, foreign figures, sum seen) ObservedResult {
 	r := ObservedResult{
 		AloneEPS: round(median(got[alone]), 0), ObservedEPS: round(median(got[looked]), 0), Ratio: got.ratio(looked, alone),
 		CPUAlone: round(median(got[alone+"_cpu"]), 2), CPUObserved: round(median(got[looked+"_cpu"]), 2),
@@ -130,18 +130,18 @@ func (r ObservedResult) Print(w io.Writer) error {
 	return t.Flush()
 }
 
-// watched drains the backlog once, with or without somebody who looks.
-func (b *bench) watched(ctx context.Context, name string, look bool) (d drained, s seen, err error) {
+// drainWatched drains the backlog once, with or without somebody who looks.
+func (b *bench) drainWatched(ctx context.Context, name string, look bool) (d drained, s seen, err error) {
 	var o *observer
 	d, err = b.drainBeside(ctx, name, setting{page: true}, func(r *relay) {
 		if look {
-			o = observe(ctx, r)
+			o = startObserver(ctx, r)
 		}
 	}, func() error {
 		if o == nil {
 			return nil
 		}
-		s, err = o.end(ctx)
+		s, err = o.stopObserving(ctx)
 		return err
 	})
 	return d, s, err

@@ -36,12 +36,12 @@ type observer struct {
 	scrapes, refreshes, messages atomic.Int64
 }
 
-// observe begins as soon as the relay answers.
-func observe(ctx context.Context, r *relay) *observer {
+// startObserver begins as soon as the relay answers.
+func startObserver(ctx context.Context, r *relay) *observer {
 	ctx, stop := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
 	o := &observer{relay: r, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}, group: g, stop: stop, ended: ctx.Done()}
-	for _, f := range []func(context.Context) error{o.scrape, o.page, o.follow} {
+	for _, f := range []func(context.Context) error{o.scrapeMetrics, o.refreshPage, o.followLiveStream} {
 		g.Go(func() error {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
 				return err
@@ -52,8 +52,8 @@ func observe(ctx context.Context, r *relay) *observer {
 	return o
 }
 
-// end waits until each of them has had an answer, which in a drain of a few events may be after it, and ends them.
-func (o *observer) end(ctx context.Context) (seen, error) {
+// stopObserving waits until each of them has had an answer, which in a drain of a few events may be after it, and ends them.
+func (o *observer) stopObserving(ctx context.Context) (seen, error) {
 	answered := func() bool { return o.scrapes.Load() > 0 && o.refreshes.Load() > 0 && o.messages.Load() > 0 }
 	for began := time.Now(); !answered() && time.Since(began) < stall; {
 		select {
@@ -75,8 +75,8 @@ func (o *observer) end(ctx context.Context) (seen, error) {
 	return s, err
 }
 
-// ask is one request; the body is the caller's to close.
-func (o *observer) ask(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
+// sendGet is one request; the body is the caller's to close.
+func (o *observer) sendGet(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
 		return nil, err
@@ -95,9 +95,9 @@ func (o *observer) ask(ctx context.Context, address string, header ...string) (i
 	return res.Body, nil
 }
 
-// read is ask with all of the body.
-func (o *observer) read(ctx context.Context, address string, header ...string) ([]byte, error) {
-	body, err := o.ask(ctx, address, header...)
+// getAll is ask with all of the body.
+func (o *observer) getAll(ctx context.Context, address string, header ...string) ([]byte, error) {
+	body, err := o.sendGet(ctx, address, header...)
 	if err != nil {
 		return nil, err
 	}
@@ -105,14 +105,14 @@ func (o *observer) read(ctx context.Context, address string, header ...string) (
 	return io.ReadAll(body)
 }
 
-// first is ask of a process that has just been started.
-func (o *observer) first(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
+// getWithRetries is ask of a process that has just been started.
+func (o *observer) getWithRetries(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
 	for began := time.Now(); ; {
-		body, err := o.ask(ctx, address, header...)
+		body, err := o.sendGet(ctx, address, header...)
 		if err == nil || ctx.Err() != nil || time.Since(began) > stall {
 			return body, err
 		}
-		if err := o.relay.ended(); err != nil {
+		if err := o.relay.checkRunning(); err != nil {
 			return nil, err
 		}
 		if err := sleep(ctx, slow); err != nil {
@@ -121,8 +121,8 @@ func (o *observer) first(ctx context.Context, address string, header ...string) 
 	}
 }
 
-// every calls f at once and then at that pace.
-func every(ctx context.Context, d time.Duration, f func() error) error {
+// callEvery calls f at once and then at that pace.
+func callEvery(ctx context.Context, d time.Duration, f func() error) error {
 	tick := time.NewTicker(d)
 	defer tick.Stop()
 	for {
@@ -140,17 +140,17 @@ func every(ctx context.Context, d time.Duration, f func() error) error {
 // openMetrics is what Prometheus sends, so that it gets exemplars.
 const openMetrics = "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.25,*/*;q=0.1"
 
-// scrape does as Prometheus.
-func (o *observer) scrape(ctx context.Context) error {
+// scrapeMetrics does as Prometheus.
+func (o *observer) scrapeMetrics(ctx context.Context) error {
 	address := "http://" + o.relay.http + "/metrics"
-	body, err := o.first(ctx, address, "Accept", openMetrics)
+	body, err := o.getWithRetries(ctx, address, "Accept", openMetrics)
 	if err != nil {
 		return err
 	}
 	_, _ = io.Copy(io.Discard, body)
 	_ = body.Close()
-	return every(ctx, scrapeEvery, func() error {
-		text, err := o.read(ctx, address, "Accept", openMetrics)
+	return callEvery(ctx, scrapeEvery, func() error {
+		text, err := o.getAll(ctx, address, "Accept", openMetrics)
 		if err == nil && !strings.HasSuffix(string(text), "# EOF\n") {
 			err = fmt.Errorf("%s: not the whole of OpenMetrics", address)
 		}
@@ -163,10 +163,10 @@ func (o *observer) scrape(ctx context.Context) error {
 
 var asset = regexp.MustCompile(`(?:href|src)="(/static/[^"]+)"`)
 
-// page does as a browser that shows the overview: the document and what belongs to it, and then a refresh as often as its script.
-func (o *observer) page(ctx context.Context) error {
+// refreshPage does as a browser that shows the overview: the document and what belongs to it, and then a refresh as often as its script.
+func (o *observer) refreshPage(ctx context.Context) error {
 	base := "http://" + o.relay.page
-	body, err := o.first(ctx, base+"/")
+	body, err := o.getWithRetries(ctx, base+"/")
 	if err != nil {
 		return err
 	}
@@ -180,12 +180,12 @@ func (o *observer) page(ctx context.Context) error {
 		return fmt.Errorf("%s shows no page", base)
 	}
 	for _, p := range parts {
-		if _, err := o.read(ctx, base+strings.ReplaceAll(string(p[1]), "&amp;", "&")); err != nil {
+		if _, err := o.getAll(ctx, base+strings.ReplaceAll(string(p[1]), "&amp;", "&")); err != nil {
 			return err
 		}
 	}
-	return every(ctx, refreshEvery, func() error {
-		_, err := o.read(ctx, base+"/", "HX-Request", "true", "HX-Target", "live")
+	return callEvery(ctx, refreshEvery, func() error {
+		_, err := o.getAll(ctx, base+"/", "HX-Request", "true", "HX-Target", "live")
 		if err == nil {
 			o.refreshes.Add(1)
 		}
@@ -193,9 +193,9 @@ func (o *observer) page(ctx context.Context) error {
 	})
 }
 
-// follow reads the live stream.
-func (o *observer) follow(ctx context.Context) error {
-	body, err := o.first(ctx, "http://"+o.relay.page+"/api/v1/live", "Accept", "text/event-stream")
+// followLiveStream reads the live stream.
+func (o *observer) followLiveStream(ctx context.Context) error {
+	body, err := o.getWithRetries(ctx, "http://"+o.relay.page+"/api/v1/live", "Accept", "text/event-stream")
 	if err != nil {
 		return err
 	}

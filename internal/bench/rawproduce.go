@@ -73,7 +73,7 @@ const (
 func newRawProduce(ctx context.Context, s spec) (work, error) {
 	c := newCluster(s.Kafka)
 	defer c.close()
-	leaders, err := c.leaders(ctx, s.Topic)
+	leaders, err := c.partitionLeaders(ctx, s.Topic)
 	if err != nil {
 		return nil, err
 	}
@@ -91,10 +91,10 @@ func newRawProduce(ctx context.Context, s spec) (work, error) {
 		return nil, err
 	}
 	for i := range keyCount {
-		r.keys = append(r.keys, []byte(key(i)))
+		r.keys = append(r.keys, []byte(orderingKey(i)))
 	}
 	for i := range 256 {
-		r.payloads = append(r.payloads, payload(i, s.Payload))
+		r.payloads = append(r.payloads, newPayload(i, s.Payload))
 	}
 	return r, nil
 }
@@ -102,7 +102,7 @@ func newRawProduce(ctx context.Context, s spec) (work, error) {
 // identify asks for a producer id; a broker that has just started says for a moment that it has none yet.
 func identify(ctx context.Context, b *broker) (batch.Producer, error) {
 	for try := 1; ; try++ {
-		m, err := b.ask(answerWithin, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
+		m, err := b.sendRequest(answerWithin, &initproducerid.Request{ProducerID: -1, ProducerEpoch: -1, TransactionTimeoutMs: 60_000})
 		if err != nil {
 			return batch.Producer{}, fmt.Errorf("asking for a producer id: %w", err)
 		}
@@ -259,7 +259,7 @@ func (l *produceLane) send(topic string, req []*sealed) error {
 			t.Partitions = append(t.Partitions, rawproduce.RequestPartition{Partition: s.part, RecordSet: protocol.RawRecordSet{Reader: s}})
 		}
 	}
-	m, err := l.broker.ask(timeout+time.Second, &rawproduce.Request{Acks: acksAll, Timeout: int32(timeout.Milliseconds()), Topics: []rawproduce.RequestTopic{t}})
+	m, err := l.broker.sendRequest(timeout+time.Second, &rawproduce.Request{Acks: acksAll, Timeout: int32(timeout.Milliseconds()), Topics: []rawproduce.RequestTopic{t}})
 	if err != nil {
 		return fmt.Errorf("producing: %w", err)
 	}

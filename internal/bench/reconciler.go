@@ -73,13 +73,13 @@ func (f figures) ratio(of, to string) float64 {
 
 // RunReconciler measures what goes beside the stream, and the stream's drain with it. It takes minutes; ctx ends it.
 func RunReconciler(ctx context.Context, o Options) (res ReconcilerResult, err error) {
-	err = o.with(ctx, func(b *bench) error {
-		b.say("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
-		if b.start, err = b.fill(ctx); err != nil {
+	err = o.withServers(ctx, func(b *bench) error {
+		b.logProgress("writing a backlog of %d events of %d bytes", b.Events, b.Payload)
+		if b.start, err = b.fillBacklog(ctx); err != nil {
 			return err
 		}
-		b.say("warming the servers up")
-		if _, err := b.drain(ctx, 0); err != nil {
+		b.logProgress("warming the servers up")
+		if _, err := b.drainBacklog(ctx, 0); err != nil {
 			return fmt.Errorf("drain: %w", err)
 		}
 		got, foreign := figures{}, figures{}
@@ -134,7 +134,7 @@ func (b *bench) reconciling(ctx context.Context, run int, got, foreign figures) 
 		if m.known {
 			foreign.add(s.name, m.foreign)
 		}
-		b.say("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, s.name, m.words, m.foreign)
+		b.logProgress("run %d of %d: %-10s %s  foreign CPU %.1f %%", run, b.Runs, s.name, m.words, m.foreign)
 	}
 	return nil
 }
@@ -153,7 +153,7 @@ func reading(m *meter, format string, args ...any) meterReading {
 }
 
 func (b *bench) streamDrain(ctx context.Context, run int, got figures) (meterReading, error) {
-	d, err := b.drain(ctx, run)
+	d, err := b.drainBacklog(ctx, run)
 	got.add("drain", d.eps)
 	got.add("drain_rss", d.peak)
 	return meterReading{fmt.Sprintf("%8.0f/s  %.1f MB", d.eps, d.peak), d.foreign, d.known}, err
@@ -210,15 +210,15 @@ func (b *bench) owner(ctx context.Context, s setting) (r *relay, at time.Time, e
 		return nil, at, err
 	}
 	for began := time.Now(); r.role(ctx) != "owner"; {
-		if err := r.ended(); err != nil {
+		if err := r.checkRunning(); err != nil {
 			return nil, at, err
 		}
 		if time.Since(began) > stall {
-			return nil, at, fmt.Errorf("the relay has not taken over within %s (%w)", stall, r.stop())
+			return nil, at, fmt.Errorf("the relay has not taken over within %s (%w)", stall, r.stopProcess())
 		}
 		select {
 		case <-ctx.Done():
-			_ = r.stop()
+			_ = r.stopProcess()
 			return nil, at, context.Cause(ctx)
 		case <-time.After(fast):
 		}

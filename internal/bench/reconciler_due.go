@@ -20,7 +20,7 @@ const (
 
 // due is a scheduled envelope.
 func (b *bench) due(i int, at time.Time) (bson.Raw, error) {
-	doc, err := event.New(aggregate, key(i), eventType, payload(i, b.Payload), event.WithDueAt(at)).MarshalBSON()
+	doc, err := event.New(aggregate, orderingKey(i), eventType, newPayload(i, b.Payload), event.WithDueAt(at)).MarshalBSON()
 	if err != nil {
 		return nil, fmt.Errorf("encoding an event: %w", err)
 	}
@@ -32,7 +32,7 @@ func (b *bench) due(i int, at time.Time) (bson.Raw, error) {
 func (b *bench) scheduledDrain(ctx context.Context, run int, got figures) (meterReading, error) {
 	return b.overdue(ctx, fmt.Sprintf("scheduled%d", run), "scheduled", got, func(coll *mongo.Collection, _ setting) error {
 		at := time.Now().Add(-time.Hour)
-		return b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.due(i, at.Add(time.Duration(i)*time.Millisecond)) })
+		return b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return b.due(i, at.Add(time.Duration(i)*time.Millisecond)) })
 	})
 }
 
@@ -44,9 +44,9 @@ func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterRead
 		if err != nil {
 			return err
 		}
-		defer func() { _ = r.stop() }() // asked below where its answer counts
+		defer func() { _ = r.stopProcess() }() // asked below where its answer counts
 		first := b.ahead(b.Events)
-		if err := b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
+		if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) {
 			return b.due(i, first.Add(time.Duration(i)*time.Second/time.Duration(b.Events)))
 		}); err != nil {
 			return err
@@ -54,7 +54,7 @@ func (b *bench) knownDrain(ctx context.Context, run int, got figures) (meterRead
 		if err := r.passed(ctx, b.Events); err != nil {
 			return err
 		}
-		if err := r.stop(); err != nil {
+		if err := r.stopProcess(); err != nil {
 			return err
 		}
 		if time.Since(first) > 0 {
@@ -72,7 +72,7 @@ func (b *bench) ahead(n int) time.Time {
 // passed waits until the stream has brought n envelopes.
 func (r *relay) passed(ctx context.Context, n int) error {
 	for began := time.Now(); ; {
-		c, err := r.counters(ctx)
+		c, err := r.readCounters(ctx)
 		switch {
 		case err != nil:
 			return err
@@ -98,17 +98,17 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 // overdue measures the drain of what write leaves in a collection.
 func (b *bench) overdue(ctx context.Context, name, figure string, got figures, write func(*mongo.Collection, setting) error) (meterReading, error) {
-	coll, err := b.outbox(ctx, name)
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
-	topic, err := b.topic(ctx, name)
+	topic, err := b.newTopic(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	s := setting{watch: name, topic: topic, state: b.state(name), start: "backlog", label: name}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+	s := setting{watch: name, topic: topic, state: b.newStateDB(name), start: "backlog", label: name}
 	if err := write(coll, s); err != nil {
 		return meterReading{}, err
 	}
@@ -116,10 +116,10 @@ func (b *bench) overdue(ctx context.Context, name, figure string, got figures, w
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
-	m := startMeter(append(b.pids(), r.pid())...)
+	defer func() { _ = r.stopProcess() }() // asked below where its answer counts
+	m := startMeter(append(b.serverPIDs(), r.pid())...)
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.follow(ctx, b.Events); err != nil {
+	if err := w.followDrain(ctx, b.Events); err != nil {
 		return meterReading{}, err
 	}
 	eps := float64(w.n) / w.at.Sub(began).Seconds()
@@ -129,7 +129,7 @@ func (b *bench) overdue(ctx context.Context, name, figure string, got figures, w
 	if err := empty(ctx, coll); err != nil {
 		return said, err
 	}
-	return said, r.stop()
+	return said, r.stopProcess()
 }
 
 // empty waits until everything that was sent is written down, which for a scheduled envelope means removed.
@@ -177,30 +177,30 @@ type dueErrors struct {
 
 // moment schedules n envelopes for one moment ahead, while a relay runs, and measures from that moment to a consumer.
 func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, err error) {
-	coll, err := b.outbox(ctx, name)
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return d, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
-	topic, err := b.topic(ctx, name)
+	topic, err := b.newTopic(ctx, name)
 	if err != nil {
 		return d, err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 	s := &shots{from: 0, docs: make([]bson.Raw, n), acked: make([]atomic.Int64, n), came: make([]atomic.Int64, n), all: make(chan struct{}), base: time.Now()}
 	s.left.Store(int64(n))
-	c, err := b.consume(ctx, topic, func(i int, at time.Time, _ sender) { s.arrived(i, at) })
+	c, err := b.startConsumer(ctx, topic, func(i int, at time.Time, _ sender) { s.recordArrival(i, at) })
 	if err != nil {
 		return d, err
 	}
 	defer c.close()
-	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.state(name), start: "now", label: name})
+	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.newStateDB(name), start: "now", label: name})
 	if err != nil {
 		return d, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
+	defer func() { _ = r.stopProcess() }() // asked below where its answer counts
 	at := b.ahead(n)
-	if err := b.write(ctx, coll, n, func(i int) (bson.Raw, error) { return b.due(i, at) }); err != nil {
+	if err := b.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return b.due(i, at) }); err != nil {
 		return d, err
 	}
 	if late := time.Since(at); late > -time.Second {
@@ -212,8 +212,8 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 	if err := sleep(ctx, time.Until(at)); err != nil {
 		return d, err
 	}
-	m := startMeter(append(b.pids(), r.pid())...)
-	if err := s.await(ctx, func() error { return errors.Join(r.ended(), c.failed()) }); err != nil {
+	m := startMeter(append(b.serverPIDs(), r.pid())...)
+	if err := s.awaitArrivals(ctx, func() error { return errors.Join(r.checkRunning(), c.failure()) }); err != nil {
 		return d, fmt.Errorf("%w; the relay's last words: %s", err, r.words)
 	}
 	d.foreign, d.known = m.foreign()
@@ -222,7 +222,7 @@ func (b *bench) moment(ctx context.Context, name string, n int) (d dueErrors, er
 			return d, fmt.Errorf("an envelope was sent %s before it was due", time.Duration(early))
 		}
 	}
-	h := s.delays()
-	d.p50, d.p99, d.most = quantile(h, 50), quantile(h, 99), quantile(h, 100)
-	return d, r.stop()
+	h := s.delayHistogram()
+	d.p50, d.p99, d.most = quantileMS(h, 50), quantileMS(h, 99), quantileMS(h, 100)
+	return d, r.stopProcess()
 }

@@ -19,12 +19,12 @@ import (
 // sweep orders a sweep of the backlog, as after lost history, and measures from its first records to the last.
 func (b *bench) sweep(ctx context.Context, run int, got figures) (meterReading, error) {
 	name := fmt.Sprintf("sweep%d", run)
-	topic, err := b.topic(ctx, name)
+	topic, err := b.newTopic(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
-	s := setting{watch: backlog, topic: topic, state: b.state(name), start: "now", label: name}
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
+	s := setting{watch: backlog, topic: topic, state: b.newStateDB(name), start: "now", label: name}
 	if err := b.knownWatcher(ctx, s); err != nil {
 		return meterReading{}, err
 	}
@@ -35,14 +35,14 @@ func (b *bench) sweep(ctx context.Context, run int, got figures) (meterReading, 
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
+	defer func() { _ = r.stopProcess() }() // asked below where its answer counts
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	used := make(chan float64, 1)
 	go func() { used <- r.mostBudget(watching) }()
-	m := startMeter(append(b.pids(), r.pid())...)
+	m := startMeter(append(b.serverPIDs(), r.pid())...)
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.follow(ctx, b.Events); err != nil {
+	if err := w.followDrain(ctx, b.Events); err != nil {
 		return meterReading{}, err
 	}
 	stop()
@@ -54,7 +54,7 @@ func (b *bench) sweep(ctx context.Context, run int, got figures) (meterReading, 
 	got.add("sweep", eps)
 	got.add("sweep_rss", w.after.hwm)
 	got.add("sweep_budget", budget)
-	return reading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), r.stop()
+	return reading(m, "%8.0f/s  %.1f MB  %.1f MB of the budget", eps, w.after.hwm, budget), r.stopProcess()
 }
 
 // knownWatcher lets a relay take over and end, so that its watcher has a position.
@@ -64,7 +64,7 @@ func (b *bench) knownWatcher(ctx context.Context, s setting) error {
 	if err != nil {
 		return err
 	}
-	return r.stop()
+	return r.stopProcess()
 }
 
 // command runs a command of the program on a watcher and returns what it prints.
@@ -73,13 +73,13 @@ func (b *bench) command(ctx context.Context, s setting, args ...string) ([]byte,
 	if err != nil {
 		return nil, err
 	}
-	file, err := b.configure(s, listen, "")
+	file, err := b.writeConfig(s, listen, "")
 	if err != nil {
 		return nil, err
 	}
 	words := &tail{}
 	cmd := exec.CommandContext(ctx, b.Program, append(args, "--config", file)...)
-	cmd.Env, cmd.Stderr = b.env(), words
+	cmd.Env, cmd.Stderr = b.childEnv(), words
 	out, err := cmd.Output()
 	if err != nil {
 		return out, fmt.Errorf("%s: %w; its last words: %s", args[0], err, words)
@@ -103,7 +103,7 @@ func (r *relay) mostBudget(ctx context.Context) (most float64) {
 
 // metric is the value of a series without labels.
 func (r *relay) metric(ctx context.Context, name string) (float64, error) {
-	body, err := r.get(ctx, "/metrics")
+	body, err := r.httpGet(ctx, "/metrics")
 	if err != nil {
 		return 0, fmt.Errorf("reading the relay's metrics: %w", err)
 	}
@@ -122,32 +122,32 @@ func (b *bench) toPark() int { return max(b.Events/parkedPart, 1) }
 // measures from its first records to the last.
 func (b *bench) parked(ctx context.Context, run int, got figures) (meterReading, error) {
 	name, n := fmt.Sprintf("parked%d", run), b.toPark()
-	coll, err := b.outbox(ctx, name)
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 	topic := b.db + "." + name
-	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.state(name), start: "now", label: name})
+	r, _, err := b.owner(ctx, setting{watch: name, topic: topic, state: b.newStateDB(name), start: "now", label: name})
 	if err != nil {
 		return meterReading{}, err
 	}
-	defer func() { _ = r.stop() }() // asked below where its answer counts
-	if err := b.write(ctx, coll, n, func(i int) (bson.Raw, error) { return envelope(i, b.Payload) }); err != nil {
+	defer func() { _ = r.stopProcess() }() // asked below where its answer counts
+	if err := b.writeDocuments(ctx, coll, n, func(i int) (bson.Raw, error) { return newEnvelope(i, b.Payload) }); err != nil {
 		return meterReading{}, err
 	}
-	m := startMeter(append(b.pids(), r.pid())...)
+	m := startMeter(append(b.serverPIDs(), r.pid())...)
 	parking, err := b.parking(ctx, r, name, n)
 	if err != nil {
 		return meterReading{}, err
 	}
-	if _, err := b.topic(ctx, name); err != nil {
+	if _, err := b.newTopic(ctx, name); err != nil {
 		return meterReading{}, err
 	}
 	made := time.Now()
-	defer b.cluster.remove(context.WithoutCancel(ctx), topic)
+	defer b.cluster.deleteTopic(context.WithoutCancel(ctx), topic)
 	w := &watcher{bench: b, relay: r, topic: topic}
-	if err := w.follow(ctx, n); err != nil {
+	if err := w.followDrain(ctx, n); err != nil {
 		return meterReading{}, err
 	}
 	eps := float64(w.n-w.firstN) / w.at.Sub(w.first).Seconds()
@@ -156,7 +156,7 @@ func (b *bench) parked(ctx context.Context, run int, got figures) (meterReading,
 	}
 	got.add("parking", parking)
 	got.add("parked", eps)
-	return reading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parking), r.stop()
+	return reading(m, "%8.0f/s, %.1f s after the topic was made; parked at %.0f/s", eps, w.first.Sub(made).Seconds(), parking), r.stopProcess()
 }
 
 // parking waits until n are parked, and returns the rate from the first that was seen to the last.
@@ -183,7 +183,7 @@ func (b *bench) parking(ctx context.Context, r *relay, name string, n int) (eps 
 			}
 			return float64(now-firstN) / at.Sub(first).Seconds(), nil
 		}
-		if err := r.ended(); err != nil {
+		if err := r.checkRunning(); err != nil {
 			return 0, err
 		}
 		if at.Sub(progressed) > stall {
@@ -200,20 +200,20 @@ func (b *bench) parking(ctx context.Context, r *relay, name string, n int) (eps 
 // purge removes envelopes with stamps of an hour ago, which is longer than the margin, by the command, without a limit.
 func (b *bench) purge(ctx context.Context, run int, got figures) (meterReading, error) {
 	name := fmt.Sprintf("purge%d", run)
-	coll, err := b.outbox(ctx, name)
+	coll, err := b.newOutbox(ctx, name)
 	if err != nil {
 		return meterReading{}, err
 	}
 	defer func() { _ = coll.Drop(context.WithoutCancel(ctx)) }()
 	old := uint32(time.Now().Add(-time.Hour).Unix())
-	if err := b.write(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return stamped(i, b.Payload, bson.Timestamp{T: old, I: uint32(i + 1)}) }); err != nil {
+	if err := b.writeDocuments(ctx, coll, b.Events, func(i int) (bson.Raw, error) { return stamped(i, b.Payload, bson.Timestamp{T: old, I: uint32(i + 1)}) }); err != nil {
 		return meterReading{}, err
 	}
-	s := setting{watch: name, topic: b.db + "." + name, state: b.state(name), start: "now"}
+	s := setting{watch: name, topic: b.db + "." + name, state: b.newStateDB(name), start: "now"}
 	if err := b.knownWatcher(ctx, s); err != nil {
 		return meterReading{}, err
 	}
-	m := startMeter(b.pids()...)
+	m := startMeter(b.serverPIDs()...)
 	out, err := b.command(ctx, s, "purge", "--older-than", "1m", "--rate", "-1", "--yes", "--json")
 	if err != nil {
 		return meterReading{}, err
@@ -234,7 +234,7 @@ func (b *bench) purge(ctx context.Context, run int, got figures) (meterReading, 
 
 // stamped is an envelope that keeps its stamp: the server replaces only the empty one.
 func stamped(i, size int, ts bson.Timestamp) (bson.Raw, error) {
-	doc, err := envelope(i, size)
+	doc, err := newEnvelope(i, size)
 	if err != nil {
 		return nil, err
 	}

@@ -55,7 +55,7 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 			return nil, err
 		}
 	}
-	file, err := b.configure(s, listen, page)
+	file, err := b.writeConfig(s, listen, page)
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 		args = append(args, "--memprofile", b.MemProfile+"."+s.label)
 	}
 	r := &relay{cmd: exec.Command(b.Program, args...), http: listen, page: page, words: &tail{}, done: make(chan struct{})}
-	r.cmd.Env, r.cmd.Stderr = b.env(), r.words
+	r.cmd.Env, r.cmd.Stderr = b.childEnv(), r.words
 	if r.in, err = r.cmd.StdinPipe(); err != nil {
 		return nil, err
 	}
@@ -81,8 +81,8 @@ func (b *bench) startRelay(ctx context.Context, s setting) (*relay, error) {
 	return r, nil
 }
 
-// configure writes a configuration file; JSON is YAML.
-func (b *bench) configure(s setting, listen, page string) (string, error) {
+// writeConfig writes a configuration file; JSON is YAML.
+func (b *bench) writeConfig(s setting, listen, page string) (string, error) {
 	type object = map[string]any
 	c := object{
 		"watcher": "bench",
@@ -113,25 +113,25 @@ func (b *bench) configure(s setting, listen, page string) (string, error) {
 
 func (r *relay) pid() int { return r.cmd.Process.Pid }
 
-// ended is the error of a relay that should run and does not.
-func (r *relay) ended() error {
+// checkRunning is the error of a relay that should run and does not.
+func (r *relay) checkRunning() error {
 	select {
 	case <-r.done:
-		return fmt.Errorf("the relay ended (%w); its last words: %s", cmpErr(r.err), r.words)
+		return fmt.Errorf("the relay ended (%w); its last words: %s", exitError(r.err), r.words)
 	default:
 		return nil
 	}
 }
 
-func cmpErr(err error) error {
+func exitError(err error) error {
 	if err == nil {
 		return errors.New("exit code 0")
 	}
 	return err
 }
 
-// terminate asks it to end, without waiting.
-func (r *relay) terminate() {
+// sendTerminate asks it to end, without waiting.
+func (r *relay) sendTerminate() {
 	if r.cmd.Process.Signal(syscall.SIGTERM) != nil {
 		_ = r.in.Close() // where there is no SIGTERM
 	}
@@ -139,9 +139,9 @@ func (r *relay) terminate() {
 
 func (r *relay) kill() { _ = r.cmd.Process.Kill() }
 
-// stop ends it gracefully, or after a while at once.
-func (r *relay) stop() error {
-	r.terminate()
+// stopProcess ends it gracefully, or after a while at once.
+func (r *relay) stopProcess() error {
+	r.sendTerminate()
 	late := time.AfterFunc(stall, r.kill)
 	defer late.Stop()
 	<-r.done
@@ -156,7 +156,7 @@ func (r *relay) stop() error {
 func (r *relay) role(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	body, err := r.get(ctx, "/readyz")
+	body, err := r.httpGet(ctx, "/readyz")
 	if err != nil {
 		return ""
 	}
@@ -167,7 +167,7 @@ func (r *relay) role(ctx context.Context) string {
 	return v.Role
 }
 
-func (r *relay) get(ctx context.Context, path string) ([]byte, error) {
+func (r *relay) httpGet(ctx context.Context, path string) ([]byte, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.http+path, nil)
 	if err != nil {
 		return nil, err
@@ -185,8 +185,8 @@ type counters struct {
 	mallocs, read, acked, cpu float64
 }
 
-func (r *relay) counters(ctx context.Context) (counters, error) {
-	body, err := r.get(ctx, "/metrics")
+func (r *relay) readCounters(ctx context.Context) (counters, error) {
+	body, err := r.httpGet(ctx, "/metrics")
 	if err != nil {
 		return counters{}, fmt.Errorf("reading the relay's metrics: %w", err)
 	}

@@ -80,7 +80,7 @@ func round(v float64, decimals int) float64 {
 	return math.Round(v*p) / p
 }
 
-func (s *samples) result(b *bench) Result {
+func (s *samples) medians(b *bench) Result {
 	r := Result{
 		RawStreamEPS: round(median(s.raw), 0), RawProduceEPS: round(median(s.produce), 0), BothEPS: round(median(s.both), 0), DrainEPS: round(median(s.drain), 0),
 		CPUPerMillion: round(median(s.cpu), 2), PeakRSS: round(median(s.peak), 1), AllocsPerEvent: round(median(s.allocs), 3),

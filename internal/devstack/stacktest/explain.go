@@ -26,20 +26,20 @@ func Explained(tb testing.TB, judge func(Plan)) *mongo.Client {
 		if !slices.Contains([]string{"find", "aggregate", "delete"}, e.CommandName) {
 			return
 		}
-		statement := bson.D{{Key: "explain", Value: plain(e.Command)}, {Key: "verbosity", Value: "executionStats"}}
+		statement := bson.D{{Key: "explain", Value: withoutSession(e.Command)}, {Key: "verbosity", Value: "executionStats"}}
 		raw, err := asking.Database(e.DatabaseName).RunCommand(tb.Context(), statement).Raw()
 		if err != nil {
 			tb.Errorf("explaining %s: %v", e.Command, err)
 			return
 		}
 		p := Plan{Command: slices.Clone(e.Command)}
-		p.collect(raw)
+		p.addStages(raw)
 		judge(p)
 	}}))
 }
 
-// plain is a command without what belongs to its session.
-func plain(command bson.Raw) bson.D {
+// withoutSession is a command without what belongs to its session.
+func withoutSession(command bson.Raw) bson.D {
 	elems, _ := command.Elements()
 	var d bson.D
 	for _, e := range elems {
@@ -50,7 +50,7 @@ func plain(command bson.Raw) bson.D {
 	return d
 }
 
-func (p *Plan) collect(part bson.Raw) {
+func (p *Plan) addStages(part bson.Raw) {
 	elems, err := part.Elements()
 	if err != nil {
 		return
@@ -69,7 +69,7 @@ func (p *Plan) collect(part bson.Raw) {
 			p.Docs += n
 		}
 		if v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray {
-			p.collect(v.Value)
+			p.addStages(v.Value)
 		}
 	}
 }

@@ -23,7 +23,7 @@ const failPointWait = 8 * time.Minute
 func FailCommand(tb testing.TB, app string, mode any, data bson.D) (off func()) {
 	tb.Helper()
 	p := takeFailPoint(tb, Client(tb), app)
-	p.set(mode, data)
+	p.configure(mode, data)
 	return p.off
 }
 
@@ -34,7 +34,7 @@ func FailTimes(tb testing.TB, client *mongo.Client, app string, times int, data 
 	defer p.off()
 	mode := bson.D{{Key: "times", Value: times}}
 	// Counted by the server: how often it was entered so far.
-	before := p.set(mode, data)
+	before := p.configure(mode, data)
 	p.awaitEntered(before + int64(times))
 }
 
@@ -42,7 +42,7 @@ func FailTimes(tb testing.TB, client *mongo.Client, app string, times int, data 
 func FailAlways(tb testing.TB, app string, data bson.D) (reached, off func()) {
 	tb.Helper()
 	p := takeFailPoint(tb, Client(tb), app)
-	before := p.set("alwaysOn", data)
+	before := p.configure("alwaysOn", data)
 	return func() { tb.Helper(); p.awaitEntered(before + 1) }, p.off
 }
 
@@ -73,7 +73,7 @@ func takeFailPoint(tb testing.TB, client *mongo.Client, app string) *failPoint {
 	}
 	p := &failPoint{tb: tb, client: client, app: app}
 	p.off = sync.OnceFunc(func() {
-		p.set("off", nil)
+		p.configure("off", nil)
 		if err := lock.Unlock(); err != nil {
 			tb.Error(err)
 		}
@@ -82,8 +82,8 @@ func takeFailPoint(tb testing.TB, client *mongo.Client, app string) *failPoint {
 	return p
 }
 
-// set returns how often the point has been entered since the server started.
-func (p *failPoint) set(mode any, data bson.D) (entered int64) {
+// configure returns how often the point has been entered since the server started.
+func (p *failPoint) configure(mode any, data bson.D) (entered int64) {
 	p.tb.Helper()
 	cmd := bson.D{{Key: "configureFailPoint", Value: "failCommand"}, {Key: "mode", Value: mode}}
 	if data != nil {

@@ -17,7 +17,7 @@ const (
 // attack returns, which follows the correlation id; nil is an honest reply to ApiVersions, and no reply to other requests.
 func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 	tb.Helper()
-	return serve(tb, func(c net.Conn) {
+	return serveConnections(tb, func(c net.Conn) {
 		for {
 			var head [12]byte
 			if _, err := io.ReadFull(c, head[:]); err != nil {
@@ -47,7 +47,7 @@ func Hostile(tb testing.TB, attack func(key, version int16) []byte) string {
 // WebServer listens like an HTTP server until the test ends and returns its address.
 func WebServer(tb testing.TB) string {
 	tb.Helper()
-	return serve(tb, func(c net.Conn) {
+	return serveConnections(tb, func(c net.Conn) {
 		_, _ = c.Read(make([]byte, 100))
 		_, _ = c.Write([]byte("HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\nConnection: close\r\n\r\n400 Bad Request"))
 		_, _ = io.Copy(io.Discard, c)
@@ -84,7 +84,7 @@ func allVersions() []byte {
 	return body
 }
 
-func serve(tb testing.TB, handle func(net.Conn)) string {
+func serveConnections(tb testing.TB, handle func(net.Conn)) string {
 	tb.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

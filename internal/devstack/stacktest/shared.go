@@ -53,7 +53,7 @@ func init() {
 		return
 	}
 	_ = os.Unsetenv(keeperVar)
-	if err := keep(dir); err != nil {
+	if err := runKeeper(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -70,7 +70,7 @@ var (
 // shared is the stack that all test processes of this machine share, started if it does not run.
 func shared(tb testing.TB) address {
 	tb.Helper()
-	sharedOnce.Do(func() { sharedAt, errShared = join(sharedDir()) })
+	sharedOnce.Do(func() { sharedAt, errShared = joinShared(sharedDir()) })
 	if errShared != nil {
 		tb.Fatalf("shared test servers: %v", errShared)
 	}
@@ -79,8 +79,8 @@ func shared(tb testing.TB) address {
 
 func sharedDir() string { return filepath.Join(devstack.CacheDir(), "shared") }
 
-// join marks the stack as used by this process and finds it or starts it.
-func join(dir string) (address, error) {
+// joinShared marks the stack as used by this process and finds it or starts it.
+func joinShared(dir string) (address, error) {
 	// A first call may have to fetch the servers.
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	defer cancel()
@@ -97,7 +97,7 @@ func join(dir string) (address, error) {
 	}
 	defer starting.Close()
 	for {
-		found := kept(dir)
+		found := keeperAlive(dir)
 		if !found {
 			_ = os.Remove(statePath(dir))
 			if err := startKeeper(dir); err != nil {
@@ -112,8 +112,8 @@ func join(dir string) (address, error) {
 	}
 }
 
-// kept reports whether a keeper lives.
-func kept(dir string) bool {
+// keeperAlive reports whether a keeper lives.
+func keeperAlive(dir string) bool {
 	l := flock.New(filepath.Join(dir, "keeper.lock"))
 	defer l.Close()
 	free, err := l.TryLock()
@@ -159,10 +159,10 @@ func awaitState(ctx context.Context, dir string) (address, error) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		alive := kept(dir) // before the file is read: a keeper removes it before it ends
+		alive := keeperAlive(dir) // before the file is read: a keeper removes it before it ends
 		at, err := readState(dir)
 		if err == nil {
-			return at, answers(at)
+			return at, checkBrokers(at)
 		}
 		if !alive {
 			words, _ := os.ReadFile(logPath(dir))
@@ -184,7 +184,7 @@ func readState(dir string) (at address, err error) {
 	return at, json.Unmarshal(b, &at)
 }
 
-func answers(at address) error {
+func checkBrokers(at address) error {
 	for _, b := range at.Brokers {
 		c, err := net.DialTimeout("tcp", b, 5*time.Second)
 		if err != nil {
@@ -198,9 +198,9 @@ func answers(at address) error {
 func statePath(dir string) string { return filepath.Join(dir, "state.json") }
 func logPath(dir string) string   { return filepath.Join(dir, "keeper.log") }
 
-// keep is the keeper's life: it starts the servers, tells where they are, and stops them when nobody
+// runKeeper is the keeper's life: it starts the servers, tells where they are, and stops them when nobody
 // has used them for idleFor or when it is told to end.
-func keep(dir string) error {
+func runKeeper(dir string) error {
 	mine := flock.New(filepath.Join(dir, "keeper.lock"))
 	if ok, err := mine.TryLock(); err != nil || !ok {
 		return errors.Join(errors.New("another keeper has the servers"), err)
@@ -223,12 +223,12 @@ func keep(dir string) error {
 	if d, err := time.ParseDuration(os.Getenv(idleVar)); err == nil {
 		idle = d
 	}
-	return attend(ctx, dir, stack, idle)
+	return awaitIdle(ctx, dir, stack, idle)
 }
 
-// attend returns when nobody has used the stack for that long, then holding use.lock until the process
+// awaitIdle returns when nobody has used the stack for that long, then holding use.lock until the process
 // ends; when ctx ends; or when a server died.
-func attend(ctx context.Context, dir string, stack *devstack.Stack, idle time.Duration) error {
+func awaitIdle(ctx context.Context, dir string, stack *devstack.Stack, idle time.Duration) error {
 	use := flock.New(filepath.Join(dir, "use.lock"))
 	tick := time.NewTicker(500 * time.Millisecond)
 	defer tick.Stop()

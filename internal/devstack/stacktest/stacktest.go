@@ -89,9 +89,9 @@ func CreateTopic(tb testing.TB, name string, partitions int, configs ...kafka.Co
 	CreateTopicOn(tb, Brokers(tb), name, partitions, 1, configs...)
 }
 
-// create makes a topic. On a loaded machine a controller may take a living broker for dead, and an answer may come so late
+// createTopic makes a topic. On a loaded machine a controller may take a living broker for dead, and an answer may come so late
 // that the client asks once more and finds its own topic.
-func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
+func createTopic(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 	tb.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
 	defer cancel()
@@ -116,7 +116,7 @@ func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 		}
 	}
 	for { // a leader may hear of its partition later than who asks for the layout
-		err := led(ctx, cl, topic)
+		err := checkLeaders(ctx, cl, topic)
 		if err == nil {
 			return
 		}
@@ -128,8 +128,8 @@ func create(tb testing.TB, cl *kafka.Client, topic kafka.TopicConfig) {
 	}
 }
 
-// led asks the leader of each partition for something.
-func led(ctx context.Context, cl *kafka.Client, topic kafka.TopicConfig) error {
+// checkLeaders asks the leader of each partition for something.
+func checkLeaders(ctx context.Context, cl *kafka.Client, topic kafka.TopicConfig) error {
 	var ask []kafka.OffsetRequest
 	for p := range topic.NumPartitions {
 		ask = append(ask, kafka.FirstOffsetOf(p))
@@ -153,7 +153,7 @@ func CreateTopicOn(tb testing.TB, brokers []string, name string, partitions, rep
 	tb.Helper()
 	tr := &kafka.Transport{}
 	cl := &kafka.Client{Addr: kafka.TCP(brokers...), Transport: tr, Timeout: 10 * time.Second}
-	create(tb, cl, kafka.TopicConfig{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas, ConfigEntries: configs})
+	createTopic(tb, cl, kafka.TopicConfig{Topic: name, NumPartitions: partitions, ReplicationFactor: replicas, ConfigEntries: configs})
 	tb.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
