@@ -15,7 +15,7 @@ const (
 	idleRestarts = 5 // at most, and no more than failovers
 )
 
-// pair is an owner and its standby, under load, and who watches them.
+// pair is an owner and its standby under load, with a consumer that checks their records.
 type pair struct {
 	*bench
 	setting  setting
@@ -26,19 +26,22 @@ type pair struct {
 	started  int
 }
 
-// measureFailover ends owners beside a standby, by kill -9 and by SIGTERM in turns, and checks that nothing is lost, repeated or
-// out of order on the way.
+// measureFailover ends owners that have a standby, first with kill -9 and then with SIGTERM. It checks that
+// no event is lost, duplicated or out of order.
 func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) {
 	ttl := b.TTL
 	if ttl == 0 {
 		ttl = config.Default().Lease.TTL
 	}
+
 	p, err := b.startPair(ctx, ttl)
 	if err != nil {
 		return nil, fmt.Errorf("failover: %w", err)
 	}
 	defer func() { err = errors.Join(err, p.stopAll()) }()
+
 	traffic, stopTraffic := context.WithCancel(ctx)
+
 	defer stopTraffic()
 	coll := b.client.Database(b.db).Collection(p.setting.watch)
 	ended := make(chan error, 1)
@@ -48,6 +51,7 @@ func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) 
 			return err
 		})
 	}()
+
 	res = &Failover{TTLMS: float64(ttl.Milliseconds())}
 	kill, err := p.endOwners(ctx, "kill -9", (*relay).kill)
 	if err != nil {
@@ -64,12 +68,18 @@ func (b *bench) measureFailover(ctx context.Context) (res *Failover, err error) 
 	if err := p.ledger.awaitArrivals(ctx, p.consumer.failure); err != nil {
 		return nil, err
 	}
+
 	res.Kill, res.Term = newGaps(kill), newGaps(term)
 	res.Events, res.Lost, res.Duplicates, res.OutOfOrder = p.ledger.countErrors()
-	if res.Lost > 0 { // a relay that lost something would be measured at nothing below
+	// After a loss, the figures of the restarts below would mean nothing.
+	if res.Lost > 0 {
 		return res, nil
 	}
-	idle, err := p.measureIdleRestarts(ctx, func(doc any) error { _, err := coll.InsertOne(ctx, doc); return err })
+
+	idle, err := p.measureIdleRestarts(ctx, func(doc any) error {
+		_, err := coll.InsertOne(ctx, doc)
+		return err
+	})
 	res.IdleRestartMS = round(median(idle), 1)
 	return res, err
 }
@@ -87,13 +97,17 @@ func (b *bench) startPair(ctx context.Context, ttl time.Duration) (p *pair, err 
 	if _, err := b.newOutbox(ctx, name); err != nil {
 		return nil, err
 	}
-	p = &pair{bench: b, ledger: newLedger(), setting: setting{watch: name, state: b.newStateDB(name), start: "now", ttl: ttl}}
+
+	s := setting{watch: name, state: b.newStateDB(name), start: "now", ttl: ttl}
+	p = &pair{bench: b, ledger: newLedger(), setting: s}
+
 	if p.setting.topic, err = b.newTopic(ctx, name); err != nil {
 		return nil, err
 	}
 	if p.consumer, err = b.startConsumer(ctx, p.setting.topic, p.ledger.recordArrival); err != nil {
 		return nil, err
 	}
+
 	if p.owner, err = p.startRole(ctx, "owner"); err == nil {
 		p.standby, err = p.startRole(ctx, "standby")
 	}
@@ -103,7 +117,7 @@ func (b *bench) startPair(ctx context.Context, ttl time.Duration) (p *pair, err 
 	return p, nil
 }
 
-// startRole starts a relay and waits until it says that it has the role.
+// startRole starts a relay and blocks until it reports the role.
 func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 	p.started++
 	p.setting.node = fmt.Sprintf("bench-%d", p.started)
@@ -111,6 +125,7 @@ func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	if err := p.awaitRole(ctx, r, role); err != nil {
 		r.kill()
 		return nil, err
@@ -118,6 +133,7 @@ func (p *pair) startRole(ctx context.Context, role string) (*relay, error) {
 	return r, nil
 }
 
+// awaitRole blocks until r reports the role.
 func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
 	deadline := time.Now().Add(stall)
 	for r.role(ctx) != role {
@@ -125,7 +141,7 @@ func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("a relay has not become %s within %s; its last words: %s", role, stall, r.words)
+			return fmt.Errorf("a relay has not become %s within %s; end of its log: %s", role, stall, r.words)
 		}
 		if err := pause(ctx, 20*time.Millisecond); err != nil {
 			return err
@@ -134,6 +150,7 @@ func (p *pair) awaitRole(ctx context.Context, r *relay, role string) error {
 	return nil
 }
 
+// pause blocks for d or until ctx ends. Then it returns the cause of ctx.
 func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-time.After(d):
@@ -154,31 +171,37 @@ func (p *pair) stopAll() error {
 	return errors.Join(errs...)
 }
 
-// endOwners ends the owner, again and again, and returns the times until the standby's first delivery, in milliseconds.
+// endOwners ends the owner Failover times, and returns the times until the first delivery of the standby in
+// milliseconds.
 func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]float64, error) {
 	var out []float64
 	for i := range p.Failover {
 		if err := pause(ctx, steady); err != nil {
 			return nil, err
 		}
+
 		next := p.ledger.awaitNewSender()
 		at := time.Now()
 		end(p.owner)
 		old := p.owner
 		p.owner, p.standby = p.standby, nil
+
 		var gap time.Duration
 		select {
 		case t := <-next:
 			gap = t.Sub(at)
 		case <-time.After(p.setting.ttl + stall):
-			return nil, fmt.Errorf("nothing was delivered for %s after %s of the owner; the standby's last words: %s", p.setting.ttl+stall, how, p.owner.words)
+			return nil, fmt.Errorf("nothing was delivered for %s after %s of the owner; end of the standby's log: %s",
+				p.setting.ttl+stall, how, p.owner.words)
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}
+
 		<-old.done
 		_ = old.in.Close()
 		out = append(out, float64(gap.Microseconds())/1000)
 		p.logProgress("failover %d of %d: %s, next delivery after %.0f ms", i+1, p.Failover, how, out[len(out)-1])
+
 		if err := p.awaitRole(ctx, p.owner, "owner"); err != nil {
 			return nil, err
 		}
@@ -190,13 +213,15 @@ func (p *pair) endOwners(ctx context.Context, how string, end func(*relay)) ([]f
 	return out, nil
 }
 
-// measureIdleRestarts stops everything cleanly and measures how long a new process takes to its first delivery.
+// measureIdleRestarts stops both relays gracefully, and measures how long a new process takes until its first
+// delivery.
 func (p *pair) measureIdleRestarts(ctx context.Context, insert func(doc any) error) ([]float64, error) {
 	standby := p.standby
 	p.standby = nil
 	if err := standby.stopProcess(); err != nil {
 		return nil, err
 	}
+
 	var out []float64
 	restarts := min(idleRestarts, p.Failover)
 	for i := range restarts {
@@ -205,6 +230,7 @@ func (p *pair) measureIdleRestarts(ctx context.Context, insert func(doc any) err
 		if err := owner.stopProcess(); err != nil {
 			return nil, err
 		}
+
 		doc, err := newEnvelope(p.reserveNumbers(1), p.Payload)
 		if err != nil {
 			return nil, err
@@ -212,16 +238,19 @@ func (p *pair) measureIdleRestarts(ctx context.Context, insert func(doc any) err
 		if err := insert(doc); err != nil {
 			return nil, fmt.Errorf("inserting: %w", err)
 		}
+
 		next := p.ledger.awaitNewSender()
 		at := time.Now()
 		if p.owner, err = p.startRelay(ctx, p.setting); err != nil {
 			return nil, err
 		}
+
 		select {
 		case t := <-next:
 			out = append(out, float64(t.Sub(at).Microseconds())/1000)
 		case <-time.After(stall):
-			return nil, fmt.Errorf("nothing was delivered for %s after a restart; the relay's last words: %s", stall, p.owner.words)
+			return nil, fmt.Errorf("nothing was delivered for %s after a restart; end of the relay's log: %s",
+				stall, p.owner.words)
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		}

@@ -8,27 +8,28 @@ import (
 	"time"
 )
 
-// ledger numbers events by key and judges what arrives.
+// ledger numbers events by key, and counts errors in their delivery.
 type ledger struct {
 	mu     sync.Mutex
 	keys   [keysUnderLoad]ledgerKey
 	latest sender
-	next   chan time.Time // wanted: the first arrival from another sender than latest
+	next   chan time.Time // gets the first arrival from another sender than latest
 	base   int
 }
 
 const keysUnderLoad = 16
 
 type ledgerKey struct {
-	acked      int          // events that were acknowledged, numbered from 1
+	acked      int          // number of acknowledged events; they are numbered from 1
 	seen       map[int]bool // arrived
-	last       int          // highest that arrived
+	last       int          // highest arrived number
 	duplicates int
 	disorder   int
 }
 
 func newLedger() *ledger {
-	l := &ledger{base: 1 << 40} // apart from the numbers of bench
+	// The base separates these numbers from those of bench.
+	l := &ledger{base: 1 << 40}
 	for i := range l.keys {
 		l.keys[i].seen = map[int]bool{}
 	}
@@ -37,7 +38,7 @@ func newLedger() *ledger {
 
 func (l *ledger) eventNumber(key, n int) int { return l.base + n*keysUnderLoad + key }
 
-// awaitNewSender is told the first arrival from another sender than those so far.
+// awaitNewSender returns a channel that gets the time of the first arrival from a new sender.
 func (l *ledger) awaitNewSender() <-chan time.Time {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,10 +46,11 @@ func (l *ledger) awaitNewSender() <-chan time.Time {
 	return l.next
 }
 
-// recordArrival is an arrival.
+// recordArrival records the arrival of an event from a sender.
 func (l *ledger) recordArrival(number int, at time.Time, from sender) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+
 	if from != l.latest {
 		if l.next != nil {
 			l.next <- at
@@ -56,26 +58,29 @@ func (l *ledger) recordArrival(number int, at time.Time, from sender) {
 		}
 		l.latest = from
 	}
+
 	if number < l.base {
 		return
 	}
+
 	k, n := &l.keys[(number-l.base)%keysUnderLoad], (number-l.base)/keysUnderLoad
-	switch {
-	case k.seen[n]:
+	if k.seen[n] {
 		k.duplicates++
 		return
-	case n != k.last+1:
+	}
+	if n != k.last+1 {
 		k.disorder++
 	}
 	k.seen[n] = true
 	k.last = max(k.last, n)
 }
 
-// insertLoad inserts until ctx ends: one writer for each key, so that the commits of a key have an order.
+// insertLoad inserts until ctx ends. Each key has one writer, so that the commits of a key are ordered.
 func (l *ledger) insertLoad(ctx context.Context, size int, insert func(context.Context, any) error) error {
 	every := keysUnderLoad * time.Second / failoverRate
 	errs := make([]error, keysUnderLoad)
 	var wg sync.WaitGroup
+
 	for key := range keysUnderLoad {
 		wg.Go(func() {
 			began := time.Now()
@@ -84,6 +89,7 @@ func (l *ledger) insertLoad(ctx context.Context, size int, insert func(context.C
 				if pause(ctx, time.Until(due)) != nil {
 					return
 				}
+
 				doc, err := newKeyedEnvelope(l.eventNumber(key, n), size, fmt.Sprintf("k-%d", key))
 				if err == nil {
 					err = insert(context.WithoutCancel(ctx), doc)
@@ -92,6 +98,7 @@ func (l *ledger) insertLoad(ctx context.Context, size int, insert func(context.C
 					errs[key] = fmt.Errorf("inserting: %w", err)
 					return
 				}
+
 				l.mu.Lock()
 				l.keys[key].acked = n
 				l.mu.Unlock()
@@ -102,7 +109,7 @@ func (l *ledger) insertLoad(ctx context.Context, size int, insert func(context.C
 	return errors.Join(errs...)
 }
 
-// awaitArrivals waits for the last arrivals, and a while longer for what should not come.
+// awaitArrivals blocks until all events have arrived, and then waits a little for duplicates.
 func (l *ledger) awaitArrivals(ctx context.Context, failed func() error) error {
 	deadline := time.Now().Add(stall)
 	for time.Now().Before(deadline) {
@@ -116,6 +123,7 @@ func (l *ledger) awaitArrivals(ctx context.Context, failed func() error) error {
 	return pause(ctx, time.Second)
 }
 
+// countErrors returns the number of events, and of errors in their delivery.
 func (l *ledger) countErrors() (events, lost, duplicates, outOfOrder int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

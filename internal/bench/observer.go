@@ -17,30 +17,32 @@ import (
 
 const (
 	scrapeEvery  = time.Second
-	refreshEvery = 2 * time.Second // as the page does it
+	refreshEvery = 2 * time.Second // as the page does
 )
 
-// seen is how often an observer got an answer.
+// seen counts the responses to an observer.
 type seen struct {
 	scrapes, refreshes, messages int
 }
 
-// observer is somebody who has the overview open in a browser, a client of its live stream, and a Prometheus.
+// observer simulates a browser with the overview, a client of the live stream, and a Prometheus server.
 type observer struct {
 	relay  *relay
 	client *http.Client
 	group  *errgroup.Group
 	stop   context.CancelFunc
-	ended  <-chan struct{} // of the group's context: one of them has failed, or all were stopped
+	ended  <-chan struct{} // of the group's context: a simulation has failed, or all were stopped
 
 	scrapes, refreshes, messages atomic.Int64
 }
 
-// startObserver begins as soon as the relay answers.
+// startObserver starts the simulations. They begin when the relay responds.
 func startObserver(ctx context.Context, r *relay) *observer {
 	ctx, stop := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
-	o := &observer{relay: r, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}, group: g, stop: stop, ended: ctx.Done()}
+	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4}}
+	o := &observer{relay: r, client: client, group: g, stop: stop, ended: ctx.Done()}
+
 	for _, f := range []func(context.Context) error{o.scrapeMetrics, o.refreshPage, o.followLiveStream} {
 		g.Go(func() error {
 			if err := f(ctx); err != nil && ctx.Err() == nil {
@@ -49,12 +51,17 @@ func startObserver(ctx context.Context, r *relay) *observer {
 			return nil
 		})
 	}
+
 	return o
 }
 
-// stopObserving waits until each of them has had an answer, which in a drain of a few events may be after it, and ends them.
+// stopObserving blocks until each simulation has had a response, and then stops them. In a drain of few events, the
+// first response may come after the drain.
 func (o *observer) stopObserving(ctx context.Context) (seen, error) {
-	answered := func() bool { return o.scrapes.Load() > 0 && o.refreshes.Load() > 0 && o.messages.Load() > 0 }
+	answered := func() bool {
+		return o.scrapes.Load() > 0 && o.refreshes.Load() > 0 && o.messages.Load() > 0
+	}
+
 	for began := time.Now(); !answered() && time.Since(began) < stall; {
 		select {
 		case <-o.ended:
@@ -65,17 +72,19 @@ func (o *observer) stopObserving(ctx context.Context) (seen, error) {
 			break
 		}
 	}
+
 	o.stop()
 	err := o.group.Wait()
 	o.client.CloseIdleConnections()
+
 	s := seen{int(o.scrapes.Load()), int(o.refreshes.Load()), int(o.messages.Load())}
 	if err == nil && !answered() {
-		err = fmt.Errorf("the relay did not answer all that was asked: %+v", s)
+		err = fmt.Errorf("the relay did not respond to every kind of request: %+v", s)
 	}
 	return s, err
 }
 
-// sendGet is one request; the body is the caller's to close.
+// sendGet sends one request. The caller must close the body.
 func (o *observer) sendGet(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
@@ -84,10 +93,12 @@ func (o *observer) sendGet(ctx context.Context, address string, header ...string
 	for pair := range slices.Chunk(header, 2) {
 		req.Header.Set(pair[0], pair[1])
 	}
+
 	res, err := o.client.Do(req)
 	if err != nil {
 		return nil, err
 	}
+
 	if res.StatusCode != http.StatusOK {
 		_ = res.Body.Close()
 		return nil, fmt.Errorf("%s: %s", address, res.Status)
@@ -95,7 +106,7 @@ func (o *observer) sendGet(ctx context.Context, address string, header ...string
 	return res.Body, nil
 }
 
-// getAll is ask with all of the body.
+// getAll sends one request and returns the whole body.
 func (o *observer) getAll(ctx context.Context, address string, header ...string) ([]byte, error) {
 	body, err := o.sendGet(ctx, address, header...)
 	if err != nil {
@@ -105,9 +116,10 @@ func (o *observer) getAll(ctx context.Context, address string, header ...string)
 	return io.ReadAll(body)
 }
 
-// getWithRetries is ask of a process that has just been started.
+// getWithRetries is sendGet for a process that has just been started.
 func (o *observer) getWithRetries(ctx context.Context, address string, header ...string) (io.ReadCloser, error) {
-	for began := time.Now(); ; {
+	began := time.Now()
+	for {
 		body, err := o.sendGet(ctx, address, header...)
 		if err == nil || ctx.Err() != nil || time.Since(began) > stall {
 			return body, err
@@ -121,7 +133,7 @@ func (o *observer) getWithRetries(ctx context.Context, address string, header ..
 	}
 }
 
-// callEvery calls f at once and then at that pace.
+// callEvery calls f at once and then every d, until f fails or ctx ends.
 func callEvery(ctx context.Context, d time.Duration, f func() error) error {
 	tick := time.NewTicker(d)
 	defer tick.Stop()
@@ -129,6 +141,7 @@ func callEvery(ctx context.Context, d time.Duration, f func() error) error {
 		if err := f(); err != nil {
 			return err
 		}
+
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -137,10 +150,11 @@ func callEvery(ctx context.Context, d time.Duration, f func() error) error {
 	}
 }
 
-// openMetrics is what Prometheus sends, so that it gets exemplars.
-const openMetrics = "application/openmetrics-text;version=1.0.0;q=0.75,application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.25,*/*;q=0.1"
+// openMetrics is the Accept header of Prometheus. It requests exemplars.
+const openMetrics = "application/openmetrics-text;version=1.0.0;q=0.75," +
+	"application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.25,*/*;q=0.1"
 
-// scrapeMetrics does as Prometheus.
+// scrapeMetrics simulates Prometheus.
 func (o *observer) scrapeMetrics(ctx context.Context) error {
 	address := "http://" + o.relay.http + "/metrics"
 	body, err := o.getWithRetries(ctx, address, "Accept", openMetrics)
@@ -149,10 +163,11 @@ func (o *observer) scrapeMetrics(ctx context.Context) error {
 	}
 	_, _ = io.Copy(io.Discard, body)
 	_ = body.Close()
+
 	return callEvery(ctx, scrapeEvery, func() error {
 		text, err := o.getAll(ctx, address, "Accept", openMetrics)
 		if err == nil && !strings.HasSuffix(string(text), "# EOF\n") {
-			err = fmt.Errorf("%s: not the whole of OpenMetrics", address)
+			err = fmt.Errorf("%s: incomplete OpenMetrics response", address)
 		}
 		if err == nil {
 			o.scrapes.Add(1)
@@ -163,27 +178,31 @@ func (o *observer) scrapeMetrics(ctx context.Context) error {
 
 var asset = regexp.MustCompile(`(?:href|src)="(/static/[^"]+)"`)
 
-// refreshPage does as a browser that shows the overview: the document and what belongs to it, and then a refresh as often as its script.
+// refreshPage simulates a browser with the overview: the document, its assets, and then a refresh as often as
+// its script.
 func (o *observer) refreshPage(ctx context.Context) error {
 	base := "http://" + o.relay.page
 	body, err := o.getWithRetries(ctx, base+"/")
 	if err != nil {
 		return err
 	}
+
 	text, err := io.ReadAll(body)
 	_ = body.Close()
 	if err != nil {
 		return err
 	}
+
 	parts := asset.FindAllSubmatch(text, -1)
 	if len(parts) == 0 {
-		return fmt.Errorf("%s shows no page", base)
+		return fmt.Errorf("%s has no page", base)
 	}
 	for _, p := range parts {
 		if _, err := o.getAll(ctx, base+strings.ReplaceAll(string(p[1]), "&amp;", "&")); err != nil {
 			return err
 		}
 	}
+
 	return callEvery(ctx, refreshEvery, func() error {
 		_, err := o.getAll(ctx, base+"/", "HX-Request", "true", "HX-Target", "live")
 		if err == nil {
@@ -193,13 +212,14 @@ func (o *observer) refreshPage(ctx context.Context) error {
 	})
 }
 
-// followLiveStream reads the live stream.
+// followLiveStream simulates a client of the live stream.
 func (o *observer) followLiveStream(ctx context.Context) error {
 	body, err := o.getWithRetries(ctx, "http://"+o.relay.page+"/api/v1/live", "Accept", "text/event-stream")
 	if err != nil {
 		return err
 	}
 	defer body.Close()
+
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 4<<20)
 	for lines.Scan() {
@@ -207,6 +227,7 @@ func (o *observer) followLiveStream(ctx context.Context) error {
 			o.messages.Add(1)
 		}
 	}
+
 	if err := lines.Err(); err != nil {
 		return err
 	}

@@ -115,8 +115,9 @@ func (s *Stack) Leader(ctx context.Context, topic string, p int) (*Member, error
 	return nil, fmt.Errorf("partition %s/%d has no leader", topic, p)
 }
 
-// MoveLeader makes the broker with the id `to` the leader of a partition. If the broker is not a replica yet, it becomes
-// one in place of another replica first. MoveLeader blocks until the cluster reports the new leader.
+// MoveLeader makes the broker with the id `to` the leader of a partition. If the broker is not a replica yet,
+// it becomes one in place of another replica first. MoveLeader blocks until the cluster reports the new
+// leader.
 func (s *Stack) MoveLeader(ctx context.Context, topic string, p, to int) error {
 	q, err := s.readPartitionRetrying(ctx, topic, p)
 	if err != nil {

@@ -55,7 +55,7 @@ type kafkaProgram struct {
 func findMongod(ctx context.Context, c cache, o Options) (mongodProgram, error) {
 	var tried []string
 	if path, err := exec.LookPath("mongod"); err != nil {
-		tried = append(tried, "PATH: has no mongod")
+		tried = append(tried, "PATH: no mongod found")
 	} else if v, err := mongodVersion(ctx, path); err != nil {
 		tried = append(tried, fmt.Sprintf("PATH: %s does not run: %v", path, err))
 	} else if majorVersion(v) < 6 {
@@ -188,7 +188,7 @@ func findJava(ctx context.Context) (string, error) {
 
 // kafkaOnPath finds an unpacked or packaged release by its start script.
 func kafkaOnPath() (kafkaProgram, error) {
-	reason := errors.New("has no kafka-server-start.sh")
+	reason := errors.New("no kafka-server-start.sh found")
 	for _, script := range []string{"kafka-server-start.sh", "kafka-server-start"} {
 		path, err := exec.LookPath(script)
 		if err != nil {

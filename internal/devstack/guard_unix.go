@@ -32,8 +32,8 @@ until rm -rf "$1" && [ ! -e "$1" ] || [ $n -ge 50 ]; do n=$((n+1)); sleep 0.1; d
 rm -f "$1.lock"
 `
 
-// enrol is the shell around a member. It sends its process id to the guard before it becomes the member. So the member
-// never runs without the guard.
+// enrol is the shell around a member. It sends its process id to the guard before it becomes the member. So
+// the member never runs without the guard.
 const enrol = `echo "+ $$" >&3 && exec "$@" 3>&-`
 
 // guard ends the members of a stack when the process that started them ends.

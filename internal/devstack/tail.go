@@ -47,11 +47,12 @@ func (m Message) Header(name string) string {
 	return ""
 }
 
-// Tail reads all partitions of the topics from their first record on and calls each for every record, until ctx ends.
-// It is an independent reader for demos and tests: it uses no code of the relay, also reads uncommitted records, and
-// commits no offsets. Records of one partition arrive in order. each runs concurrently for several partitions, and
-// blocks its own partition while it runs. Markers of transactions are not records. Tail retries brokers and partitions
-// that are not available, and also reads topics and partitions that are created later.
+// Tail reads all partitions of the topics from their first record on and calls each for every record, until
+// ctx ends. It is an independent reader for demos and tests: it uses no code of the relay, also reads
+// uncommitted records, and commits no offsets. Records of one partition arrive in order. each runs
+// concurrently for several partitions, and blocks its own partition while it runs. Markers of transactions
+// are not records. Tail retries brokers and partitions that are not available, and also reads topics and
+// partitions that are created later.
 func Tail(ctx context.Context, brokers, topics []string, each func(Message)) {
 	tr := &kafka.Transport{MetadataTTL: tailRefresh, MetadataTopics: topics}
 	defer tr.CloseIdleConnections()
@@ -116,8 +117,8 @@ func tailPartition(ctx context.Context, cl *kafka.Client, topic string, p int, e
 	}
 }
 
-// tailRecords calls each for the records from next on, and returns the offset of the next fetch. If a record cannot be
-// read, tailRecords stops there, and the next fetch starts with this record.
+// tailRecords calls each for the records from next on, and returns the offset of the next fetch. If a record
+// cannot be read, tailRecords stops there, and the next fetch starts with this record.
 func tailRecords(set kafka.RecordReader, next int64, each func(Message)) int64 {
 	batches := []kafka.RecordReader{set}
 	if s, ok := set.(*protocol.RecordStream); ok {
@@ -187,7 +188,8 @@ func waited(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// CreateTopic creates a topic and blocks until every partition has a leader. If the topic exists, it returns an error.
+// CreateTopic creates a topic and blocks until every partition has a leader. If the topic exists, it returns
+// an error.
 func (s *Stack) CreateTopic(ctx context.Context, name string, partitions, replicas int) error {
 	cl, done := s.newClient()
 	defer done()

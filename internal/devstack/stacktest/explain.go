@@ -11,14 +11,16 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 )
 
-// Plan is how the server carries out a statement: the stages of its plan, and the keys and documents that it examines.
+// Plan is how the server carries out a statement: the stages of its plan, and the keys and documents that it
+// examines.
 type Plan struct {
 	Command    bson.Raw
 	Stages     []string
 	Keys, Docs int64
 }
 
-// Explained connects a client whose finds, aggregations and deletions are explained just before they run. judge gets each plan.
+// Explained connects a client whose finds, aggregations and deletions are explained just before they run.
+// judge gets each plan.
 func Explained(tb testing.TB, judge func(Plan)) *mongo.Client {
 	tb.Helper()
 	asking := Client(tb)
@@ -55,6 +57,7 @@ func (p *Plan) addStages(part bson.Raw) {
 	if err != nil {
 		return
 	}
+
 	for _, e := range elems {
 		v := e.Value()
 		n, _ := v.AsInt64OK()
@@ -68,6 +71,7 @@ func (p *Plan) addStages(part bson.Raw) {
 		case "totalDocsExamined":
 			p.Docs += n
 		}
+
 		if v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray {
 			p.addStages(v.Value)
 		}
