@@ -45,8 +45,6 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 		if ctx.Err() != nil || !mayRetryTransaction(err) {
 			return err
 		}
-
-		// A command of an operator may be waiting for the fence. The owner yields once.
 		if yield && errors.Is(err, errOutcomeUnknown) {
 			h.yieldToForeign(ctx)
 			yield = false
@@ -58,8 +56,10 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 }
 
 // runTransaction makes one attempt. It releases the turn at the end, so that renewals can run between
-// two attempts.
-func (h *Held) runTransaction(ctx context.Context, dirty []string, yield bool, fn func(ctx context.Context) error) error {
+// two attempts. With yield it returns errOutcomeUnknown while a command waits for the fence.
+func (h *Held) runTransaction(
+	ctx context.Context, dirty []string, yield bool, fn func(ctx context.Context) error,
+) error {
 	if err := h.acquireTurn(ctx); err != nil {
 		return err
 	}
@@ -85,8 +85,8 @@ func (h *Held) runTransaction(ctx context.Context, dirty []string, yield bool, f
 	}
 
 	if errors.Is(err, errNotOwner) {
-		// Either the snapshot of the transaction does not show this process as the owner, and only the
-		// document itself decides whether the lease is lost; or a command waits for the fence.
+		// Either a command waits for the fence, or the snapshot of the transaction does not show this
+		// process as the owner. Only the document itself decides whether the lease is lost.
 		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 		defer cancel()
 		if _, err := h.confirmWrite(call, h.seq, false); err != nil {
@@ -98,7 +98,8 @@ func (h *Held) runTransaction(ctx context.Context, dirty []string, yield bool, f
 }
 
 // fenceTransaction is the first statement of each transaction (N3). It returns errNotOwner if this
-// process does not own the document or, with yield, if a command waits for the fence.
+// process does not own the document. With yield it also returns errNotOwner while a command waits for the
+// fence.
 func (h *Held) fenceTransaction(ctx context.Context, dirty []string, yield bool) error {
 	call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 	defer cancel()
@@ -113,8 +114,8 @@ func (h *Held) fenceTransaction(ctx context.Context, dirty []string, yield bool)
 		{Key: "_id", Value: h.lease.cfg.ID}, {Key: "owner", Value: h.acquired.Owner}, {Key: "epoch", Value: h.acquired.Epoch},
 	}
 	if yield {
-		newSession := bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: *h.yielded.Load()}}}}
-		filter = append(filter, bson.E{Key: "foreign", Value: bson.D{{Key: "$not", Value: newSession}}})
+		waiting := bson.D{{Key: "$elemMatch", Value: bson.D{{Key: "$nin", Value: *h.yieldedTo.Load()}}}}
+		filter = append(filter, bson.E{Key: "foreign", Value: bson.D{{Key: "$not", Value: waiting}}})
 	}
 	res, err := h.lease.coll.UpdateOne(call, filter, update)
 	if err != nil {
@@ -127,28 +128,32 @@ func (h *Held) fenceTransaction(ctx context.Context, dirty []string, yield bool)
 }
 
 const (
-	yieldFor   = 2 * time.Second // a command that was killed leaves its session in the document
+	// yieldFor bounds the wait for commands. A killed command leaves its session in the document.
+	yieldFor   = 2 * time.Second
 	yieldEvery = 10 * time.Millisecond
 )
 
-// yieldToForeign blocks until no command waits for the fence. A command needs the fences of all slots in
-// one transaction, and the server aborts that transaction if one owner is inside a transaction of its own.
-// If busy owners never paused, commands would starve. After [yieldFor] the owner continues, and does not
-// yield to the same sessions again.
+// yieldToForeign blocks until no command waits for the fence. A command needs the fences of all slots in one
+// transaction, and the server aborts this transaction if an owner is inside a transaction of its own. Without
+// pauses of busy owners, the command would starve. After [yieldFor] the owner continues, and does not yield to
+// the same sessions again.
 func (h *Held) yieldToForeign(ctx context.Context) {
-	for end := time.Now().Add(yieldFor); ; {
+	end := time.Now().Add(yieldFor)
+	for {
 		call, cancel := context.WithTimeout(ctx, h.lease.cfg.CallTimeout)
 		doc, _, err := readDocument(call, h.lease.localColl, h.lease.cfg.ID)
 		cancel()
 
-		isNew := func(session bson.Raw) bool {
-			return !slices.ContainsFunc(*h.yielded.Load(), func(old bson.Raw) bool { return bytes.Equal(old, session) })
+		isWaiting := func(session bson.Raw) bool {
+			sameSession := func(old bson.Raw) bool { return bytes.Equal(old, session) }
+			return !slices.ContainsFunc(*h.yieldedTo.Load(), sameSession)
 		}
-		if err != nil || !slices.ContainsFunc(doc.Foreign, isNew) {
+		if err != nil || !slices.ContainsFunc(doc.Foreign, isWaiting) {
 			return
 		}
+
 		if time.Now().After(end) {
-			h.yielded.Store(&doc.Foreign)
+			h.yieldedTo.Store(&doc.Foreign)
 			return
 		}
 		if retry.Sleep(ctx, yieldEvery) != nil {

@@ -37,7 +37,7 @@ type Held struct {
 	dirty          atomic.Pointer[[]string]
 	suspended      atomic.Bool
 	lapsedPin      atomic.Pointer[string]     // see Lapsed; the turn is required to write it
-	yielded        atomic.Pointer[[]bson.Raw] // sessions of commands to which this owner does not yield again
+	yieldedTo      atomic.Pointer[[]bson.Raw] // sessions of commands that this owner does not wait for again
 
 	// turn has one slot. A goroutine that writes the owner's fields occupies it. It guards the fields below.
 	turn chan struct{}
@@ -71,7 +71,7 @@ func newHeld(ctx context.Context, c *contender, doc Document, sent time.Duration
 	h.lastCheckpoint.Store(int64(sent))
 	h.dirty.Store(&doc.Dirty)
 	h.lapsedPin.Store(new(string))
-	h.yielded.Store(&[]bson.Raw{})
+	h.yieldedTo.Store(&[]bson.Raw{})
 	h.extendDeadline(sent)
 
 	l.cfg.Metrics.Takeovers.Inc()
