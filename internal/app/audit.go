@@ -16,9 +16,9 @@ const (
 	auditShare = 50
 )
 
-// audit compares gates with what waits in the collections, and counts the latter, until ctx ends.
-func (t *term) audit(ctx context.Context) error {
-	out, audit := newOutlet(t), t.disp.NewAudit()
+// auditPeriodically compares gates with what waits in the collections, and counts the latter, until ctx ends.
+func (t *term) auditPeriodically(ctx context.Context) error {
+	out, audit := newOutlet(t), t.dispatcher.NewAudit()
 	wait := auditEvery
 	for {
 		select {
@@ -35,15 +35,15 @@ func (t *term) audit(ctx context.Context) error {
 }
 
 func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
-	if len(t.dirty.collections()) == 0 && t.disp.Gated() == 0 {
+	if len(t.dirty.dirtyOutboxes()) == 0 && t.dispatcher.Gated() == 0 {
 		t.metrics.Exceptions.Reset()
-		t.waiting.Store(0)
+		t.waitingCount.Store(0)
 		return nil
 	}
 	if err := t.auditGates(ctx, out, audit); err != nil {
 		return err
 	}
-	counts, err := t.rec.exceptions.Counts(ctx)
+	counts, err := t.reconciler.exceptions.Counts(ctx)
 	if err != nil {
 		return err
 	}
@@ -55,22 +55,22 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 			waiting += c.N
 		}
 	}
-	t.waiting.Store(waiting)
+	t.waitingCount.Store(waiting)
 	return nil
 }
 
 // auditGates compares the gates with the collections.
 func (t *term) auditGates(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
 	look := audit.Look()
-	held := func(ns, topic, key string) { look.Held(out.ns(ns), topic, key) }
-	if _, err := t.rec.exceptions.Load(ctx, func(string) bool { return false }, held, func(string, byte, []byte, []string) {}); err != nil {
+	held := func(ns, topic, key string) { look.Held(out.recordNamespace(ns), topic, key) }
+	if _, err := t.reconciler.exceptions.Load(ctx, func(string) bool { return false }, held, func(string, byte, []byte, []string) {}); err != nil {
 		return err
 	}
-	t.rec.exceptions.Flying(func(ns, key string) { look.Busy(out.ns(ns), key) })
+	t.reconciler.exceptions.Flying(func(ns, key string) { look.Busy(out.recordNamespace(ns), key) })
 	if n := look.Compare(); n > 0 {
 		t.log.Warn("gates did not fit what waits in the collections; they are set right", "keys", n)
-		t.announce(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
-		t.rec.exceptions.Wake("")
+		t.appendEvent(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
+		t.reconciler.exceptions.Wake("")
 	}
 	return nil
 }

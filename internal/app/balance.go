@@ -17,66 +17,66 @@ import (
 )
 
 const (
-	// askSoon is how long an attempt at a slot waits that other nodes have room for; meanwhile the table is read anew.
-	askSoon = 50 * time.Millisecond
+	// refreshSoon is how long an attempt at a slot waits that other nodes have room for; meanwhile the table is read anew.
+	refreshSoon = 50 * time.Millisecond
 	// keepLeast and keepMost bound how long a node keeps what it took beyond its quota because nobody else did, so that slots do not
 	// go round: longer each time.
 	keepLeast = staleAfter
 	keepMost  = 5 * time.Minute
 )
 
-// balance shares the slots among the nodes that live, without a leader: each node reads the same documents, computes the same
+// slotBalancer shares the slots among the nodes that live, without a leader: each node reads the same documents, computes the same
 // quotas, attempts no slot beyond its own, and hands over one at a time of what it has too many. A slot is handed over as
 // at any stop: its lease is released and acquired, and nothing is lost, repeated or out of order.
 //
 // A node counts as living while it gives signs of life, reaches Kafka if any node does, and has let no lease expire. A slot
 // that stays free, because the node that has room for it does not take it, is anybody's.
-type balance struct {
-	r        *Relay
+type slotBalancer struct {
+	relay    *Relay
 	every    time.Duration
 	patience time.Duration // with a slot that is free
-	poke     chan struct{} // 1 slot
+	wakeup   chan struct{} // 1 slot
 
-	mu      sync.Mutex
-	table   slot.Table // as it was read last; no nodes before
-	held    map[int]bool
-	trying  map[int]bool
-	giving  map[int]bool      // held, and being handed over
-	free    map[int]time.Time // since when a slot was seen free
-	rescued time.Time
-	keep    time.Duration // since rescued
+	mu          sync.Mutex
+	table       slot.Table // as it was read last; no nodes before
+	held        map[int]bool
+	trying      map[int]bool
+	handingOver map[int]bool      // held, and being handed over
+	freeSince   map[int]time.Time // since when a slot was seen free
+	rescuedAt   time.Time
+	keepFor     time.Duration // since rescued
 }
 
-func newBalance(r *Relay) *balance {
-	return &balance{
-		r: r, every: r.cfg.Lease.Renew, patience: max(3*r.cfg.Lease.Renew, time.Second), poke: make(chan struct{}, 1),
-		held: map[int]bool{}, trying: map[int]bool{}, giving: map[int]bool{}, free: map[int]time.Time{},
+func newSlotBalancer(r *Relay) *slotBalancer {
+	return &slotBalancer{
+		relay: r, every: r.cfg.Lease.Renew, patience: max(3*r.cfg.Lease.Renew, time.Second), wakeup: make(chan struct{}, 1),
+		held: map[int]bool{}, trying: map[int]bool{}, handingOver: map[int]bool{}, freeSince: map[int]time.Time{},
 	}
 }
 
-// run keeps the table until work ends. When stop does the node leaves the others' tables at once.
-func (b *balance) run(stop, work context.Context) error {
+// shareSlots keeps the table until work ends. When stop does the node leaves the others' tables at once.
+func (b *slotBalancer) shareSlots(stop, work context.Context) error {
 	tick := time.NewTicker(b.every)
 	defer tick.Stop()
 	stopping := stop.Done()
 	for {
-		if err := b.read(work); err != nil && work.Err() == nil {
-			b.r.state.set("slots", "the slots cannot be shared: "+err.Error(), false)
+		if err := b.refreshTable(work); err != nil && work.Err() == nil {
+			b.relay.state.setProblem("slots", "the slots cannot be shared: "+err.Error(), false)
 		} else {
-			b.r.state.clear("slots")
+			b.relay.state.clearProblems("slots")
 		}
 		if stop.Err() == nil {
-			b.handOver(time.Now())
+			b.handOverOne(time.Now())
 		}
 		select {
 		case <-work.Done():
 			return nil
 		case <-stopping:
 			stopping = nil
-			b.r.leave(work) // at once, so that its slots are shared out
+			b.relay.leaveNodes(work) // at once, so that its slots are shared out
 		case <-tick.C:
-		case <-b.poke:
-			pause := time.NewTimer(askSoon)
+		case <-b.wakeup:
+			pause := time.NewTimer(refreshSoon)
 			select {
 			case <-pause.C:
 			case <-work.Done():
@@ -86,22 +86,22 @@ func (b *balance) run(stop, work context.Context) error {
 	}
 }
 
-// read reads who lives and who has what.
-func (b *balance) read(ctx context.Context) error {
+// refreshTable reads who lives and who has what.
+func (b *slotBalancer) refreshTable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
-	listed, err := b.r.nodes.List(ctx)
+	listed, err := b.relay.nodes.List(ctx)
 	if err != nil {
 		return err
 	}
-	docs, err := b.documents(ctx)
+	docs, err := b.readSlotDocuments(ctx)
 	if err != nil {
 		return err
 	}
-	t := slot.Table{Slots: make([]slot.Holding, b.r.cfg.Slots)}
+	t := slot.Table{Slots: make([]slot.Holding, b.relay.cfg.Slots)}
 	lapsed := map[string]bool{}
 	for i := range t.Slots {
-		d, there := docs[slot.Part{I: i, N: b.r.cfg.Slots}.ID(b.r.cfg.Watcher)]
+		d, there := docs[slot.Part{I: i, N: b.relay.cfg.Slots}.ID(b.relay.cfg.Watcher)]
 		if !there {
 			continue
 		}
@@ -114,13 +114,13 @@ func (b *balance) read(ctx context.Context) error {
 			lapsed[d.Node] = true
 		}
 	}
-	t.Nodes = b.living(listed, lapsed)
-	b.note(t, time.Now())
+	t.Nodes = b.liveNodes(listed, lapsed)
+	b.setTable(t, time.Now())
 	for node := range lapsed {
 		// It is noted for all, so that they reckon with it neither now nor when its slots are another's; if it lives, its next
 		// sign says otherwise.
-		if node != b.r.cfg.Node {
-			if err := b.r.nodes.Lapsed(ctx, node); err != nil {
+		if node != b.relay.cfg.Node {
+			if err := b.relay.nodes.Lapsed(ctx, node); err != nil {
 				return err
 			}
 		}
@@ -128,9 +128,9 @@ func (b *balance) read(ctx context.Context) error {
 	return nil
 }
 
-// living are the nodes to share with.
-func (b *balance) living(list []store.Node, lapsed map[string]bool) []string {
-	cfg := b.r.cfg
+// liveNodes are the nodes to share with.
+func (b *slotBalancer) liveNodes(list []store.Node, lapsed map[string]bool) []string {
+	cfg := b.relay.cfg
 	list = slices.DeleteFunc(list, func(n store.Node) bool {
 		return n.Node != cfg.Node && (!n.Alive(staleAfter) || n.Lapsed || lapsed[n.Node] || n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
 			len(n.Roles) > 0 && !slices.Contains(n.Roles, string(nodes.Relay)))
@@ -154,11 +154,11 @@ type slotDocument struct {
 	Control lease.Control `bson:"control"`
 }
 
-func (b *balance) documents(ctx context.Context) (map[string]slotDocument, error) {
-	coll := b.r.mongo.state.Database(b.r.cfg.MongoDB.State).Collection("watchers")
+func (b *slotBalancer) readSlotDocuments(ctx context.Context) (map[string]slotDocument, error) {
+	coll := b.relay.mongo.state.Database(b.relay.cfg.MongoDB.State).Collection("watchers")
 	ids := bson.A{}
-	for _, p := range slot.Parts(b.r.cfg.Slots) {
-		ids = append(ids, p.ID(b.r.cfg.Watcher))
+	for _, p := range slot.Parts(b.relay.cfg.Slots) {
+		ids = append(ids, p.ID(b.relay.cfg.Watcher))
 	}
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}},
@@ -183,15 +183,15 @@ func (b *balance) documents(ctx context.Context) (map[string]slotDocument, error
 	return docs, nil
 }
 
-func (b *balance) note(t slot.Table, now time.Time) {
+func (b *slotBalancer) setTable(t slot.Table, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.table = t
 	for i, s := range t.Slots {
 		if s.Node != "" || !t.Loose(i) {
-			delete(b.free, i)
-		} else if b.free[i].IsZero() {
-			b.free[i] = now
+			delete(b.freeSince, i)
+		} else if b.freeSince[i].IsZero() {
+			b.freeSince[i] = now
 		}
 	}
 }
@@ -199,18 +199,18 @@ func (b *balance) note(t slot.Table, now time.Time) {
 // yieldReason is why a slot is handed over.
 const yieldReason = "another node has fewer slots"
 
-// handOver gives back one slot of those that are too many. How many there are it counts itself: what it has just handed over the
+// handOverOne gives back one slot of those that are too many. How many there are it counts itself: what it has just handed over the
 // table may show as its own for a while.
-func (b *balance) handOver(now time.Time) {
+func (b *slotBalancer) handOverOne(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	self := b.r.cfg.Node
-	if len(b.table.Nodes) == 0 || now.Sub(b.rescued) < b.keep {
+	self := b.relay.cfg.Node
+	if len(b.table.Nodes) == 0 || now.Sub(b.rescuedAt) < b.keepFor {
 		return
 	}
 	mine := 0
 	for i := range b.table.Slots {
-		if b.table.Loose(i) && b.held[i] && !b.giving[i] {
+		if b.table.Loose(i) && b.held[i] && !b.handingOver[i] {
 			mine++
 		}
 	}
@@ -218,26 +218,26 @@ func (b *balance) handOver(now time.Time) {
 		return
 	}
 	for i := len(b.table.Slots) - 1; i >= 0; i-- {
-		s := b.r.slots[i]
-		if b.table.Slots[i].Node != self || !b.table.Loose(i) || !b.held[i] || b.giving[i] || s.state.is(RoleHalted) {
+		s := b.relay.slots[i]
+		if b.table.Slots[i].Node != self || !b.table.Loose(i) || !b.held[i] || b.handingOver[i] || s.state.hasRole(RoleHalted) {
 			continue
 		}
 		select {
 		case s.yield <- yieldReason:
-			b.giving[i] = true
+			b.handingOver[i] = true
 		default: // an earlier one was not heard yet
 		}
 		return
 	}
 }
 
-// admit is lease.Config's: may this node attempt the slot?
-func (b *balance) admit(i int, pinned bool) (time.Duration, func(bool)) {
+// admitAttempt is lease.Config's: may this node attempt the slot?
+func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(bool)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.table.Nodes) == 0 {
-		b.ask()
-		return askSoon, nil
+		b.requestRefresh()
+		return refreshSoon, nil
 	}
 	mine := 0
 	for j := range b.table.Slots {
@@ -245,49 +245,49 @@ func (b *balance) admit(i int, pinned bool) (time.Duration, func(bool)) {
 			mine++
 		}
 	}
-	since, free := b.free[i]
+	since, free := b.freeSince[i]
 	rescue := free && time.Since(since) > b.patience
-	beyond := mine >= b.table.Quota(b.r.cfg.Node)
+	beyond := mine >= b.table.Quota(b.relay.cfg.Node)
 	if beyond && !pinned && !rescue {
-		b.ask()
-		return askSoon, nil
+		b.requestRefresh()
+		return refreshSoon, nil
 	}
 	b.trying[i] = true
 	return 0, func(won bool) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		delete(b.trying, i)
-		delete(b.free, i)
+		delete(b.freeSince, i)
 		if b.held[i] = won; won && beyond && !pinned {
-			b.rescue(time.Now())
+			b.noteRescueLocked(time.Now())
 		}
 	}
 }
 
-// rescue notes that this node has taken what was another's to take.
-func (b *balance) rescue(now time.Time) {
-	if now.Sub(b.rescued) > 4*b.keep {
-		b.keep = keepLeast / 2
+// noteRescueLocked notes that this node has taken what was another's to take.
+func (b *slotBalancer) noteRescueLocked(now time.Time) {
+	if now.Sub(b.rescuedAt) > 4*b.keepFor {
+		b.keepFor = keepLeast / 2
 	}
-	b.rescued, b.keep = now, min(2*b.keep, keepMost)
+	b.rescuedAt, b.keepFor = now, min(2*b.keepFor, keepMost)
 }
 
-// gone notes that this node has a slot no longer. Where there is one slot only, there is nothing to note.
-func (b *balance) gone(i int) {
+// slotReleased notes that this node has a slot no longer. Where there is one slot only, there is nothing to note.
+func (b *slotBalancer) slotReleased(i int) {
 	if b == nil {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.held, i)
-	delete(b.giving, i)
-	b.ask()
+	delete(b.handingOver, i)
+	b.requestRefresh()
 }
 
-// ask has the table read anew.
-func (b *balance) ask() {
+// requestRefresh has the table read anew.
+func (b *slotBalancer) requestRefresh() {
 	select {
-	case b.poke <- struct{}{}:
+	case b.wakeup <- struct{}{}:
 	default:
 	}
 }

@@ -26,10 +26,10 @@ type clients struct {
 	state  *mongo.Client // lease, exceptions, nodes, events
 }
 
-// connect makes the clients. It does no I/O: the driver connects when it is used. m, which may be
+// newClients makes the clients. It does no I/O: the driver connects when it is used. m, which may be
 // nil, counts renewed certificates.
-func connect(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *metrics.Set) (*clients, error) {
-	pref, err := preference(cfg.ReadPreference)
+func newClients(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *metrics.Set) (*clients, error) {
+	pref, err := parseReadPreference(cfg.ReadPreference)
 	if err != nil {
 		return nil, fmt.Errorf("mongodb.read_preference: %w", err)
 	}
@@ -59,7 +59,7 @@ func connect(cfg config.MongoDB, node string, slots int, log *slog.Logger, m *me
 	return c, nil
 }
 
-func (c *clients) close(ctx context.Context) {
+func (c *clients) disconnect(ctx context.Context) {
 	for _, cl := range []*mongo.Client{c.stream, c.state} {
 		if cl != nil {
 			_ = cl.Disconnect(ctx) // the process ends or starts anew; there is nobody to tell
@@ -67,7 +67,7 @@ func (c *clients) close(ctx context.Context) {
 	}
 }
 
-func preference(name string) (*readpref.ReadPref, error) {
+func parseReadPreference(name string) (*readpref.ReadPref, error) {
 	mode, err := readpref.ModeFromString(name)
 	if err != nil {
 		return nil, err
@@ -93,13 +93,13 @@ func (c *serverClock) sync(ctx context.Context, client *mongo.Client) error {
 
 // StateDatabase connects to the state database alone, for commands that read it; the function ends the connection.
 func StateDatabase(cfg config.Config) (*mongo.Database, func(), error) {
-	c, err := connect(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
+	c, err := newClients(cfg.MongoDB, cfg.Node, 1, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return nil, nil, err
 	}
 	return c.state.Database(cfg.MongoDB.State), func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 		defer cancel()
-		c.close(ctx)
+		c.disconnect(ctx)
 	}, nil
 }

@@ -20,14 +20,14 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// exceptions writes down, in fenced transactions, what is not sent: dead letters, and envelopes that wait, as the stream
+// exceptionWriter writes down, in fenced transactions, what is not sent: dead letters, and envelopes that wait, as the stream
 // showed them (N3, N16).
-type exceptions struct{ t *term }
+type exceptionWriter struct{ t *term }
 
 // Record implements dispatch.Exceptions. What is dead is moved first: an envelope that is dead for one target and waits for
 // another is written anew by what follows, and one that was written before stays.
-func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) error {
-	if err := x.images(ctx, batch); err != nil {
+func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception) error {
+	if err := x.restoreEnvelopes(ctx, batch); err != nil {
 		return err
 	}
 	var letters []deadletter.Letter
@@ -35,70 +35,70 @@ func (x *exceptions) Record(ctx context.Context, batch []dispatch.Exception) err
 	var held []store.Exception
 	for i := range batch {
 		e := &batch[i]
-		l, dies, err := x.death(*e)
+		l, dies, err := x.deadLetterFor(*e)
 		switch {
 		case err != nil:
 			return err
 		case dies:
 			letters, dying = append(letters, l), append(dying, e)
 		default:
-			held = x.held(held, e)
+			held = x.appendWaiting(held, e)
 		}
 	}
-	if err := x.move(ctx, letters); err != nil {
+	if err := x.moveToDeadLetters(ctx, letters); err != nil {
 		return err
 	}
 	for i, e := range dying { // not before the letters are safe: a later event of the key would stand before what a crash repeats
 		if e.State != "" {
 			e.Why.Class, e.Why.Reason = letters[i].Class, letters[i].Reason
-			x.over(e)
+			x.openGates(e)
 		}
 	}
 	if len(held) == 0 {
 		return nil
 	}
-	if err := x.number(ctx, held); err != nil {
+	if err := x.numberUnstamped(ctx, held); err != nil {
 		return err
 	}
-	dead, err := x.write(ctx, held)
+	dead, err := x.writeWaiting(ctx, held)
 	if err != nil {
 		return err
 	}
 	for _, h := range dead { // behind all that may fail: what is repeated must not open a gate twice
 		for _, topic := range h.Pending {
-			x.t.rec.outlet.Open(h.NS, topic, h.Key)
+			x.t.reconciler.outlet.Open(h.NS, topic, h.Key)
 		}
 	}
 	for i := range held {
-		x.t.dirty.marked(held[i].NS)
+		x.t.dirty.addCommitted(held[i].NS)
 	}
-	x.t.rec.exceptions.Written(held)
+	x.t.reconciler.exceptions.Written(held)
 	return nil
 }
 
-// death is the letter of an exception that does not wait: it is dead for a reason of its own, or nothing is left to send, or one
+// deadLetterFor is the letter of an exception that does not wait: it is dead for a reason of its own, or nothing is left to send, or one
 // attempt is all that is allowed.
-func (x *exceptions) death(e dispatch.Exception) (l deadletter.Letter, dies bool, err error) {
+func (x *exceptionWriter) deadLetterFor(e dispatch.Exception) (l deadletter.Letter, dies bool, err error) {
 	switch {
 	case e.Raw == nil:
-		l, err = x.bare(&e)
+		l, err = x.newIDOnlyLetter(&e)
 		return l, true, err
 	case e.State == event.StateRetry && x.t.cfg.Retry.MaxAttempts <= 1:
 		only := deadletter.Attempt{At: x.t.clock.now(), Topic: e.Topic, Class: e.Why.Class, Reason: e.Why.Reason, Node: x.t.cfg.Node}
 		e.Why = record.Refusal{Class: record.AttemptsExhausted, Reason: reconcile.OnlyAttempt + e.Why.Reason}
-		l = x.letter(&e)
+		l = x.newLetter(&e)
 		l.Attempts = []deadletter.Attempt{only}
 		return l, true, nil
 	}
 	if e.State != "" {
 		return l, false, nil
 	}
-	return x.letter(&e), true, nil
+	return x.newLetter(&e), true, nil
 }
 
-// number gives envelopes without a stamp, which a sweep found, positions in the order of their decisions: that is the order of their
+// numberUnstamped gives envelopes without a stamp, which a sweep found, positions in the order of their decisions: that is the order of their
 // key (N15). A later term numbers at a later time. The time tells a successor which of them its stream may bring again.
-func (x *exceptions) number(ctx context.Context, held []store.Exception) error {
+func (x *exceptionWriter) numberUnstamped(ctx context.Context, held []store.Exception) error {
 	var at bson.Timestamp
 	for i := range held {
 		h := &held[i]
@@ -111,24 +111,24 @@ func (x *exceptions) number(ctx context.Context, held []store.Exception) error {
 				return err
 			}
 		}
-		x.t.unstamped++
-		h.Pos = store.PosNumbered(h.Pos, at, x.t.unstamped)
+		x.t.unstampedCount++
+		h.Pos = store.PosNumbered(h.Pos, at, x.t.unstampedCount)
 	}
 	return nil
 }
 
-// over says that an envelope does not wait after all.
-func (x *exceptions) over(e *dispatch.Exception) {
+// openGates says that an envelope does not wait after all.
+func (x *exceptionWriter) openGates(e *dispatch.Exception) {
 	for _, topic := range e.Pending {
-		x.t.disp.Open(string(e.NSHash), topic, e.Key)
+		x.t.dispatcher.Open(string(e.NSHash), topic, e.Key)
 	}
 	e.State = ""
 }
 
-// write stores what waits. One that the server does not take, because it is too large or too deep with what is added to
+// writeWaiting stores what waits. One that the server does not take, because it is too large or too deep with what is added to
 // it, or because a validator of the collection forbids that, is a dead letter: to repeat the write would help nobody. It
 // returns those.
-func (x *exceptions) write(ctx context.Context, held []store.Exception) (dead []*store.Exception, err error) {
+func (x *exceptionWriter) writeWaiting(ctx context.Context, held []store.Exception) (dead []*store.Exception, err error) {
 	err = store.WriteHalves(held, func(part []store.Exception) error { return store.WriteExceptions(ctx, x.t.held, part) }, func(h store.Exception, why error) error {
 		e := dispatch.Exception{NS: h.NS, Raw: h.Raw, Pos: h.Pos, Topic: h.Pending[0], Why: record.Refusal{
 			Class: record.Malformed, Reason: "it has to wait for its target, and MongoDB does not take it with what is needed for that: " + why.Error(),
@@ -137,12 +137,12 @@ func (x *exceptions) write(ctx context.Context, held []store.Exception) (dead []
 			e.Why.Class = h.Error.Class
 		}
 		dead = append(dead, &h)
-		return x.move(ctx, []deadletter.Letter{x.letter(&e)})
+		return x.moveToDeadLetters(ctx, []deadletter.Letter{x.newLetter(&e)})
 	})
 	return dead, err
 }
 
-func (x *exceptions) move(ctx context.Context, letters []deadletter.Letter) error {
+func (x *exceptionWriter) moveToDeadLetters(ctx context.Context, letters []deadletter.Letter) error {
 	if len(letters) == 0 {
 		return nil
 	}
@@ -153,12 +153,12 @@ func (x *exceptions) move(ctx context.Context, letters []deadletter.Letter) erro
 	for i := range letters {
 		x.t.log.Warn("an envelope is dead", "collection", letters[i].NS, "class", string(letters[i].Class), "reason", letters[i].Reason, "topic", letters[i].Topic)
 	}
-	x.t.firstLetters(letters)
+	x.t.indexFirstDeadLetters(letters)
 	x.t.log.Debug("moved to the dead letters", "new", moved.Moved, "known", moved.Known, "deleted", moved.Deleted)
 	return nil
 }
 
-func (x *exceptions) letter(e *dispatch.Exception) deadletter.Letter {
+func (x *exceptionWriter) newLetter(e *dispatch.Exception) deadletter.Letter {
 	return deadletter.Letter{
 		NS: e.NS, Raw: e.Raw, Class: e.Why.Class, Reason: e.Why.Reason, Topic: e.Topic, Partition: record.AnyPartition, Pos: e.Pos,
 		Shared: e.Topic != "",
@@ -166,8 +166,8 @@ func (x *exceptions) letter(e *dispatch.Exception) deadletter.Letter {
 	}
 }
 
-// held appends an envelope that waits. One that several targets gave back is written once.
-func (x *exceptions) held(list []store.Exception, e *dispatch.Exception) []store.Exception {
+// appendWaiting appends an envelope that waits. One that several targets gave back is written once.
+func (x *exceptionWriter) appendWaiting(list []store.Exception, e *dispatch.Exception) []store.Exception {
 	w := store.Exception{
 		NS: e.NS, Raw: e.Raw, State: e.State, Pos: e.Pos, Pending: e.Pending, Key: e.Key, Node: x.t.cfg.Node, Seal: x.t.seal,
 		Redelivered: x.t.sweeping.Load() != nil, // a sweep drains what was before it, and is drained itself
@@ -189,14 +189,14 @@ func (x *exceptions) held(list []store.Exception, e *dispatch.Exception) []store
 	return append(list, w)
 }
 
-// images brings the envelopes of records that the sink gave back: it keeps encoded records only.
-func (x *exceptions) images(ctx context.Context, batch []dispatch.Exception) error {
+// restoreEnvelopes brings the envelopes of records that the sink gave back: it keeps encoded records only.
+func (x *exceptionWriter) restoreEnvelopes(ctx context.Context, batch []dispatch.Exception) error {
 	missing := map[string][]*dispatch.Exception{}
 	left := 0
 	for i := range batch {
 		e := &batch[i]
 		if e.Raw == nil {
-			k := imageKey(e.ID, e.StringID, e.NSHash)
+			k := envelopeKey(e.ID, e.StringID, e.NSHash)
 			missing[k] = append(missing[k], e)
 			left++
 		}
@@ -205,7 +205,7 @@ func (x *exceptions) images(ctx context.Context, batch []dispatch.Exception) err
 		return nil
 	}
 	if x.t.sweeping.Load() == nil { // what was swept the stream may not reach back to
-		err := x.refetch(ctx, batch[0].Floor, missing)
+		err := x.refetchFromStream(ctx, batch[0].Floor, missing)
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
@@ -219,7 +219,7 @@ func (x *exceptions) images(ctx context.Context, batch []dispatch.Exception) err
 			if e.Raw != nil {
 				continue
 			}
-			if err := x.find(ctx, e); err != nil {
+			if err := x.findInCollections(ctx, e); err != nil {
 				return err
 			}
 		}
@@ -227,7 +227,7 @@ func (x *exceptions) images(ctx context.Context, batch []dispatch.Exception) err
 	return nil
 }
 
-func imageKey(id []byte, text bool, ns []byte) string {
+func envelopeKey(id []byte, text bool, ns []byte) string {
 	kind := byte(0)
 	if text {
 		kind = 1
@@ -235,8 +235,8 @@ func imageKey(id []byte, text bool, ns []byte) string {
 	return string(ns) + string(kind) + string(id)
 }
 
-// refetch reads the images again from the stream, behind the watermark: the documents may be gone from their collections.
-func (x *exceptions) refetch(ctx context.Context, floor resume.Position, missing map[string][]*dispatch.Exception) error {
+// refetchFromStream reads the images again from the stream, behind the watermark: the documents may be gone from their collections.
+func (x *exceptionWriter) refetchFromStream(ctx context.Context, floor resume.Position, missing map[string][]*dispatch.Exception) error {
 	var v event.View
 	var id []byte
 	var hit []*dispatch.Exception
@@ -250,7 +250,7 @@ func (x *exceptions) refetch(ctx context.Context, floor resume.Position, missing
 		h := routing.NamespaceHash(string(ev.DB) + "." + string(ev.Coll))
 		for _, ns := range [][]byte{h[:], nil} {
 			for _, text := range []bool{v.AmbiguousID(), false} {
-				if hit = missing[imageKey(id, text, ns)]; hit != nil {
+				if hit = missing[envelopeKey(id, text, ns)]; hit != nil {
 					return hit[0].Raw == nil
 				}
 			}
@@ -267,11 +267,11 @@ func (x *exceptions) refetch(ctx context.Context, floor resume.Position, missing
 	})
 }
 
-// bare is the letter of an envelope that is nowhere any more: its id is what the refused record tells of it. Without it the
+// newIDOnlyLetter is the letter of an envelope that is nowhere any more: its id is what the refused record tells of it. Without it the
 // watermark would wait for an image that cannot come.
-func (x *exceptions) bare(e *dispatch.Exception) (deadletter.Letter, error) {
+func (x *exceptionWriter) newIDOnlyLetter(e *dispatch.Exception) (deadletter.Letter, error) {
 	e.NS = x.t.scope.String()
-	for _, o := range x.t.outboxes() {
+	for _, o := range x.t.watchedOutboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) == 0 || bytes.Equal(h[:], e.NSHash) {
 			e.NS = o.NS()
 		}
@@ -286,18 +286,18 @@ func (x *exceptions) bare(e *dispatch.Exception) (deadletter.Letter, error) {
 		e.Why.Class, e.Why.Reason = record.Malformed, "its target could not be written"
 	}
 	e.Why.Reason += "; the envelope is gone, only its id is left"
-	return x.letter(e), err
+	return x.newLetter(e), err
 }
 
-// find reads an envelope from its collection, for a record whose place in the stream is lost. Its position is made of its
+// findInCollections reads an envelope from its collection, for a record whose place in the stream is lost. Its position is made of its
 // stamp.
-func (x *exceptions) find(ctx context.Context, e *dispatch.Exception) error {
+func (x *exceptionWriter) findInCollections(ctx context.Context, e *dispatch.Exception) error {
 	text := string(e.ID)
 	ids := []event.ID{event.ParseID(text), event.NewID(text)}
 	if e.StringID {
 		ids = ids[1:]
 	}
-	for _, o := range x.t.outboxes() {
+	for _, o := range x.t.watchedOutboxes() {
 		if h := routing.NamespaceHash(o.NS()); len(e.NSHash) > 0 && !bytes.Equal(h[:], e.NSHash) {
 			continue
 		}
@@ -311,7 +311,7 @@ func (x *exceptions) find(ctx context.Context, e *dispatch.Exception) error {
 				continue
 			}
 			if err == nil {
-				e.NS, e.Raw, e.Pos = o.NS(), raw, x.t.renamed.place(o.NS(), reconcile.Stamp(raw))
+				e.NS, e.Raw, e.Pos = o.NS(), raw, x.t.renamed.positionOf(o.NS(), reconcile.Stamp(raw))
 			}
 			return err
 		}
@@ -319,9 +319,9 @@ func (x *exceptions) find(ctx context.Context, e *dispatch.Exception) error {
 	return nil
 }
 
-// withoutDocument is the envelope of an event that was too large for the stream and gone when it was fetched (N24): its id
+// envelopeWithIDOnly is the envelope of an event that was too large for the stream and gone when it was fetched (N24): its id
 // is all that is left of it.
-func withoutDocument(ev *changestream.Event) []byte {
+func envelopeWithIDOnly(ev *changestream.Event) []byte {
 	raw, err := bson.Marshal(bson.D{{Key: "_id", Value: bson.RawValue{Type: bson.Type(ev.IDType), Value: ev.ID}}})
 	if err != nil {
 		return nil

@@ -24,8 +24,8 @@ const (
 	indexesEvery = 5 * time.Minute
 	// figuresLimit is where counting one collection stops.
 	figuresLimit = 100_000
-	// figuresWait bounds one question.
-	figuresWait = 2 * time.Second
+	// figuresTimeout bounds one question.
+	figuresTimeout = 2 * time.Second
 	// overdueAfter is from when on a scheduled envelope that is not sent counts as one that waits.
 	overdueAfter = 10 * time.Second
 
@@ -36,28 +36,28 @@ const (
 // figures counts what no stage knows, for the metrics and the health rules, while this process owns the watcher.
 type figures struct {
 	*Relay
-	judge   *health.Evaluator
-	counted atomic.Int64 // when it was counted last, Unix nanoseconds; 0 while nothing is owned
+	judge     *health.Evaluator
+	countedAt atomic.Int64 // when it was counted last, Unix nanoseconds; 0 while nothing is owned
 
-	indexed time.Time      // when indexes were looked at last; these two are the loop's alone
-	missing map[string]int // by collection: declared indexes that are not there
+	indexesCheckedAt time.Time      // when indexes were looked at last; these two are the loop's alone
+	missingIndexes   map[string]int // by collection: declared indexes that are not there
 }
 
-// run counts until ctx ends. What cannot be counted is no failure of the relay; health tells of it.
-func (f *figures) run(ctx context.Context) error {
+// countPeriodically counts until ctx ends. What cannot be counted is no failure of the relay; health tells of it.
+func (f *figures) countPeriodically(ctx context.Context) error {
 	m := &f.metrics.Figures
 	m.Limit.Set(figuresLimit)
 	m.Watcher.WithLabelValues(f.cfg.Watcher, f.cfg.Node).Set(1)
 	m.Health.Enter(string(health.OK))
 	m.Age.From(func() float64 {
-		if at := f.counted.Load(); at > 0 {
+		if at := f.countedAt.Load(); at > 0 {
 			return time.Since(time.Unix(0, at)).Seconds()
 		}
 		return 0
 	})
 	m.Ready.From(func() float64 {
-		ok, _, _ := f.health().Ready()
-		return number(ok)
+		ok, _, _ := f.processHealth().Ready()
+		return boolGauge(ok)
 	})
 	wait := figuresEvery / 5 // the first soon, for those who watch a start
 	for {
@@ -67,25 +67,25 @@ func (f *figures) run(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 		began := time.Now()
-		f.once(ctx, began)
+		f.countOnce(ctx, began)
 		wait = max(figuresEvery, figuresShare*time.Since(began))
 	}
 }
 
-// once counts, shows and judges.
-func (f *figures) once(ctx context.Context, now time.Time) {
+// countOnce counts, shows and judges.
+func (f *figures) countOnce(ctx context.Context, now time.Time) {
 	f.countNodes(ctx)
-	terms := f.owning()
+	terms := f.activeTerms()
 	if len(terms) == 0 { // a standby has nothing to judge: what the owner sees is the owner's
-		f.counted.Store(0)
-		f.indexed = time.Time{}
+		f.countedAt.Store(0)
+		f.indexesCheckedAt = time.Time{}
 		f.metrics.Figures.Show(nil)
 		f.judge = new(health.Evaluator)
 		f.metrics.Figures.Health.Enter(string(health.OK))
-		f.state.judged(nil)
+		f.state.setReport(nil)
 		return
 	}
-	list, err := f.count(ctx, terms)
+	list, err := f.countCollections(ctx, terms)
 	if ctx.Err() != nil {
 		return
 	}
@@ -97,28 +97,28 @@ func (f *figures) once(ctx context.Context, now time.Time) {
 			overdue++
 		}
 	}
-	o.Counts = []health.Count{{Name: "exceptions", N: f.exceptions(terms)}, {Name: "overdue_collections", N: overdue}}
+	o.Counts = []health.Count{{Name: "exceptions", N: f.waitingExceptions(terms)}, {Name: "overdue_collections", N: overdue}}
 	if err == nil {
-		f.counted.Store(now.UnixNano())
+		f.countedAt.Store(now.UnixNano())
 		f.metrics.Figures.Show(list)
 	} else {
 		f.log.Debug("what lies in the collections could not be counted", "reason", err)
 	}
 	report := f.judge.Observe(o)
 	f.metrics.Figures.Health.Enter(string(report.Status))
-	f.state.judged(&report)
+	f.state.setReport(&report)
 }
 
-// exceptions are those of the last audits.
-func (f *figures) exceptions(terms []*term) (n int64) {
+// waitingExceptions are those of the last audits.
+func (f *figures) waitingExceptions(terms []*term) (n int64) {
 	for _, t := range terms {
-		n += t.waiting.Load()
+		n += t.waitingCount.Load()
 	}
 	return n
 }
 
 func (f *figures) countNodes(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, figuresWait)
+	ctx, cancel := context.WithTimeout(ctx, figuresTimeout)
 	defer cancel()
 	list, err := f.nodes.List(ctx)
 	if err != nil {
@@ -136,12 +136,12 @@ func (f *figures) countNodes(ctx context.Context) {
 	f.metrics.Figures.Nodes.WithLabelValues("stale").Set(stale)
 }
 
-// count looks at each collection of the term: a handful of short questions that indexes or metadata answer.
-func (f *figures) count(ctx context.Context, terms []*term) ([]metrics.Collection, error) {
+// countCollections looks at each collection of the term: a handful of short questions that indexes or metadata answer.
+func (f *figures) countCollections(ctx context.Context, terms []*term) ([]metrics.Collection, error) {
 	var after bson.Timestamp // of slots, the one that is furthest behind; zero while one has not begun
 	for i, t := range terms {
 		at := bson.Timestamp{}
-		if pos, ok := t.disp.Reached(); ok {
+		if pos, ok := t.dispatcher.Reached(); ok {
 			at, _ = pos.Time()
 		}
 		if i == 0 || at.Before(after) {
@@ -152,25 +152,25 @@ func (f *figures) count(ctx context.Context, terms []*term) ([]metrics.Collectio
 	var list []metrics.Collection
 	var failed error
 	every := indexesEvery
-	for _, n := range f.missing {
+	for _, n := range f.missingIndexes {
 		if n > 0 { // a start makes them beside the delivery
 			every = indexesEvery / 10
 		}
 	}
-	look := time.Since(f.indexed) > every
+	look := time.Since(f.indexesCheckedAt) > every
 	if look {
-		f.indexed, f.missing = time.Now(), map[string]int{}
+		f.indexesCheckedAt, f.missingIndexes = time.Now(), map[string]int{}
 	}
 	inboxes := map[string]bool{}
-	for _, o := range terms[0].outboxes() {
+	for _, o := range terms[0].watchedOutboxes() {
 		c := metrics.Collection{Name: o.NS()}
-		one, cancel := context.WithTimeout(ctx, figuresWait)
-		err := f.countOne(one, o, after, now, &c, !inboxes[o.DB])
+		one, cancel := context.WithTimeout(ctx, figuresTimeout)
+		err := f.countCollection(one, o, after, now, &c, !inboxes[o.DB])
 		if look && err == nil {
 			f.countIndexes(one, o)
 		}
 		cancel()
-		c.MissingIndexes, c.HasIndexes = f.missing[c.Name]
+		c.MissingIndexes, c.HasIndexes = f.missingIndexes[c.Name]
 		inboxes[o.DB] = true // one for all outboxes of a database
 		if err != nil && failed == nil {
 			failed = err
@@ -180,14 +180,14 @@ func (f *figures) count(ctx context.Context, terms []*term) ([]metrics.Collectio
 	return list, failed
 }
 
-// countOne counts one collection. What the user may not read is left out: the privileges of the relay need not reach so far.
-func (f *figures) countOne(ctx context.Context, o store.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool) (err error) {
+// countCollection counts one collection. What the user may not read is left out: the privileges of the relay need not reach so far.
+func (f *figures) countCollection(ctx context.Context, o store.Outbox, after bson.Timestamp, now time.Time, c *metrics.Collection, inbox bool) (err error) {
 	db := f.mongo.state.Database(o.DB)
 	coll := db.Collection(o.Coll)
 	if !after.IsZero() {
 		var oldest bson.Timestamp
 		if c.Pending, oldest, err = store.CountBehind(ctx, coll, after, figuresLimit); err != nil {
-			return readable(err)
+			return ignoreUnauthorized(err)
 		}
 		if c.HasPending = true; !oldest.IsZero() {
 			c.OldestAge = max(now.Sub(time.Unix(int64(oldest.T), 0)), 0)
@@ -195,20 +195,20 @@ func (f *figures) countOne(ctx context.Context, o store.Outbox, after bson.Times
 	}
 	var first time.Time
 	if c.Scheduled, first, err = store.CountDue(ctx, coll, figuresLimit); err != nil {
-		return readable(err)
+		return ignoreUnauthorized(err)
 	}
 	if c.HasScheduled = true; !first.IsZero() {
 		c.Overdue = max(now.Sub(first), 0)
 	}
 	if c.DeadLetters, err = db.Collection(deadletter.Collection(o.Coll)).EstimatedDocumentCount(ctx); err != nil {
-		return readable(err)
+		return ignoreUnauthorized(err)
 	}
 	c.HasDead = true
 	if !inbox {
 		return nil
 	}
 	if c.Inbox, err = db.Collection(inboxCollection).EstimatedDocumentCount(ctx); err != nil {
-		return readable(err)
+		return ignoreUnauthorized(err)
 	}
 	c.HasInbox = c.Inbox > 0 // else there is none, as far as metadata tell
 	return nil
@@ -218,14 +218,14 @@ func (f *figures) countOne(ctx context.Context, o store.Outbox, after bson.Times
 func (f *figures) countIndexes(ctx context.Context, o store.Outbox) {
 	missing, err := store.MissingIndexes(ctx, f.mongo.state.Database(o.DB).Collection(o.Coll))
 	if err == nil {
-		f.missing[o.NS()] = len(missing)
+		f.missingIndexes[o.NS()] = len(missing)
 	}
 }
 
 // unauthorized is the server's code for what a user may not do.
 const unauthorized = 13
 
-func readable(err error) error {
+func ignoreUnauthorized(err error) error {
 	if se := mongo.ServerError(nil); errors.As(err, &se) && se.HasErrorCode(unauthorized) {
 		return nil
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// filling makes records of an envelope. It is for one goroutine; what it reuses lives in it, so that an event costs no
+// recordBuilder makes records of an envelope. It is for one goroutine; what it reuses lives in it, so that an event costs no
 // allocation.
-type filling struct {
+type recordBuilder struct {
 	router  *routing.Router
 	filler  *routing.Filler
 	view    event.View
@@ -21,18 +21,18 @@ type filling struct {
 	seal    []byte // of the state database, see [store.Registry.Seal]
 }
 
-// expired is the refusal of an envelope that is past its time, nil for any other.
-func (f *filling) expired(now time.Time) error {
+// checkExpiry is the refusal of an envelope that is past its time, nil for any other.
+func (f *recordBuilder) checkExpiry(now time.Time) error {
 	if f.view.HasExpiresAt && now.UnixMilli() > f.view.ExpiresAt {
 		return &record.Refusal{Class: record.Expired, Reason: "expiresAt passed before the delivery"}
 	}
 	return nil
 }
 
-// refuseForged refuses an envelope with a field of the relay that neither a relay nor an operator wrote.
-func (f *filling) refuseForged() error { return refuseForged(&f.view, f.seal) }
+// checkSeal refuses an envelope with a field of the relay that neither a relay nor an operator wrote.
+func (f *recordBuilder) checkSeal() error { return checkSeal(&f.view, f.seal) }
 
-func refuseForged(v *event.View, seal []byte) error {
+func checkSeal(v *event.View, seal []byte) error {
 	if v.RelayOwned == nil || bytes.Equal(v.Seal, seal) {
 		return nil
 	}
@@ -40,9 +40,9 @@ func refuseForged(v *event.View, seal []byte) error {
 		"only the relay writes the field %s: leave it out of the insert; if the state database was lost, requeue the letter", v.RelayOwned)}
 }
 
-// records appends one record for each target of the view, or for each of topics if that is not nil; they share key, value
+// buildRecords appends one record for each target of the view, or for each of topics if that is not nil; they share key, value
 // and headers. refused has an answer for each of topics that may not be written. The error is a *record.Refusal.
-func (f *filling) records(dst []record.Record, topics []string) (_ []record.Record, refused []record.Answer, err error) {
+func (f *recordBuilder) buildRecords(dst []record.Record, topics []string) (_ []record.Record, refused []record.Answer, err error) {
 	if f.targets, err = f.router.Route(&f.view, f.targets[:0]); err != nil {
 		return dst, nil, err
 	}

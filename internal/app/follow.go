@@ -44,15 +44,15 @@ func newTap(e *tracing.Exporter, m *metrics.Set, clock *serverClock) *tracing.Ta
 	return tracing.NewTap(e, m.PublishLatency.Exemplar, clock.now)
 }
 
-// followed lets a trace hear of it when the event of the stream that is in it goes on its way.
-func (p *pump) followed(it *dispatch.Item) {
+// traceDelivery lets a trace hear of it when the event of the stream that is in it goes on its way.
+func (p *pump) traceDelivery(it *dispatch.Item) {
 	if d := p.tap.Begin(it.Records, p.ev.DB, p.ev.Coll, it.CommitMS); d != nil {
 		it.Follow = d
 	}
 }
 
-// followed is answer, which a trace hears of as well, if one follows the envelope.
-func (o *outlet) followed(e *reconcile.Envelope, recs []record.Record, answer func(record.Published)) func(record.Published) {
+// traceAnswers is answer, which a trace hears of as well, if one follows the envelope.
+func (o *outlet) traceAnswers(e *reconcile.Envelope, recs []record.Record, answer func(record.Published)) func(record.Published) {
 	d := o.t.tap.Begin(recs, e.DB, e.Coll, 0)
 	if d == nil {
 		return answer

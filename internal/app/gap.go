@@ -27,8 +27,8 @@ import (
 // reasonBacklog is the reason of the gap with which a first start finds what no stream could bring.
 const reasonBacklog = "backlog"
 
-// saveEvery is how often the place of a sweep is written down, in intervals of the checkpoint.
-const saveEvery = 4
+// cursorSaveEvery is how often the place of a sweep is written down, in intervals of the checkpoint.
+const cursorSaveEvery = 4
 
 // gap is a stretch that is to be swept.
 type gap struct {
@@ -38,34 +38,34 @@ type gap struct {
 	saved  time.Time
 }
 
-// rounds slows down gaps that follow each other without a sign of life of the stream between them.
-type rounds struct {
-	end     bson.Timestamp // of the stretch before
+// gapPacing slows down gaps that follow each other without a sign of life of the stream between them.
+type gapPacing struct {
+	lastEnd bson.Timestamp // of the stretch before
 	backoff *retry.Backoff
 }
 
-func (r *rounds) pause(ctx context.Context, at resume.Position) error {
+func (r *gapPacing) waitIfRepeated(ctx context.Context, at resume.Position) error {
 	if r.backoff == nil {
 		r.backoff = retry.Reopen.Start()
 	}
-	if at.Token.IsZero() && at.ClusterTime == r.end {
+	if at.Token.IsZero() && at.ClusterTime == r.lastEnd {
 		return r.backoff.Wait(ctx)
 	}
 	r.backoff.Reset()
 	return nil
 }
 
-// sweeping is what the status tells of a sweep.
-type sweeping struct {
-	swept atomic.Int64
-	at    atomic.Uint32 // seconds of the stamp that was handed on last
-	to    uint32
+// sweepProgress is what the status tells of a sweep.
+type sweepProgress struct {
+	swept     atomic.Int64
+	lastStamp atomic.Uint32 // seconds of the stamp that was handed on last
+	endStamp  uint32
 }
 
-func (s *sweeping) text(hindrance string) string {
+func (s *sweepProgress) describe(hindrance string) string {
 	words := fmt.Sprintf("the change stream lost a stretch; %d envelopes swept so far", s.swept.Load())
-	if at := s.at.Load(); at > 0 {
-		words += fmt.Sprintf(", up to %s before its end", time.Duration(max(int64(s.to)-int64(at), 0))*time.Second)
+	if at := s.lastStamp.Load(); at > 0 {
+		words += fmt.Sprintf(", up to %s before its end", time.Duration(max(int64(s.endStamp)-int64(at), 0))*time.Second)
 	}
 	if hindrance != "" {
 		words += "; " + hindrance
@@ -75,11 +75,11 @@ func (s *sweeping) text(hindrance string) string {
 
 // openGap ends what the lost stream began and writes the gap down. The stream is to be opened at the place returned.
 func (t *term) openGap(ctx context.Context, why *changestream.GapError) (changestream.Start, error) {
-	if err := t.disp.Drain(ctx); err != nil {
+	if err := t.dispatcher.Drain(ctx); err != nil {
 		return changestream.Start{}, err
 	}
-	reached, _ := t.disp.Reached()
-	if err := t.rounds.pause(ctx, reached); err != nil {
+	reached, _ := t.dispatcher.Reached()
+	if err := t.gapPacing.waitIfRepeated(ctx, reached); err != nil {
 		return changestream.Start{}, err
 	}
 	// The end of the stretch comes before the list of collections: one that is made meanwhile is the stream's to bring.
@@ -90,7 +90,7 @@ func (t *term) openGap(ctx context.Context, why *changestream.GapError) (changes
 	if err := t.listCollections(ctx); err != nil {
 		return changestream.Start{}, err
 	}
-	if err := t.claimNew(ctx, bson.Timestamp{}); err != nil {
+	if err := t.claimNewCollections(ctx, bson.Timestamp{}); err != nil {
 		return changestream.Start{}, err
 	}
 	from, _ := reached.Time()
@@ -98,16 +98,16 @@ func (t *term) openGap(ctx context.Context, why *changestream.GapError) (changes
 		from = bson.Timestamp{} // a time of another history says nothing about this one
 	}
 	start, err := t.planSweep(ctx, why.Reason, from, to, lease.Update{Current: true})
-	if err == nil && t.pump.owned != nil {
+	if err == nil && t.pump.previous != nil {
 		// What an earlier owner made exceptions of was to come by the stream once more, for its other topics. That it does
 		// not any more has to be known before anything is loaded: the next take-over finds the gap in the document.
-		err = errAnew
+		err = errGapTooLate
 	}
 	return start, err
 }
 
-// errAnew ends a term that has found a gap too late.
-var errAnew = errors.New("the stretch behind the position is lost, and envelopes of it wait")
+// errGapTooLate ends a term that has found a gap too late.
+var errGapTooLate = errors.New("the stretch behind the position is lost, and envelopes of it wait")
 
 // planSweep writes the gap down, together with u.
 func (t *term) planSweep(ctx context.Context, reason string, from, to bson.Timestamp, u lease.Update) (changestream.Start, error) {
@@ -124,7 +124,7 @@ func (t *term) planSweep(ctx context.Context, reason string, from, to bson.Times
 		return changestream.Start{}, err
 	}
 	t.log.Warn("sweeping the outbox for what the change stream cannot bring", "reason", reason, "from", from.T, "to", to.T)
-	t.announce(ctx, store.GapFound, bson.D{{Key: "reason", Value: reason}, {Key: "from", Value: from}, {Key: "to", Value: to}})
+	t.appendEvent(ctx, store.GapFound, bson.D{{Key: "reason", Value: reason}, {Key: "from", Value: from}, {Key: "to", Value: to}})
 	return changestream.Start{At: &to}, nil
 }
 
@@ -146,14 +146,14 @@ func (t *term) resumeGap(ctx context.Context, doc *lease.Document, u lease.Updat
 	return changestream.Start{At: &t.gap.To}, nil
 }
 
-// unstampedBacklog reports whether a first start has to sweep: what carries no stamp of the server, no time can be found for
+// hasUnstampedBacklog reports whether a first start has to sweep: what carries no stamp of the server, no time can be found for
 // at which a stream would bring it.
-func (t *term) unstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
+func (t *term) hasUnstampedBacklog(ctx context.Context, now bson.Timestamp) (found bool, err error) {
 	if t.cfg.Start.Now || !t.cfg.Start.At.IsZero() || t.cfg.LostHistory == resume.HaltLostHistory {
 		return false, nil
 	}
-	for _, c := range t.outboxes() {
-		if err := t.untilRead(ctx, func(ctx context.Context) (err error) {
+	for _, c := range t.watchedOutboxes() {
+		if err := t.retryRead(ctx, func(ctx context.Context) (err error) {
 			found, err = reconcile.AnyUnstamped(ctx, now, t.mongo.stream.Database(c.DB).Collection(c.Coll), c.Part)
 			return err
 		}); err != nil || found {
@@ -163,10 +163,10 @@ func (t *term) unstampedBacklog(ctx context.Context, now bson.Timestamp) (found 
 	return false, nil
 }
 
-// readUpTo tells, of the collections that got a watched name behind the position, up to where they were read before.
-func (t *term) readUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
+// findReadUpTo tells, of the collections that got a watched name behind the position, up to where they were read before.
+func (t *term) findReadUpTo(ctx context.Context) (map[string]bson.Timestamp, error) {
 	var claims []store.Claim
-	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	if err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		claims, err = t.registry.Claims(ctx, t.cfg.Watcher)
 		return err
 	}); err != nil {
@@ -176,32 +176,32 @@ func (t *term) readUpTo(ctx context.Context) (map[string]bson.Timestamp, error) 
 	if t.gap.Reason == lease.GapOrdered {
 		position = t.from.ClusterTime
 	}
-	return store.ReadUpTo(claims, t.outboxes(), position, t.gap.From), nil
+	return store.ReadUpTo(claims, t.watchedOutboxes(), position, t.gap.From), nil
 }
 
-// sweep delivers what the gap holds and closes it.
-func (t *term) sweep(ctx context.Context) error {
+// sweepGap delivers what the gap holds and closes it.
+func (t *term) sweepGap(ctx context.Context) error {
 	g := t.gap
 	g.margin = store.Margin(ctx, t.mongo.stream)
-	if t.pump.skip == nil {
-		t.pump.skip = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
+	if t.pump.sweptEvents == nil {
+		t.pump.sweptEvents = reconcile.NewSkip(int64(t.cfg.Limits.Memory) / 4)
 	}
-	appeared, err := t.readUpTo(ctx)
+	appeared, err := t.findReadUpTo(ctx)
 	if err != nil {
 		return err
 	}
 	s := &reconcile.Sweep{
-		Client: t.mongo.stream, Collections: t.outboxes(), From: g.From, ReadUpTo: appeared, To: g.To, Cursor: g.Cursor, Margin: g.margin,
-		Memory: int64(t.cfg.Limits.Memory) / 4, Skip: t.pump.skip, Publisher: (*sweeper)(t),
+		Client: t.mongo.stream, Collections: t.watchedOutboxes(), From: g.From, ReadUpTo: appeared, To: g.To, Cursor: g.Cursor, Margin: g.margin,
+		Memory: int64(t.cfg.Limits.Memory) / 4, Skip: t.pump.sweptEvents, Publisher: (*sweeper)(t),
 	}
 	g.lower = s.Lower()
-	t.sweeping.Store(&sweeping{to: g.To.T})
-	t.disp.Position(resume.Position{ClusterTime: g.lower})
+	t.sweeping.Store(&sweepProgress{endStamp: g.To.T})
+	t.dispatcher.Position(resume.Position{ClusterTime: g.lower})
 	res, err := s.Run(ctx)
 	if err != nil {
 		return err
 	}
-	if err := t.disp.Drain(ctx); err != nil {
+	if err := t.dispatcher.Drain(ctx); err != nil {
 		return err
 	}
 	return t.closeGap(ctx, res)
@@ -211,9 +211,9 @@ func (t *term) sweep(ctx context.Context) error {
 func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	g := t.gap
 	end := resume.Position{ClusterTime: g.To}
-	t.disp.Position(end)
-	_, _, offsets := t.disp.Snapshot()
-	hash, identities := t.scope.PipelineHash(), t.identities()
+	t.dispatcher.Position(end)
+	_, _, offsets := t.dispatcher.Snapshot()
+	hash, identities := t.scope.PipelineHash(), t.collectionIdentities()
 	u := lease.Update{
 		Checkpoint:   lease.Checkpoint{Position: end, Offsets: offsets},
 		PipelineHash: &hash, Collections: &identities, ClearGap: true, GapSince: g.Since,
@@ -221,7 +221,7 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 		ClearPassed: true,            // and so may be those of earlier slots; all of them have been swept
 	}
 	// N17: what the sweep leaves out, no stream has told of; with the gap gone from the document no successor would look.
-	if err := t.dirty.find(ctx); err != nil {
+	if err := t.dirty.markAllNonEmpty(ctx); err != nil {
 		return err
 	}
 	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
@@ -229,14 +229,14 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	}
 
 	t.startMu.Lock()
-	t.from, t.fresh, t.passed = end, nil, nil
+	t.from, t.unsavedDescription, t.drainedSlots = end, nil, nil
 	t.startMu.Unlock()
-	t.gap, t.rounds.end, t.pump.passed = nil, g.To, nil
+	t.gap, t.gapPacing.lastEnd, t.pump.drainedSlots = nil, g.To, nil
 	t.sweeping.Store(nil)
-	t.state.clear("sweep")
+	t.state.clearProblems("sweep")
 	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)
 	t.log.Info("the gap is closed", "reason", g.Reason, "swept", res.Swept, "known", res.Skipped, "before_restart", g.Redelivered-res.Swept, "took", took)
-	t.announce(ctx, store.GapClosed, bson.D{
+	t.appendEvent(ctx, store.GapClosed, bson.D{
 		{Key: "reason", Value: g.Reason},
 		{Key: "from", Value: g.From},
 		{Key: "to", Value: g.To},
@@ -248,7 +248,7 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 
 // saveCursor writes down how far the sweep is acked, with the stored offsets of the same moment.
 func (t *term) saveCursor(ctx context.Context) error {
-	reached, ok, offsets := t.disp.Snapshot()
+	reached, ok, offsets := t.dispatcher.Snapshot()
 	g := t.gap
 	at := reached.ClusterTime
 	if !ok || !reached.Token.IsZero() || !at.After(g.lower) || !at.After(g.Cursor) {
@@ -265,23 +265,23 @@ var _ reconcile.Publisher = (*sweeper)(nil)
 
 // Deliver implements reconcile.Publisher.
 func (s *sweeper) Deliver(ctx context.Context, e *reconcile.Envelope) error {
-	err := s.pump.swept(ctx, e, store.PosAt(e.TS))
+	err := s.pump.deliverSwept(ctx, e, store.PosAt(e.TS))
 	if err == nil {
 		s.gap.Redelivered++
 		s.metrics.Reconciled.WithLabelValues("swept").Inc()
 		p := s.sweeping.Load()
 		p.swept.Add(1)
-		p.at.Store(e.TS.T)
+		p.lastStamp.Store(e.TS.T)
 	}
 	return err
 }
 
 // Reached implements reconcile.Publisher.
 func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
-	s.disp.Position(resume.Position{ClusterTime: cursor})
-	s.disp.Flush()
-	s.state.clear("sweep")
-	if now := time.Now(); now.Sub(s.gap.saved) >= saveEvery*s.cfg.Checkpoint {
+	s.dispatcher.Position(resume.Position{ClusterTime: cursor})
+	s.dispatcher.Flush()
+	s.state.clearProblems("sweep")
+	if now := time.Now(); now.Sub(s.gap.saved) >= cursorSaveEvery*s.cfg.Checkpoint {
 		s.gap.saved = now
 		return (*term)(s).saveCursor(ctx)
 	}
@@ -289,11 +289,11 @@ func (s *sweeper) Reached(ctx context.Context, cursor bson.Timestamp) error {
 }
 
 // Trouble implements reconcile.Publisher.
-func (s *sweeper) Trouble(err error) { s.report("sweep", err, false) }
+func (s *sweeper) Trouble(err error) { s.reportProblem("sweep", err, false) }
 
-// swept delivers an envelope that a sweep found, flagged: nobody knows whether it was sent before the read-back's reach. pos is
+// deliverSwept delivers an envelope that a sweep found, flagged: nobody knows whether it was sent before the read-back's reach. pos is
 // where it stands if it has to wait (N15).
-func (p *pump) swept(ctx context.Context, e *reconcile.Envelope, pos string) error {
+func (p *pump) deliverSwept(ctx context.Context, e *reconcile.Envelope, pos string) error {
 	now := p.now().UnixMilli()
 	p.ev = changestream.Event{
 		Op: changestream.Insert, Document: e.Raw, HasDocument: true, DB: e.DB, Coll: e.Coll,
@@ -306,21 +306,21 @@ func (p *pump) swept(ctx context.Context, e *reconcile.Envelope, pos string) err
 	}
 	p.meta.Redelivered = true
 	defer func() { p.meta.Redelivered = false }()
-	if p.count++; p.count%flushEvery == 0 {
-		p.disp.Flush()
+	if p.eventCount++; p.eventCount%flushEvery == 0 {
+		p.dispatcher.Flush()
 	}
-	return p.hand(ctx, commit)
+	return p.deliverInsert(ctx, commit)
 }
 
-// wasSwept judges an event of the stream behind a sweep: it reports one that the sweep has sent, and flags one that it may
+// deliveredBySweep judges an event of the stream behind a sweep: it reports one that the sweep has sent, and flags one that it may
 // have sent.
-func (p *pump) wasSwept() bool {
+func (p *pump) deliveredBySweep() bool {
 	p.meta.Redelivered = false
-	if p.skip.Over(p.ev.ClusterTime) {
-		p.skip = nil
+	if p.sweptEvents.Over(p.ev.ClusterTime) {
+		p.sweptEvents = nil
 		return false
 	}
-	known, doubtful := p.skip.Swept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
+	known, doubtful := p.sweptEvents.Swept(p.ev.DB, p.ev.Coll, p.ev.IDType, p.ev.ID, p.ev.Document)
 	p.meta.Redelivered = doubtful
 	return known
 }

@@ -14,8 +14,8 @@ type slotHealth struct {
 	slots   []*runner
 }
 
-func (r *Relay) health() httpapi.Health {
-	if r.balance == nil {
+func (r *Relay) processHealth() httpapi.Health {
+	if r.balancer == nil {
 		return r.state
 	}
 	return &slotHealth{r.state, r.slots}
@@ -34,8 +34,8 @@ func (h *slotHealth) Live() error {
 	return nil
 }
 
-// telling are in the order in which one tells more of a process than those behind it.
-var telling = []Role{RoleHalted, RoleOwner, RoleTakeOver, RoleStopping, RoleStandby, RoleStarting}
+// rolesByRank are in the order in which one tells more of a process than those behind it.
+var rolesByRank = []Role{RoleHalted, RoleOwner, RoleTakeOver, RoleStopping, RoleStandby, RoleStarting}
 
 // Report implements httpapi.Health.
 func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
@@ -55,6 +55,6 @@ func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 			reasons = append(reasons, s.part.String()+": "+text)
 		}
 	}
-	at := slices.IndexFunc(telling, func(r Role) bool { return had[string(r)] })
-	return ok, string(telling[max(at, 0)]), reasons
+	at := slices.IndexFunc(rolesByRank, func(r Role) bool { return had[string(r)] })
+	return ok, string(rolesByRank[max(at, 0)]), reasons
 }

@@ -15,34 +15,34 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// migrator brings indexes to what this version declares.
-func (r *Relay) migrator(outboxes func(context.Context) ([]store.Outbox, error)) *migrate.Migrator {
+// newMigrator brings indexes to what this version declares.
+func (r *Relay) newMigrator(outboxes func(context.Context) ([]store.Outbox, error)) *migrate.Migrator {
 	db := r.mongo.state.Database(r.cfg.MongoDB.State)
 	return &migrate.Migrator{State: db, Node: r.cfg.Node, Version: r.version, Steps: r.steps, Ready: nodes.Ready(db), Log: r.log, Outboxes: outboxes}
 }
 
-func (t *term) migrator() *migrate.Migrator {
-	return t.Relay.migrator(func(context.Context) ([]store.Outbox, error) { return t.outboxes(), nil })
+func (t *term) newTermMigrator() *migrate.Migrator {
+	return t.Relay.newMigrator(func(context.Context) ([]store.Outbox, error) { return t.watchedOutboxes(), nil })
 }
 
 // indexesShare bounds what repeated attempts may cost: where one takes long, the next one comes so many times later.
 const indexesShare = 10
 
-// indexes runs the migrations that are pending, beside the delivery: without an index nothing is lost, only slow.
-func (t *term) indexes(ctx context.Context) {
-	t.arrange(ctx, "", t.outboxes, t.migrator().Up)
+// ensureAllIndexes runs the migrations that are pending, beside the delivery: without an index nothing is lost, only slow.
+func (t *term) ensureAllIndexes(ctx context.Context) {
+	t.ensureUntilDone(ctx, "", t.watchedOutboxes, t.newTermMigrator().Up)
 }
 
-// index prepares a collection that appeared while the relay runs.
-func (t *term) index(ctx context.Context, o store.Outbox) {
-	t.arrange(ctx, o.NS(), func() []store.Outbox { return []store.Outbox{o} }, func(ctx context.Context) (migrate.Report, error) {
-		return t.migrator().Prepare(ctx, o)
+// ensureIndexes prepares a collection that appeared while the relay runs.
+func (t *term) ensureIndexes(ctx context.Context, o store.Outbox) {
+	t.ensureUntilDone(ctx, o.NS(), func() []store.Outbox { return []store.Outbox{o} }, func(ctx context.Context) (migrate.Report, error) {
+		return t.newTermMigrator().Prepare(ctx, o)
 	})
 }
 
-// arrange makes indexes, and expiries as they are configured, until all are there: what a privilege is missing for is done soon after it
+// ensureUntilDone makes indexes, and expiries as they are configured, until all are there: what a privilege is missing for is done soon after it
 // was granted, and what a long transaction stood in the way of when that is over. It tells of each obstacle once.
-func (t *term) arrange(ctx context.Context, ns string, outboxes func() []store.Outbox, up func(context.Context) (migrate.Report, error)) {
+func (t *term) ensureUntilDone(ctx context.Context, ns string, outboxes func() []store.Outbox, up func(context.Context) (migrate.Report, error)) {
 	told := map[string]bool{}
 	tell := func(level slog.Level, text string, args ...any) {
 		if key := text + fmt.Sprint(args...); !told[key] && ctx.Err() == nil {
@@ -53,10 +53,10 @@ func (t *term) arrange(ctx context.Context, ns string, outboxes func() []store.O
 	for {
 		began, done := time.Now(), true
 		if t.cfg.MongoDB.Indexes {
-			done = t.migrated(ctx, ns, up, tell)
+			done = t.migrateOnce(ctx, ns, up, tell)
 		}
 		for _, o := range outboxes() {
-			done = t.expiries(ctx, o, tell) && done
+			done = t.ensureExpiries(ctx, o, tell) && done
 		}
 		if done || retry.Sleep(ctx, max(t.pace.indexes, indexesShare*time.Since(began))) != nil {
 			return
@@ -64,8 +64,8 @@ func (t *term) arrange(ctx context.Context, ns string, outboxes func() []store.O
 	}
 }
 
-// migrated makes one attempt, and reports whether a further one would change nothing.
-func (t *term) migrated(ctx context.Context, ns string, up func(context.Context) (migrate.Report, error), tell func(slog.Level, string, ...any)) bool {
+// migrateOnce makes one attempt, and reports whether a further one would change nothing.
+func (t *term) migrateOnce(ctx context.Context, ns string, up func(context.Context) (migrate.Report, error), tell func(slog.Level, string, ...any)) bool {
 	report, err := up(ctx)
 	final := errors.Is(err, migrate.ErrNewer) || errors.Is(err, migrate.ErrChanged)
 	if err != nil {
@@ -88,26 +88,26 @@ func (t *term) migrated(ctx context.Context, ns string, up func(context.Context)
 	return final || err == nil && len(report.Missing)+len(report.Busy) == 0
 }
 
-// firstLetters prepares the collections that got their first dead letters of this term: those have indexes of their own,
+// indexFirstDeadLetters prepares the collections that got their first dead letters of this term: those have indexes of their own,
 // which are not made before there is something to find.
-func (t *term) firstLetters(letters []deadletter.Letter) {
+func (t *term) indexFirstDeadLetters(letters []deadletter.Letter) {
 	for i := range letters {
 		ns := letters[i].NS
-		if t.lettered[ns] {
+		if t.withDeadLetters[ns] {
 			continue
 		}
-		t.lettered[ns] = true
-		for _, o := range t.outboxes() {
+		t.withDeadLetters[ns] = true
+		for _, o := range t.watchedOutboxes() {
 			if o.NS() == ns {
-				t.later(func(ctx context.Context) { t.index(ctx, o) })
+				t.runInBackground(func(ctx context.Context) { t.ensureIndexes(ctx, o) })
 			}
 		}
 	}
 }
 
-// expiries makes what the server removes by itself as it is configured: marked envelopes, and dead letters. It reports whether that
+// ensureExpiries makes what the server removes by itself as it is configured: marked envelopes, and dead letters. It reports whether that
 // is done.
-func (t *term) expiries(ctx context.Context, o store.Outbox, tell func(slog.Level, string, ...any)) bool {
+func (t *term) ensureExpiries(ctx context.Context, o store.Outbox, tell func(slog.Level, string, ...any)) bool {
 	db, done := t.mongo.state.Database(o.DB), true
 	if _, err := store.EnsureSentTTL(ctx, db.Collection(o.Coll), t.cfg.Purge.TTL); err != nil {
 		done = false
@@ -120,17 +120,17 @@ func (t *term) expiries(ctx context.Context, o store.Outbox, tell func(slog.Leve
 	return done
 }
 
-// guardSchema halts before anything is read where a newer version did what this one would do harm with. A ledger that cannot
+// checkSchema halts before anything is read where a newer version did what this one would do harm with. A ledger that cannot
 // be read guards nothing.
-func (t *term) guardSchema(ctx context.Context) error {
+func (t *term) checkSchema(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
-	status, err := t.migrator().Status(ctx)
+	status, err := t.newTermMigrator().Status(ctx)
 	if err != nil {
 		t.log.Debug("the ledger of migrations cannot be read", "reason", err)
 		return nil
 	}
-	known := t.migrations()
+	known := t.knownMigrations()
 	for _, s := range status.Steps {
 		if s.Breaking && !slices.ContainsFunc(known, func(k migrate.Step) bool { return k.ID == s.ID }) {
 			return &HaltError{

@@ -25,14 +25,14 @@ type progress struct {
 	acked atomic.Int64 // records acked by Kafka
 }
 
-// watch remembers when a counter last moved.
-type watch struct {
+// idleTimer remembers when a counter last moved.
+type idleTimer struct {
 	last  int64
 	moved time.Time
 }
 
-// see is how long n has stood still.
-func (w *watch) see(n int64, now time.Time) time.Duration {
+// idleFor is how long n has stood still.
+func (w *idleTimer) idleFor(n int64, now time.Time) time.Duration {
 	if n != w.last || w.moved.IsZero() {
 		w.last, w.moved = n, now
 	}
@@ -43,11 +43,11 @@ func (w *watch) see(n int64, now time.Time) time.Duration {
 func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
-	var acked, ticks watch
-	defer t.state.rest("monitor")
-	t.tellLapsed()
+	var acked, ticks idleTimer
+	defer t.state.endPulse("monitor")
+	t.announcePinLapsed()
 	for {
-		t.state.pulse("monitor")
+		t.state.recordPulse("monitor")
 		select {
 		case <-ctx.Done():
 			return
@@ -60,19 +60,19 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 			end(fmt.Errorf("%w: %s", errStepDown, why))
 			return
 		case now := <-tick.C:
-			t.tellLapsed()
-			t.observe(ctx, now)
-			if t.hangs(now, &ticks) {
+			t.announcePinLapsed()
+			t.updateStatus(ctx, now)
+			if t.isHanging(now, &ticks) {
 				t.log.Error("a stage does not move; the lease is no longer renewed, so that another process takes over", "for", stalledAfter)
-				t.state.hung()
+				t.state.setHung()
 				t.stopRenewing()
 				end(fmt.Errorf("%w: a stage does not move", errStepDown))
 				return
 			}
-			if !t.pending() {
-				acked = watch{}
+			if !t.hasPendingWork() {
+				acked = idleTimer{}
 			}
-			if t.outdone(ctx, acked.see(t.progress.acked.Load(), now), now) {
+			if t.shouldStepDown(ctx, acked.idleFor(t.progress.acked.Load(), now), now) {
 				end(fmt.Errorf("%w: no ack for %s while another node reaches Kafka", errStepDown, stalledAfter))
 				return
 			}
@@ -80,19 +80,19 @@ func (t *term) monitor(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-// hangs reports whether the pump or the reader stands still without a reason: not for room in the budget, and not because
+// isHanging reports whether the pump or the reader stands still without a reason: not for room in the budget, and not because
 // the stream is away and says so. A sweep waits for replies with deadlines of its own.
-func (t *term) hangs(now time.Time, w *watch) bool {
+func (t *term) isHanging(now time.Time, w *idleTimer) bool {
 	disp := t.delivering.Load()
 	if disp == nil || disp.Waiting() || !t.held.Valid() || t.sweeping.Load() != nil || t.stream.State().Phase != changestream.Live {
-		*w = watch{}
+		*w = idleTimer{}
 		return false
 	}
-	return w.see(t.progress.ticks.Load(), now) > stalledAfter
+	return w.idleFor(t.progress.ticks.Load(), now) > stalledAfter
 }
 
-// pending reports whether there is work that Kafka should take: events that are not resolved, or a take-over.
-func (t *term) pending() bool {
+// hasPendingWork reports whether there is work that Kafka should take: events that are not resolved, or a take-over.
+func (t *term) hasPendingWork() bool {
 	disp := t.delivering.Load()
 	if disp == nil {
 		return true
@@ -101,37 +101,37 @@ func (t *term) pending() bool {
 	return n > 0
 }
 
-// outdone is N6: no progress for 30 s with work pending, while another live node reports Kafka reachable. A target that no
+// shouldStepDown is N6: no progress for 30 s with work pending, while another live node reports Kafka reachable. A target that no
 // node could write, such as a missing topic, is no reason: they would hand the lease to each other for ever.
-func (t *term) outdone(ctx context.Context, idle time.Duration, now time.Time) bool {
-	if idle < stalledAfter || now.Sub(t.stepped) < stepDownEvery || t.reachable.Load() && !t.unreachable {
+func (t *term) shouldStepDown(ctx context.Context, idle time.Duration, now time.Time) bool {
+	if idle < stalledAfter || now.Sub(t.steppedDownAt) < stepDownEvery || t.kafkaReachable.Load() && !t.brokersAway {
 		return false
 	}
 	other, err := t.nodes.AnotherReachesKafka(ctx, t.cfg.Node, staleAfter)
 	if err != nil || !other {
 		return false
 	}
-	t.stepped = now
+	t.steppedDownAt = now
 	t.lease.HoldOff(stalledAfter)
 	return true
 }
 
-// observe brings what blocks into health, metrics and the statistics that the next renewal writes.
-func (t *term) observe(ctx context.Context, now time.Time) {
+// updateStatus brings what blocks into health, metrics and the statistics that the next renewal writes.
+func (t *term) updateStatus(ctx context.Context, now time.Time) {
 	disp := t.delivering.Load()
 	if disp == nil {
 		return
 	}
-	t.describe(ctx)
+	t.saveDescription(ctx)
 	stream := t.stream.State()
 	t.metrics.StreamState.Enter(string(stream.Phase))
 	if stream.Ready() {
-		t.state.set("stream", "", false)
+		t.state.setProblem("stream", "", false)
 	} else {
-		t.state.set("stream", stream.Reason, stream.Phase == changestream.ConfigError)
+		t.state.setProblem("stream", stream.Reason, stream.Phase == changestream.ConfigError)
 	}
 	var blocked []Blocked // the watermark waits for those that are not parked
-	t.unreachable = false
+	t.brokersAway = false
 	text := ""
 	for _, b := range t.sink.State() {
 		if b.Count == 0 {
@@ -141,32 +141,32 @@ func (t *term) observe(ctx context.Context, now time.Time) {
 		if b.Parked {
 			continue
 		}
-		t.unreachable = t.unreachable || b.Away()
+		t.brokersAway = t.brokersAway || b.Away()
 		if text == "" {
 			text = fmt.Sprintf("topic %q: %s (%d envelopes wait)", b.Topic, b.Reason, b.Count)
 		}
 	}
-	blocked = bounded(blocked)
-	t.gaugeBlocked(blocked)
-	t.tellParked(blocked)
-	if t.state.set("stuck", text, false) && text != "" {
+	blocked = limitBlocked(blocked)
+	t.setBlockedGauges(blocked)
+	t.announceParked(blocked)
+	if t.state.setProblem("stuck", text, false) && text != "" {
 		t.log.Warn("a target cannot be written; the watermark waits for it", "waits", text)
 	}
-	t.stats.observe(now, t, disp, stream, blocked)
+	t.stats.update(now, t, disp, stream, blocked)
 }
 
 // mostBlocked is how many targets that wait are listed one by one: in the watcher document, the metrics and the events log.
 const mostBlocked = 100
 
-// bounded returns at most mostBlocked targets and adds up the others for each kind under the topic "other". It keeps those
+// limitBlocked returns at most mostBlocked targets and adds up the others for each kind under the topic "other". It keeps those
 // that hold up the watermark, and then those that have waited longest, so that the list does not change while it grows.
-func bounded(list []Blocked) []Blocked {
+func limitBlocked(list []Blocked) []Blocked {
 	if len(list) <= mostBlocked {
 		return list
 	}
 	slices.SortStableFunc(list, func(a, b Blocked) int {
 		if a.Parked != b.Parked {
-			return cmp.Compare(number(a.Parked), number(b.Parked))
+			return cmp.Compare(boolGauge(a.Parked), boolGauge(b.Parked))
 		}
 		return a.Since.Compare(b.Since)
 	})
@@ -185,8 +185,8 @@ func bounded(list []Blocked) []Blocked {
 	return out
 }
 
-// gaugeBlocked sets the gauges of what the sink holds for a target.
-func (r *runner) gaugeBlocked(list []Blocked) {
+// setBlockedGauges sets the gauges of what the sink holds for a target.
+func (r *runner) setBlockedGauges(list []Blocked) {
 	g := r.metrics.BlockedTargets
 	g.Reset()
 	for _, b := range list {

@@ -19,9 +19,9 @@ import (
 // Operators is the operator's page and API of one deployment. It has a connection of its own, so that no question of a
 // person holds up the lease or the stream, and works in any process: beside a relay or alone.
 type Operators struct {
-	server *httpapi.Server
-	dep    *admin.Deployment
-	close  func()
+	server     *httpapi.Server
+	deployment *admin.Deployment
+	disconnect func()
 }
 
 // NewOperators binds http.admin.listen; cfg.HTTP.Admin must be set. It connects to nothing yet. Nothing is served before Run,
@@ -44,13 +44,13 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 	if err != nil {
 		return nil, err
 	}
-	o := &Operators{close: disconnect, dep: &admin.Deployment{
+	o := &Operators{disconnect: disconnect, deployment: &admin.Deployment{
 		State: state, Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Router: router, Redact: redact, Log: log,
 		Outboxes:  Outboxes(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) { return CompactedTopics(ctx, cfg, topics) },
 		Oplog:     Oplog(state.Client()),
 	}}
-	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log, Page: o.page(cfg, version, log)}
+	opts := httpapi.AdminOptions{Listen: a.Listen, Access: accessConfig(a), Deployment: o.deployment, Log: log, Page: o.newPage(cfg, version, log)}
 	if m != nil {
 		for _, reason := range httpapi.Refusals {
 			m.LoginsRefused.WithLabelValues(reason)
@@ -68,15 +68,15 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 	return o, nil
 }
 
-// page is the operator's page over the deployment's desks.
-func (o *Operators) page(cfg config.Config, version string, log *slog.Logger) http.Handler {
+// newPage is the operator's page over the deployment's desks.
+func (o *Operators) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
 	return opspage.New(opspage.Options{Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Log: log, Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
-		return o.dep.For(a).Of(watcher).At(slot)
+		return o.deployment.For(a).Of(watcher).At(slot)
 	}})
 }
 
-// access is who may come in.
-func access(a *config.Admin) httpapi.Access {
+// accessConfig is who may come in.
+func accessConfig(a *config.Admin) httpapi.Access {
 	out := httpapi.Access{
 		Token: a.Token.Reveal(), ViewerToken: a.ViewerToken.Reveal(), Operators: a.Operators, Anonymous: a.Anonymous, Payloads: a.Payloads,
 		Local: a.Local(), Hosts: a.Hosts, Rate: a.Rate,
@@ -95,21 +95,21 @@ func (o *Operators) Close() error {
 	if o == nil {
 		return nil
 	}
-	o.close()
+	o.disconnect()
 	return o.server.Close()
 }
 
 // Run serves until ctx ends.
 func (o *Operators) Run(ctx context.Context) error {
-	defer o.close()
+	defer o.disconnect()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return o.server.Run(ctx) })
-	g.Go(func() error { return o.dep.Run(ctx) })
+	g.Go(func() error { return o.deployment.Run(ctx) })
 	return g.Wait()
 }
 
-// operators is the operator's listener beside the relay; nil where it is not configured.
-func (r *Relay) operators() (*Operators, error) {
+// listenOperators is the operator's listener beside the relay; nil where it is not configured.
+func (r *Relay) listenOperators() (*Operators, error) {
 	if r.cfg.HTTP.Admin == nil || !r.cfg.Is(config.RoleAdmin) {
 		return nil, nil
 	}

@@ -16,7 +16,7 @@ import (
 // watches, sorted by name. It asks each database that may hold one.
 func Outboxes(cfg config.Config, client *mongo.Client) func(ctx context.Context) ([]store.Outbox, error) {
 	return func(ctx context.Context) ([]store.Outbox, error) {
-		scope, err := changestream.ParseScope(cfg.Watch, ownCollections(cfg)...)
+		scope, err := changestream.ParseScope(cfg.Watch, stateCollections(cfg)...)
 		if err != nil {
 			return nil, fmt.Errorf("watch: %w", err)
 		}

@@ -22,14 +22,14 @@ type outlet struct {
 
 // outgoing is what one Publish works with.
 type outgoing struct {
-	filling
+	recordBuilder
 	recs []record.Record
 }
 
 func newOutlet(t *term) *outlet {
 	o := &outlet{t: t}
 	o.pool.New = func() any {
-		return &outgoing{filling: filling{router: t.router, filler: t.preset.Filler(), seal: t.seal}}
+		return &outgoing{recordBuilder: recordBuilder{router: t.router, filler: t.preset.Filler(), seal: t.seal}}
 	}
 	return o
 }
@@ -41,11 +41,11 @@ func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []st
 	if err := event.Parse(e.Raw, &w.view); err != nil {
 		return err
 	}
-	if err := w.refuseForged(); err != nil {
+	if err := w.checkSeal(); err != nil {
 		return err
 	}
 	now := o.t.clock.now()
-	if err := w.expired(now); err != nil {
+	if err := w.checkExpiry(now); err != nil {
 		return err
 	}
 	w.meta = routing.Meta{
@@ -54,7 +54,7 @@ func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []st
 	}
 	var refused []record.Answer
 	var err error
-	if w.recs, refused, err = w.records(w.recs[:0], topics); err != nil {
+	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil {
 		return err
 	}
 	if len(w.recs) == 0 {
@@ -67,20 +67,20 @@ func (o *outlet) Publish(ctx context.Context, e *reconcile.Envelope, topics []st
 			tell(p)
 		}
 	}
-	return o.t.disp.Publish(ctx, w.recs, o.followed(e, w.recs, answer))
+	return o.t.dispatcher.Publish(ctx, w.recs, o.traceAnswers(e, w.recs, answer))
 }
 
-// check implements reconcile.Exceptions.Check.
-func (o *outlet) check(v *event.View) error { return refuseForged(v, o.t.seal) }
+// checkEnvelope implements reconcile.Exceptions.Check.
+func (o *outlet) checkEnvelope(v *event.View) error { return checkSeal(v, o.t.seal) }
 
-// route tells the topics of an envelope that does not list its targets.
-func (o *outlet) route(e *reconcile.Envelope) ([]string, error) {
+// routeTopics tells the topics of an envelope that does not list its targets.
+func (o *outlet) routeTopics(e *reconcile.Envelope) ([]string, error) {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
 	if err := event.Parse(e.Raw, &w.view); err != nil {
 		return nil, err
 	}
-	if err := w.refuseForged(); err != nil {
+	if err := w.checkSeal(); err != nil {
 		return nil, err
 	}
 	targets, err := w.router.Route(&w.view, w.targets[:0])
@@ -95,23 +95,23 @@ func (o *outlet) route(e *reconcile.Envelope) ([]string, error) {
 	return topics, nil
 }
 
-// take acks the records of an envelope that the read-back has found, for those topics.
-func (o *outlet) take(e *reconcile.Envelope, topics []string, answer func(record.Published)) bool {
+// ackFound acks the records of an envelope that the read-back has found, for those topics.
+func (o *outlet) ackFound(e *reconcile.Envelope, topics []string, answer func(record.Published)) bool {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	return w.identify(o, e, topics) && o.t.disp.Take(w.recs, answer)
+	return w.buildIdentities(o, e, topics) && o.t.dispatcher.Take(w.recs, answer)
 }
 
-// identify makes the records of an envelope that has neither body nor headers, for those topics or for all that it routes
+// buildIdentities makes the records of an envelope that has neither body nor headers, for those topics or for all that it routes
 // to: what they are known by is right, and where they go.
-func (w *outgoing) identify(o *outlet, e *reconcile.Envelope, topics []string) bool {
-	if event.Parse(e.Raw, &w.view) != nil || w.refuseForged() != nil {
+func (w *outgoing) buildIdentities(o *outlet, e *reconcile.Envelope, topics []string) bool {
+	if event.Parse(e.Raw, &w.view) != nil || w.checkSeal() != nil {
 		return false
 	}
 	w.meta = routing.Meta{DB: e.DB, Coll: e.Coll, CommitMS: 1, MultiCollection: o.t.scope.Multiple()}
 	var err error
 	var refused []record.Answer
-	if w.recs, refused, err = w.records(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
+	if w.recs, refused, err = w.buildRecords(w.recs[:0], topics); err != nil || len(w.recs) == 0 {
 		return false
 	}
 	for _, a := range refused { // an earlier owner may have sent it when the topic was allowed
@@ -122,11 +122,11 @@ func (w *outgoing) identify(o *outlet, e *reconcile.Envelope, topics []string) b
 	return true
 }
 
-// standing is what the read-back has found of an envelope, for those topics, or for all that it routes to.
-func (o *outlet) standing(e *reconcile.Envelope, topics []string) []reconcile.Hit {
+// findHits is what the read-back has found of an envelope, for those topics, or for all that it routes to.
+func (o *outlet) findHits(e *reconcile.Envelope, topics []string) []reconcile.Hit {
 	w := o.pool.Get().(*outgoing)
 	defer o.pool.Put(w)
-	if !w.identify(o, e, topics) {
+	if !w.buildIdentities(o, e, topics) {
 		return nil
 	}
 	all := make([]string, len(w.recs))
@@ -146,19 +146,21 @@ func (o *outlet) standing(e *reconcile.Envelope, topics []string) []reconcile.Hi
 }
 
 // Settle implements reconcile.Outlet.
-func (o *outlet) Settle(tickets []record.Ticket) { o.t.disp.Settle(tickets) }
+func (o *outlet) Settle(tickets []record.Ticket) { o.t.dispatcher.Settle(tickets) }
 
 // Open implements reconcile.Outlet.
-func (o *outlet) Open(ns, topic, key string) { o.t.disp.Open(o.ns(ns), topic, key) }
+func (o *outlet) Open(ns, topic, key string) { o.t.dispatcher.Open(o.recordNamespace(ns), topic, key) }
 
 // Resume implements reconcile.Outlet.
-func (o *outlet) Resume(ns, topic, key string) { o.t.disp.Resume(o.ns(ns), topic, key) }
+func (o *outlet) Resume(ns, topic, key string) {
+	o.t.dispatcher.Resume(o.recordNamespace(ns), topic, key)
+}
 
 // Flush implements reconcile.Outlet.
-func (o *outlet) Flush() { o.t.disp.Flush() }
+func (o *outlet) Flush() { o.t.dispatcher.Flush() }
 
-// ns is the namespace as records carry it, by which gates are named (N7, N15).
-func (o *outlet) ns(ns string) string {
+// recordNamespace is the namespace as records carry it, by which gates are named (N7, N15).
+func (o *outlet) recordNamespace(ns string) string {
 	if !o.t.scope.Multiple() {
 		return ""
 	}
@@ -168,16 +170,16 @@ func (o *outlet) ns(ns string) string {
 
 // Reached implements reconcile.Outlet.
 func (o *outlet) Reached() string {
-	p, ok := o.t.disp.Reached()
+	p, ok := o.t.dispatcher.Reached()
 	if !ok {
 		return ""
 	}
-	return position(p)
+	return positionKey(p)
 }
 
-// position is the hexadecimal form in which exceptions store their places. One that is a time only stands before every
+// positionKey is the hexadecimal form in which exceptions store their places. One that is a time only stands before every
 // event of that time.
-func position(p resume.Position) string {
+func positionKey(p resume.Position) string {
 	if d := p.Token.Data(); d != "" {
 		return d
 	}

@@ -40,27 +40,27 @@ type Relay struct {
 	metrics *metrics.Set
 	version string
 
-	state     *state
-	clock     serverClock
-	mongo     *clients
-	kafka     *kafka.Client
-	nodes     *store.Nodes
-	member    *nodes.Member
-	steps     []migrate.Step // nil are those of this version
-	registry  *store.Registry
-	divisions *store.Divisions
-	reachable atomic.Bool  // Kafka answered the last heartbeat's question
-	acked     atomic.Int64 // when Kafka acked last, Unix nanoseconds
-	scope     *changestream.Scope
-	router    *routing.Router
-	preset    *routing.Preset
-	slots     []*runner
-	balance   *balance          // nil for one slot
-	pool      *dispatch.Pool    // the memory that the slots of this process share
-	exporter  *tracing.Exporter // nil unless configured
-	figures   *figures
-	embedded  bool
-	pace      pace
+	state          *state
+	clock          serverClock
+	mongo          *clients
+	kafka          *kafka.Client
+	nodes          *store.Nodes
+	member         *nodes.Member
+	steps          []migrate.Step // nil are those of this version
+	registry       *store.Registry
+	divisions      *store.Divisions
+	kafkaReachable atomic.Bool  // Kafka answered the last heartbeat's question
+	lastAck        atomic.Int64 // when Kafka acked last, Unix nanoseconds
+	scope          *changestream.Scope
+	router         *routing.Router
+	preset         *routing.Preset
+	slots          []*runner
+	balancer       *slotBalancer     // nil for one slot
+	pool           *dispatch.Pool    // the memory that the slots of this process share
+	exporter       *tracing.Exporter // nil unless configured
+	figures        *figures
+	embedded       bool
+	pace           pace
 }
 
 // pace is how long things take or rest; tests are faster.
@@ -99,7 +99,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 		r.metrics, sets = metrics.Slots(version, names)
 	}
 	var err error
-	if r.scope, err = changestream.ParseScope(cfg.Watch, ownCollections(cfg)...); err != nil {
+	if r.scope, err = changestream.ParseScope(cfg.Watch, stateCollections(cfg)...); err != nil {
 		return nil, fmt.Errorf("watch: %w", err)
 	}
 	if r.router, err = routing.New(cfg.Routing()); err != nil {
@@ -108,7 +108,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	if r.preset, err = routing.NewPreset(cfg.Preset()); err != nil {
 		return nil, fmt.Errorf("record: %w", err)
 	}
-	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, len(parts), log, r.metrics); err != nil {
+	if r.mongo, err = newClients(cfg.MongoDB, cfg.Node, len(parts), log, r.metrics); err != nil {
 		return nil, err
 	}
 	if r.kafka, err = NewKafka(cfg, log, r.metrics); err != nil {
@@ -122,7 +122,7 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	}
 	r.figures = &figures{Relay: r, judge: new(health.Evaluator)}
 	if len(parts) > 1 {
-		r.balance = newBalance(r)
+		r.balancer = newSlotBalancer(r)
 	}
 	for i, p := range parts {
 		one, err := r.newRunner(p, sets[i])
@@ -138,14 +138,14 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 func (r *Relay) Run(ctx context.Context) error {
 	work, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer r.close(work)
-	operators, err := r.operators()
+	defer r.closeClients(work)
+	operators, err := r.listenOperators()
 	if err != nil {
 		return err
 	}
 	g, work := errgroup.WithContext(work)
 	if r.cfg.HTTP.Listen != "off" {
-		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.health(), r.metrics.Registry, r.log)
+		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.processHealth(), r.metrics.Registry, r.log)
 		if err != nil {
 			return errors.Join(fmt.Errorf("http.listen: %w", err), operators.Close())
 		}
@@ -155,20 +155,20 @@ func (r *Relay) Run(ctx context.Context) error {
 		g.Go(func() error { return operators.Run(work) })
 	}
 	g.Go(func() error { return r.exporter.Run(work) })
-	g.Go(func() error { return r.figures.run(work) })
-	g.Go(func() error { return r.beat(work) })
+	g.Go(func() error { return r.figures.countPeriodically(work) })
+	g.Go(func() error { return r.runHeartbeat(work) })
 	if !r.embedded {
-		g.Go(func() error { return systemd.New(r.cfg.Watcher, r.health(), r.log).Run(ctx, work) })
+		g.Go(func() error { return systemd.New(r.cfg.Watcher, r.processHealth(), r.log).Run(ctx, work) })
 	}
 	g.Go(func() error {
 		defer cancel()
 		if !r.cfg.Is(config.RoleRelay) {
-			return r.idle(ctx)
+			return r.waitWithoutWatcher(ctx)
 		}
-		if err := r.admitted(ctx); err != nil {
+		if err := r.waitForUpgrade(ctx); err != nil {
 			return err
 		}
-		return r.own(ctx, work)
+		return r.ownSlots(ctx, work)
 	})
 	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
 		return err
@@ -178,54 +178,54 @@ func (r *Relay) Run(ctx context.Context) error {
 
 // Handler serves /livez, /readyz and /metrics, whatever http.listen says.
 func (r *Relay) Handler() http.Handler {
-	return httpapi.Handler(r.health(), r.metrics.Registry, r.log)
+	return httpapi.Handler(r.processHealth(), r.metrics.Registry, r.log)
 }
 
 // Ready says what the process does for its watcher and what is wrong, as /readyz does.
 func (r *Relay) Ready() (ok bool, role Role, reasons []string) {
-	ok, as, reasons := r.health().Ready()
+	ok, as, reasons := r.processHealth().Ready()
 	return ok, Role(as), reasons
 }
 
 // Close frees what New made. Run does it by itself.
-func (r *Relay) Close() { r.close(context.Background()) }
+func (r *Relay) Close() { r.closeClients(context.Background()) }
 
-func (r *Relay) close(ctx context.Context) {
+func (r *Relay) closeClients(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 	defer cancel()
 	r.kafka.Close()
-	r.mongo.close(ctx)
+	r.mongo.disconnect(ctx)
 }
 
-// own runs every slot, as the node's share of them allows, until stop ends.
-func (r *Relay) own(stop, work context.Context) error {
+// ownSlots runs every slot, as the node's share of them allows, until stop ends.
+func (r *Relay) ownSlots(stop, work context.Context) error {
 	work, cancel := context.WithCancel(work)
 	defer cancel()
 	var sharing errgroup.Group
-	if r.balance != nil {
+	if r.balancer != nil {
 		r.state.setRole(RoleStandby) // its slots tell what it does
-		sharing.Go(func() error { return r.balance.run(stop, work) })
+		sharing.Go(func() error { return r.balancer.shareSlots(stop, work) })
 	}
 	var owners errgroup.Group
 	for _, one := range r.slots {
-		owners.Go(func() error { return one.own(stop, work) })
+		owners.Go(func() error { return one.ownSlot(stop, work) })
 	}
 	err := owners.Wait()
 	cancel()
 	return errors.Join(err, sharing.Wait())
 }
 
-// owning are the terms that deliver now.
-func (r *Relay) owning() (list []*term) {
+// activeTerms are the terms that deliver now.
+func (r *Relay) activeTerms() (list []*term) {
 	for _, one := range r.slots {
-		if t := one.running.get(); t != nil {
+		if t := one.current.get(); t != nil {
 			list = append(list, t)
 		}
 	}
 	return list
 }
 
-// ownCollections are never watched, whatever the pattern (N27).
-func ownCollections(cfg config.Config) []string {
+// stateCollections are never watched, whatever the pattern (N27).
+func stateCollections(cfg config.Config) []string {
 	return []string{cfg.MongoDB.State + ".*"}
 }

@@ -67,15 +67,15 @@ type ResliceSlot struct {
 // ErrResliced is what a refusal of a division anew is: nothing was changed.
 var ErrResliced = errors.New("the slots stay as they are")
 
-func refused(format string, args ...any) error {
+func refusalf(format string, args ...any) error {
 	return fmt.Errorf("%w: %w", ErrResliced, fmt.Errorf(format, args...))
 }
 
-// reslicing is one division anew (N28). Its order: every slot is paused and its owner drains and releases; every lease is
+// resliceRun is one division anew (N28). Its order: every slot is paused and its owner drains and releases; every lease is
 // acquired, so that the documents are what they say; every transactional id is fenced, as at a take-over, so that nothing of an
 // old slot can come to a topic behind what was read; one transaction puts the new documents in the place of the old ones.
 // Before that transaction everything is as it was, but paused, and a repetition begins anew; behind it, all is done.
-type reslicing struct {
+type resliceRun struct {
 	Reslice
 	cfg       config.Config
 	log       *slog.Logger
@@ -88,23 +88,23 @@ type reslicing struct {
 	ids    []string
 	paused []string // by an operator, before
 	held   []*lease.Held
-	orders orders // to the new slots
+	orders slotOrders // to the new slots
 }
 
 // RunReslice divides the watcher anew. Whatever ends it early, the slots are what they were and go on.
 func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want Reslice) (ResliceReport, error) {
-	r := &reslicing{Reslice: want, cfg: cfg, log: log}
+	r := &resliceRun{Reslice: want, cfg: cfg, log: log}
 	if r.Say == nil {
 		r.Say = func(string) {}
 	}
 	var err error
-	if r.mongo, err = connect(cfg.MongoDB, cfg.Node, slot.Most, log, nil); err != nil {
+	if r.mongo, err = newClients(cfg.MongoDB, cfg.Node, slot.Most, log, nil); err != nil {
 		return ResliceReport{}, err
 	}
 	defer func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
-		r.mongo.close(ctx)
+		r.mongo.disconnect(ctx)
 	}()
 	if r.kafka, err = NewKafka(cfg, log, metrics.New("")); err != nil {
 		return ResliceReport{}, err
@@ -112,20 +112,20 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 	defer r.kafka.Close()
 	r.state = r.mongo.state.Database(cfg.MongoDB.State)
 	r.watchers, r.divisions = store.Majority(r.state.Collection("watchers")), store.NewDivisions(r.state)
-	rep, err := r.plan(ctx)
+	rep, err := r.planReslice(ctx)
 	if err != nil || want.DryRun || rep.Done {
 		return rep, err
 	}
 	if len(r.ids) == 0 {
-		err = r.first(ctx)
+		err = r.saveFirstDivision(ctx)
 		rep.Done = err == nil
 		return rep, err
 	}
-	if err := r.divide(ctx, rep.From); err != nil {
+	if err := r.replaceSlots(ctx, rep.From); err != nil {
 		return rep, err
 	}
 	rep.Done = true
-	r.orders.into(&rep)
+	r.orders.addTo(&rep)
 	err = store.NewEvents(r.state.Collection("events"), cfg.Watcher, "").Append(ctx, "resliced", bson.D{
 		{Key: "from", Value: rep.From}, {Key: "to", Value: rep.To}, {Key: "actor", Value: want.Actor},
 	})
@@ -135,10 +135,10 @@ func RunReslice(ctx context.Context, cfg config.Config, log *slog.Logger, want R
 	return rep, err
 }
 
-// first notes the number of slots of a watcher that has never run. A process that begins at that very moment sees the new number
+// saveFirstDivision notes the number of slots of a watcher that has never run. A process that begins at that very moment sees the new number
 // when it has made its document, and gives it up; or it has looked before, and then its document is there by now, and its number stays.
-func (r *reslicing) first(ctx context.Context) error {
-	r.Say("noting " + count(r.Slots, "slot"))
+func (r *resliceRun) saveFirstDivision(ctx context.Context) error {
+	r.Say("noting " + pluralize(r.Slots, "slot"))
 	if err := r.divisions.Divide(ctx, r.cfg.Watcher, r.Slots, false); err != nil {
 		return err
 	}
@@ -149,14 +149,14 @@ func (r *reslicing) first(ctx context.Context) error {
 	if err := r.divisions.Divide(ctx, r.cfg.Watcher, has, false); err != nil {
 		return err
 	}
-	return refused("watcher %s was started with %s at this moment; divide it anew once it runs", r.cfg.Watcher, count(has, "slot"))
+	return refusalf("watcher %s was started with %s at this moment; divide it anew once it runs", r.cfg.Watcher, pluralize(has, "slot"))
 }
 
-// plan looks at what is there.
-func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
+// planReslice looks at what is there.
+func (r *resliceRun) planReslice(ctx context.Context) (ResliceReport, error) {
 	rep := ResliceReport{Watcher: r.cfg.Watcher, To: r.Slots, DryRun: r.DryRun, Slots: []ResliceSlot{}, New: []NewSlot{}, Unpinned: []string{}}
 	if r.Slots < 1 || r.Slots > slot.Most {
-		return rep, refused("%d slots are asked for; from 1 to %d are possible", r.Slots, slot.Most)
+		return rep, refusalf("%d slots are asked for; from 1 to %d are possible", r.Slots, slot.Most)
 	}
 	v, err := r.divisions.Read(ctx, r.cfg.Watcher)
 	if err != nil && !errors.Is(err, store.ErrNotFound) {
@@ -182,7 +182,7 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 		want = append(want, p.ID(r.cfg.Watcher))
 	}
 	if !slices.Equal(r.ids, want) {
-		return rep, refused("watcher %s has %d slots and the documents %s: start outrelay run once, or if one was lost run outrelay recover", r.cfg.Watcher, rep.From, strings.Join(r.ids, ", "))
+		return rep, refusalf("watcher %s has %d slots and the documents %s: start outrelay run once, or if one was lost run outrelay recover", r.cfg.Watcher, rep.From, strings.Join(r.ids, ", "))
 	}
 	if v.Paused != nil {
 		r.paused = *v.Paused
@@ -194,7 +194,7 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 			return rep, err
 		}
 		old = append(old, d)
-		if err := r.fit(&d); err != nil {
+		if err := r.checkReplaceable(&d); err != nil {
 			return rep, err
 		}
 		one := ResliceSlot{Slot: id[len(r.cfg.Watcher)+1:]}
@@ -210,22 +210,22 @@ func (r *reslicing) plan(ctx context.Context) (ResliceReport, error) {
 		}
 		rep.Slots = append(rep.Slots, one)
 	}
-	r.inherit(old).into(&rep)
+	r.inheritOrders(old).addTo(&rep)
 	return rep, nil
 }
 
-// fit reports what keeps a slot from being replaced.
-func (r *reslicing) fit(d *lease.Document) error {
+// checkReplaceable reports what keeps a slot from being replaced.
+func (r *resliceRun) checkReplaceable(d *lease.Document) error {
 	switch {
 	case d.Position().IsZero():
-		return refused("slot %s has no position yet; let it run first", d.ID)
+		return refusalf("slot %s has no position yet; let it run first", d.ID)
 	case d.Gap != nil:
-		return refused("slot %s sweeps a stretch of its stream that was lost; let it finish first", d.ID)
+		return refusalf("slot %s sweeps a stretch of its stream that was lost; let it finish first", d.ID)
 	}
 	return nil
 }
 
-func (r *reslicing) divide(ctx context.Context, from int) (err error) {
+func (r *resliceRun) replaceSlots(ctx context.Context, from int) (err error) {
 	if r.paused == nil {
 		r.paused = []string{}
 	}
@@ -239,30 +239,30 @@ func (r *reslicing) divide(ctx context.Context, from int) (err error) {
 		stop()
 		renewing.Wait()
 		if !done {
-			r.undo(ctx)
+			r.restoreSlots(ctx)
 		}
 	}()
-	old, err := r.take(ctx, func(h *lease.Held) {
+	old, err := r.acquireAll(ctx, func(h *lease.Held) {
 		renewing.Go(func() { _ = h.Run(renew) }) // what it ends with, the transaction meets too
 	})
 	if err != nil {
 		return err
 	}
 	r.Say("fencing what the slots have sent with")
-	senders, err := r.fence(ctx, old)
+	senders, err := r.fenceAll(ctx, old)
 	if err != nil {
 		return err
 	}
 	crash.At("reslice-fenced")
-	fresh, err := r.fresh(ctx, old, senders)
+	fresh, err := r.newDocuments(ctx, old, senders)
 	if err != nil {
 		return err
 	}
 	// The leases last for a while without being renewed; a renewal would only meet the transaction.
 	stop()
 	renewing.Wait()
-	r.Say("writing " + count(r.Slots, "new document"))
-	if err := r.replace(ctx, old, fresh); err != nil {
+	r.Say("writing " + pluralize(r.Slots, "new document"))
+	if err := r.replaceDocuments(ctx, old, fresh); err != nil {
 		return err
 	}
 	done = true
@@ -270,43 +270,43 @@ func (r *reslicing) divide(ctx context.Context, from int) (err error) {
 	return nil
 }
 
-// take pauses every slot, waits until its owner has released it, and acquires it. It returns the documents.
-func (r *reslicing) take(ctx context.Context, keep func(*lease.Held)) ([]lease.Document, error) {
-	r.Say("pausing " + count(len(r.ids), "slot"))
+// acquireAll pauses every slot, waits until its owner has released it, and acquires it. It returns the documents.
+func (r *resliceRun) acquireAll(ctx context.Context, keep func(*lease.Held)) ([]lease.Document, error) {
+	r.Say("pausing " + pluralize(len(r.ids), "slot"))
 	for _, id := range r.ids {
-		if err := r.pause(ctx, id); err != nil {
+		if err := r.pauseSlot(ctx, id); err != nil {
 			return nil, err
 		}
 	}
 	crash.At("reslice-paused")
-	if err := r.drained(ctx); err != nil {
+	if err := r.waitForRelease(ctx); err != nil {
 		return nil, err
 	}
 	old := make([]lease.Document, len(r.ids))
 	for i, id := range r.ids {
-		h, err := r.acquire(ctx, id)
+		h, err := r.acquireSlot(ctx, id)
 		if err != nil {
 			return nil, err
 		}
 		r.held = append(r.held, h)
 		keep(h)
 		old[i] = h.Document()
-		if err := r.fit(&old[i]); err != nil {
+		if err := r.checkReplaceable(&old[i]); err != nil {
 			return nil, err
 		}
 	}
 	return old, nil
 }
 
-// fresh makes the new documents. Each has a transactional id of its own, which its first owner takes from us: that one has to
+// newDocuments makes the new documents. Each has a transactional id of its own, which its first owner takes from us: that one has to
 // read a marker above the last sender of its list, and can write none for the ids of others (N4).
-func (r *reslicing) fresh(ctx context.Context, old []lease.Document, senders []record.Sender) ([]lease.Document, error) {
+func (r *resliceRun) newDocuments(ctx context.Context, old []lease.Document, senders []record.Sender) ([]lease.Document, error) {
 	parts := slot.Parts(r.Slots)
 	ids := make([]string, len(parts))
 	for i, p := range parts {
 		ids[i] = p.ID(r.cfg.Watcher)
 	}
-	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return position(d.Position()) })
+	docs := lease.Merge(ids, old, senders, func(d lease.Document) string { return positionKey(d.Position()) })
 	for i := range docs {
 		s, err := r.kafka.Introduce(ctx, transactionalID(&docs[i], r.cfg.Watcher, parts[i]))
 		if err != nil {
@@ -317,7 +317,7 @@ func (r *reslicing) fresh(ctx context.Context, old []lease.Document, senders []r
 	return docs, nil
 }
 
-func count(n int, noun string) string {
+func pluralize(n int, noun string) string {
 	if n != 1 {
 		noun += "s"
 	}
@@ -327,8 +327,8 @@ func count(n int, noun string) string {
 // pauseTimeout bounds an attempt to pause a slot.
 const pauseTimeout = 2 * time.Second
 
-// pause waits out an owner that was killed within a transaction of its own: it holds the document until it is ended.
-func (r *reslicing) pause(ctx context.Context, id string) error {
+// pauseSlot waits out an owner that was killed within a transaction of its own: it holds the document until it is ended.
+func (r *resliceRun) pauseSlot(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
 	for {
@@ -339,7 +339,7 @@ func (r *reslicing) pause(ctx context.Context, id string) error {
 			return err
 		}
 		if ctx.Err() != nil {
-			return refused("slot %s cannot be paused: %w", id, err)
+			return refusalf("slot %s cannot be paused: %w", id, err)
 		}
 		if err := lease.EndTransactions(ctx, r.watchers, id); err != nil {
 			r.log.Debug("cannot end the last owner's session", "slot", id, "reason", err)
@@ -347,8 +347,8 @@ func (r *reslicing) pause(ctx context.Context, id string) error {
 	}
 }
 
-// drained waits until nobody owns a slot any more.
-func (r *reslicing) drained(ctx context.Context) error {
+// waitForRelease waits until nobody owns a slot any more.
+func (r *resliceRun) waitForRelease(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
 	for {
@@ -365,12 +365,12 @@ func (r *reslicing) drained(ctx context.Context) error {
 			return nil
 		}
 		if retry.Sleep(ctx, 100*time.Millisecond) != nil {
-			return refused("owners did not drain and release within %s (%s): wait until their targets can be written, or stop them, and try again", r.Wait, strings.Join(owners, ", "))
+			return refusalf("owners did not drain and release within %s (%s): wait until their targets can be written, or stop them, and try again", r.Wait, strings.Join(owners, ", "))
 		}
 	}
 }
 
-func (r *reslicing) acquire(ctx context.Context, id string) (*lease.Held, error) {
+func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
 	l, err := lease.New(lease.Config{
@@ -382,14 +382,14 @@ func (r *reslicing) acquire(ctx context.Context, id string) (*lease.Held, error)
 	}
 	h, err := l.Acquire(ctx)
 	if err != nil {
-		return nil, refused("slot %s could not be acquired: %w", id, err)
+		return nil, refusalf("slot %s could not be acquired: %w", id, err)
 	}
 	return h, nil
 }
 
-// fence retires every transactional id, each under its lease, and collects what the new slots have to count in their
+// fenceAll retires every transactional id, each under its lease, and collects what the new slots have to count in their
 // read-backs.
-func (r *reslicing) fence(ctx context.Context, old []lease.Document) ([]record.Sender, error) {
+func (r *resliceRun) fenceAll(ctx context.Context, old []lease.Document) ([]record.Sender, error) {
 	ctx, cancel := context.WithTimeout(ctx, r.Wait)
 	defer cancel()
 	var all []record.Sender
@@ -403,7 +403,7 @@ func (r *reslicing) fence(ctx context.Context, old []lease.Document) ([]record.S
 			Alive:  d.RenewedAt,
 		})
 		if err != nil {
-			return nil, refused("slot %s: %w", d.ID, err)
+			return nil, refusalf("slot %s: %w", d.ID, err)
 		}
 		all = append(all, senders...)
 	}
@@ -415,8 +415,8 @@ func transactionalID(d *lease.Document, watcher string, p slot.Part) string {
 	return fmt.Sprintf("outrelay.%s.%s.%s", d.Instance, watcher, p)
 }
 
-// replace is the transaction. One whose outcome is not known is looked up.
-func (r *reslicing) replace(ctx context.Context, old, fresh []lease.Document) error {
+// replaceDocuments is the transaction. One whose outcome is not known is looked up.
+func (r *resliceRun) replaceDocuments(ctx context.Context, old, fresh []lease.Document) error {
 	s, err := r.mongo.state.StartSession()
 	if err != nil {
 		return fmt.Errorf("starting session: %w", err)
@@ -427,8 +427,8 @@ func (r *reslicing) replace(ctx context.Context, old, fresh []lease.Document) er
 	_, err = s.WithTransaction(ctx, func(tx context.Context) (any, error) {
 		db := s.Client().Database(r.cfg.MongoDB.State)
 		if err := lease.Replace(tx, db.Collection("watchers"), old, fresh, func(id string, now []lease.Document) lease.Control {
-			r.orders = r.inherit(now)
-			return r.orders.by[id]
+			r.orders = r.inheritOrders(now)
+			return r.orders.controls[id]
 		}); err != nil {
 			return nil, err
 		}
@@ -443,8 +443,8 @@ func (r *reslicing) replace(ctx context.Context, old, fresh []lease.Document) er
 	return fmt.Errorf("putting the new watcher documents in the place of the old ones: %w", err)
 }
 
-// undo lets the slots go on as they were.
-func (r *reslicing) undo(ctx context.Context) {
+// restoreSlots lets the slots go on as they were.
+func (r *resliceRun) restoreSlots(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	for _, h := range r.held {

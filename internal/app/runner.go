@@ -35,11 +35,11 @@ type runner struct {
 	events  *store.Events
 	tap     *tracing.Tap
 
-	fenced  []time.Time // when Kafka fenced this owner although it held the lease (N5)
-	stepped time.Time   // when it last stepped down for lack of progress (N6)
-	running running
-	waiting atomic.Int64 // exceptions at the last audit
-	yield   chan string  // 1 slot: why the slot is to be handed over
+	fencedAt      []time.Time // when Kafka fenced this owner although it held the lease (N5)
+	steppedDownAt time.Time   // when it last stepped down for lack of progress (N6)
+	current       currentTerm
+	waitingCount  atomic.Int64 // exceptions at the last audit
+	yield         chan string  // 1 slot: why the slot is to be handed over
 }
 
 func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
@@ -52,8 +52,8 @@ func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
 		Collection: db.Collection("watchers"), ID: p.ID(r.cfg.Watcher),
 		Node: r.cfg.Node, Address: r.cfg.Address, Version: r.version,
 		TTL: r.cfg.Lease.TTL, Renew: r.cfg.Lease.Renew, CheckpointEvery: min(r.cfg.Checkpoint, r.cfg.Lease.Renew),
-		NodeAlive: r.alive, Log: r.log, Metrics: m,
-		Absent: func(ctx context.Context) error { return one.redivided(ctx) },
+		NodeAlive: r.nodeAlive, Log: r.log, Metrics: m,
+		Absent: func(ctx context.Context) error { return one.checkRedivided(ctx) },
 	}
 	if !p.Whole() {
 		// What a sweep remembers, and what one target may hold before it is parked, has to hold when all slots run here; what is
@@ -63,19 +63,19 @@ func (r *Relay) newRunner(p slot.Part, m *metrics.Set) (*runner, error) {
 		one.state = newState(r.cfg.HTTP.Readiness, time.Now)
 		one.scope = r.scope.Of(p)
 		one.kafka = r.kafka.For(one.log, m, int64(one.cfg.Limits.Memory))
-		c.Admit = func(pinned bool) (time.Duration, func(bool)) { return r.balance.admit(p.I, pinned) }
+		c.Admit = func(pinned bool) (time.Duration, func(bool)) { return r.balancer.admitAttempt(p.I, pinned) }
 	}
 	var err error
 	if one.lease, err = lease.New(c); err != nil {
 		return nil, err
 	}
 	one.tap = newTap(r.exporter, m, &r.clock)
-	one.gauges()
+	one.registerGauges()
 	return one, nil
 }
 
-// name is the watcher's, and the slot's where there are several, for people.
-func (r *runner) name() string {
+// displayName is the watcher's, and the slot's where there are several, for people.
+func (r *runner) displayName() string {
 	if r.part.Whole() {
 		return r.cfg.Watcher
 	}
@@ -85,44 +85,44 @@ func (r *runner) name() string {
 // divideRetry is how long to wait before it is asked again whether the watcher has as many slots as are configured.
 const divideRetry = 5 * time.Second
 
-// agree waits until the watcher is divided as this process is told to. Its error is the end of ctx.
-func (r *runner) agree(ctx context.Context) error {
+// waitForDivision waits until the watcher is divided as this process is told to. Its error is the end of ctx.
+func (r *runner) waitForDivision(ctx context.Context) error {
 	for {
-		err := r.divided(ctx)
+		err := r.checkDivision(ctx)
 		if err == nil || r.part.Whole() && !errors.Is(err, store.ErrDivided) {
-			r.state.clear("slots") // where the answer cannot be had, one slot goes on as ever
+			r.state.clearProblems("slots") // where the answer cannot be had, one slot goes on as ever
 			return nil
 		}
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		r.report("slots", err, errors.Is(err, store.ErrDivided))
+		r.reportProblem("slots", err, errors.Is(err, store.ErrDivided))
 		if err := retry.Sleep(ctx, divideRetry); err != nil {
 			return err
 		}
 	}
 }
 
-func (r *runner) divided(ctx context.Context) error {
+func (r *runner) checkDivision(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, schemaTimeout)
 	defer cancel()
 	return r.divisions.Agree(ctx, r.cfg.Watcher, r.part)
 }
 
-// redivided is the error of a watcher that has another number of slots by now; what cannot be had is not asked for again.
-func (r *runner) redivided(ctx context.Context) error {
-	if err := r.divided(ctx); errors.Is(err, store.ErrDivided) {
+// checkRedivided is the error of a watcher that has another number of slots by now; what cannot be had is not asked for again.
+func (r *runner) checkRedivided(ctx context.Context) error {
+	if err := r.checkDivision(ctx); errors.Is(err, store.ErrDivided) {
 		return err
 	}
 	return nil
 }
 
-// stillDivided asks again when the lease is held: the watcher may have been divided anew between the question and the
+// confirmDivision asks again when the lease is held: the watcher may have been divided anew between the question and the
 // acquisition, which has then made a document that must not be there.
-func (t *term) stillDivided(ctx context.Context) error { return t.redivided(ctx) }
+func (t *term) confirmDivision(ctx context.Context) error { return t.checkRedivided(ctx) }
 
-// discard removes the document that the acquisition has made.
-func (r *runner) discard() {
+// discardDocument removes the document that the acquisition has made.
+func (r *runner) discardDocument() {
 	ctx, cancel := context.WithTimeout(context.Background(), schemaTimeout)
 	defer cancel()
 	if err := r.divisions.Discard(ctx, r.part.ID(r.cfg.Watcher)); err != nil {
@@ -130,12 +130,12 @@ func (r *runner) discard() {
 	}
 }
 
-// own holds the lease, again and again, until stop ends.
-func (r *runner) own(stop, work context.Context) error {
+// ownSlot holds the lease, again and again, until stop ends.
+func (r *runner) ownSlot(stop, work context.Context) error {
 	backoff := retry.Reopen.Start()
 	for stop.Err() == nil {
 		r.state.setRole(RoleStandby)
-		if err := r.agree(stop); err != nil {
+		if err := r.waitForDivision(stop); err != nil {
 			return nil //nolint:nilerr // the end of stop is no error
 		}
 		held, err := r.lease.Acquire(stop)
@@ -146,24 +146,24 @@ func (r *runner) own(stop, work context.Context) error {
 			if errors.Is(err, store.ErrDivided) {
 				continue // and say so
 			}
-			r.report("lease", err, true)
+			r.reportProblem("lease", err, true)
 			if retry.Sleep(stop, configRetry) != nil {
 				return nil
 			}
 			continue
 		}
-		r.state.clear("lease")
+		r.state.clearProblems("lease")
 		began := time.Now()
-		err = r.serve(stop, work, held)
-		r.balance.gone(r.part.I)
+		err = r.serveTerm(stop, work, held)
+		r.balancer.slotReleased(r.part.I)
 		if err == nil || stop.Err() != nil {
 			return nil
 		}
 		if time.Since(began) > time.Minute {
 			backoff.Reset()
 		}
-		if again, halt := r.ended(stop, err); halt != nil {
-			if r.haltWithout(stop, halt) != nil {
+		if again, halt := r.classifyEnd(stop, err); halt != nil {
+			if r.haltWithoutLease(stop, halt) != nil {
 				return nil
 			}
 		} else if again {
@@ -179,20 +179,20 @@ func (r *runner) own(stop, work context.Context) error {
 // configRetry is how long to wait between attempts at what only a person can mend.
 const configRetry = 30 * time.Second
 
-// ended says why a term ended, and reports whether the lease may be sought again at once, or not at all.
-func (r *runner) ended(stop context.Context, err error) (again bool, halt *HaltError) {
+// classifyEnd says why a term ended, and reports whether the lease may be sought again at once, or not at all.
+func (r *runner) classifyEnd(stop context.Context, err error) (again bool, halt *HaltError) {
 	switch {
 	case errors.Is(err, lease.ErrLeaseLost):
-		r.tellLost(stop, err)
+		r.announceLeaseLost(stop, err)
 		return true, nil
-	case errors.Is(err, errAnew):
+	case errors.Is(err, errGapTooLate):
 		r.log.Warn("taking over anew", "reason", err)
 		return true, nil
 	case errors.Is(err, errStepDown):
 		r.log.Info("stepped down", "reason", err)
 		return true, nil
 	case errors.Is(err, store.ErrDivided):
-		r.discard()
+		r.discardDocument()
 		return true, nil // said when it is asked for the next time
 	case errors.Is(err, kafka.ErrReopen):
 		r.log.Warn("taking over anew in Kafka", "reason", err)
@@ -202,7 +202,7 @@ func (r *runner) ended(stop context.Context, err error) (again bool, halt *HaltE
 		return false, nil // after a wait: an answer that persists must not burn producer epochs
 	case errors.Is(err, kafka.ErrFenced):
 		r.log.Warn("Kafka fenced this owner although it holds the lease; taking over anew", "reason", err)
-		return true, r.fencedAgain(time.Now(), err)
+		return true, r.recordFenced(time.Now(), err)
 	}
 	r.log.Error("the term ended; trying again", "reason", err)
 	return false, nil
@@ -215,31 +215,31 @@ const (
 	fencedHalt = 5 * time.Minute
 )
 
-// fencedAgain is N5's limit: somebody else uses the transactional id, and taking it from each other for ever helps nobody.
-func (r *runner) fencedAgain(now time.Time, err error) *HaltError {
-	r.fenced = slices.DeleteFunc(append(r.fenced, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
-	if len(r.fenced) < fencedLimit {
+// recordFenced is N5's limit: somebody else uses the transactional id, and taking it from each other for ever helps nobody.
+func (r *runner) recordFenced(now time.Time, err error) *HaltError {
+	r.fencedAt = slices.DeleteFunc(append(r.fencedAt, now), func(t time.Time) bool { return now.Sub(t) > fencedSpan })
+	if len(r.fencedAt) < fencedLimit {
 		return nil
 	}
 	return &HaltError{
-		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: another program uses its transactional id", r.name(), fencedLimit, fencedSpan),
+		What: fmt.Sprintf("Kafka fenced the owner of watcher %s %d times within %s while it held the lease: another program uses its transactional id", r.displayName(), fencedLimit, fencedSpan),
 		Err:  err,
 		Fix:  fmt.Sprintf("find the other program (was the state database copied to another cluster?); this process tries again every %s", fencedHalt),
 	}
 }
 
-// haltWithout waits without the lease, for [fencedHalt] or until stop ends, which is its error.
-func (r *runner) haltWithout(stop context.Context, halt *HaltError) error {
+// haltWithoutLease waits without the lease, for [fencedHalt] or until stop ends, which is its error.
+func (r *runner) haltWithoutLease(stop context.Context, halt *HaltError) error {
 	r.state.setRole(RoleHalted)
-	r.report("halted", halt, true)
-	defer r.state.clear("halted")
-	r.fenced = nil
+	r.reportProblem("halted", halt, true)
+	defer r.state.clearProblems("halted")
+	r.fencedAt = nil
 	return retry.Sleep(stop, fencedHalt)
 }
 
-// report tells of a problem once, not at each attempt.
-func (r *runner) report(part string, err error, fatal bool) {
-	if r.state.set(part, err.Error(), fatal) {
+// reportProblem tells of a problem once, not at each attempt.
+func (r *runner) reportProblem(part string, err error, fatal bool) {
+	if r.state.setProblem(part, err.Error(), fatal) {
 		r.log.Error(part+": "+err.Error(), "part", part)
 	}
 }

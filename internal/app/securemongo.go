@@ -64,7 +64,7 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 		conf.ServerName = host
 	}
 	if !conf.InsecureSkipVerify {
-		conf.VerifyConnection = notRevoked
+		conf.VerifyConnection = verifyNotRevoked
 	}
 	t := tls.Client(nc, conf)
 	if err := t.HandshakeContext(ctx); err != nil {
@@ -76,8 +76,8 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 
 var errRevoked = errors.New("the server's certificate was revoked by its issuer")
 
-// notRevoked believes the answer of the issuer's responder that the server staples to its certificate, if it does.
-func notRevoked(s tls.ConnectionState) error {
+// verifyNotRevoked believes the answer of the issuer's responder that the server staples to its certificate, if it does.
+func verifyNotRevoked(s tls.ConnectionState) error {
 	if len(s.OCSPResponse) == 0 || len(s.VerifiedChains) == 0 || len(s.VerifiedChains[0]) < 2 {
 		return nil
 	}

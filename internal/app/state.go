@@ -30,14 +30,14 @@ const (
 // state is what health and status say about this process. Problems are named by the part that has them; a part says ok by
 // an empty text.
 type state struct {
-	mu       sync.Mutex
-	role     Role
-	problems map[string]problem
-	ready    time.Duration // a problem older than this makes the process not ready
-	dead     error
-	pulses   map[string]time.Time // when the loops that must not hang moved last
-	report   *health.Report       // nil unless this process judges
-	now      func() time.Time
+	mu           sync.Mutex
+	role         Role
+	problems     map[string]problem
+	unreadyAfter time.Duration // a problem older than this makes the process not ready
+	hungErr      error
+	pulses       map[string]time.Time // when the loops that must not hang moved last
+	report       *health.Report       // nil unless this process judges
+	now          func() time.Time
 }
 
 type problem struct {
@@ -47,7 +47,7 @@ type problem struct {
 }
 
 func newState(after time.Duration, now func() time.Time) *state {
-	return &state{role: RoleStarting, problems: map[string]problem{}, pulses: map[string]time.Time{}, ready: after, now: now}
+	return &state{role: RoleStarting, problems: map[string]problem{}, pulses: map[string]time.Time{}, unreadyAfter: after, now: now}
 }
 
 func (s *state) setRole(r Role) {
@@ -56,8 +56,8 @@ func (s *state) setRole(r Role) {
 	s.role = r
 }
 
-// set tells how part does: text is empty when it is well. It reports whether that is news.
-func (s *state) set(part, text string, fatal bool) bool {
+// setProblem tells how part does: text is empty when it is well. It reports whether that is news.
+func (s *state) setProblem(part, text string, fatal bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, had := s.problems[part]
@@ -73,39 +73,39 @@ func (s *state) set(part, text string, fatal bool) bool {
 	return old.text != text
 }
 
-// clear forgets every problem of a term of ownership that ended.
-func (s *state) clear(parts ...string) {
+// clearProblems forgets every problem of a term of ownership that ended.
+func (s *state) clearProblems(parts ...string) {
 	for _, p := range parts {
-		s.set(p, "", false)
+		s.setProblem(p, "", false)
 	}
 }
 
-// hung makes the process not live: only a restart frees a stage that stands still.
-func (s *state) hung() {
+// setHung makes the process not live: only a restart frees a stage that stands still.
+func (s *state) setHung() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dead = errors.New("a stage stands still; restart the process")
+	s.hungErr = errors.New("a stage stands still; restart the process")
 }
 
-// moves takes a hang back: a new term has begun.
-func (s *state) moves() {
+// clearHung takes a hang back: a new term has begun.
+func (s *state) clearHung() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.dead = nil
+	s.hungErr = nil
 }
 
 // hungAfter is the silence of a loop after which it hangs. What each of them waits for has a deadline far below.
 const hungAfter = time.Minute
 
-// pulse says that a loop moves.
-func (s *state) pulse(loop string) {
+// recordPulse says that a loop moves.
+func (s *state) recordPulse(loop string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pulses[loop] = s.now()
 }
 
-// rest says that a loop has ended.
-func (s *state) rest(loop string) {
+// endPulse says that a loop has ended.
+func (s *state) endPulse(loop string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.pulses, loop)
@@ -116,15 +116,15 @@ func (s *state) Live() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for loop, at := range s.pulses {
-		if silent := s.now().Sub(at); s.dead == nil && silent > hungAfter {
+		if silent := s.now().Sub(at); s.hungErr == nil && silent > hungAfter {
 			return fmt.Errorf("the %s loop stands still for %s; restart the process", loop, silent.Truncate(time.Second))
 		}
 	}
-	return s.dead
+	return s.hungErr
 }
 
-// judged keeps what the health rules say; nil when this process does not judge.
-func (s *state) judged(r *health.Report) {
+// setReport keeps what the health rules say; nil when this process does not judge.
+func (s *state) setReport(r *health.Report) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.report = r
@@ -145,7 +145,7 @@ func (s *state) Ready() (ok bool, role string, reasons []string) {
 	ok = s.role != RoleStarting && s.role != RoleHalted
 	for part, p := range s.problems {
 		age := s.now().Sub(p.since)
-		if p.fatal || age >= s.ready {
+		if p.fatal || age >= s.unreadyAfter {
 			ok = false
 		}
 		reasons = append(reasons, fmt.Sprintf("%s: %s (for %s)", part, logging.Clean(p.text), age.Truncate(time.Second)))
@@ -181,8 +181,8 @@ func (e *HaltError) Unwrap() error { return e.Err }
 // errStepDown ends a term in which the process gives the lease back on purpose.
 var errStepDown = errors.New("stepping down")
 
-// is reports whether that is the role of now.
-func (s *state) is(r Role) bool {
+// hasRole reports whether that is the role of now.
+func (s *state) hasRole(r Role) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.role == r

@@ -37,59 +37,59 @@ type Stats struct {
 
 // termStats holds the last Stats of a term.
 type termStats struct {
-	mu     sync.Mutex
-	s      Stats
-	halted string
-	last   time.Time
-	acked  int64
+	mu        sync.Mutex
+	current   Stats
+	halted    string
+	updatedAt time.Time
+	acked     int64
 }
 
 func newTermStats() *termStats {
-	return &termStats{s: Stats{State: string(RoleTakeOver), At: time.Now()}}
+	return &termStats{current: Stats{State: string(RoleTakeOver), At: time.Now()}}
 }
 
-// halt makes the state halted until the term ends.
-func (v *termStats) halt(reason string) {
+// setHalted makes the state halted until the term ends.
+func (v *termStats) setHalted(reason string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.halted, v.s.State, v.s.Reason, v.s.At = reason, string(RoleHalted), reason, time.Now()
+	v.halted, v.current.State, v.current.Reason, v.current.At = reason, string(RoleHalted), reason, time.Now()
 }
 
-// rateOver is the time over which the rate is smoothed.
-const rateOver = 5 * time.Second
+// rateWindow is the time over which the rate is smoothed.
+const rateWindow = 5 * time.Second
 
-func (v *termStats) observe(now time.Time, t *term, disp *dispatch.Dispatcher, stream changestream.State, blocked []Blocked) {
+func (v *termStats) update(now time.Time, t *term, disp *dispatch.Dispatcher, stream changestream.State, blocked []Blocked) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	acked := t.progress.acked.Load()
-	if d := now.Sub(v.last); !v.last.IsZero() && d > 0 {
-		share := min(float64(d)/float64(rateOver), 1)
-		v.s.Rate += share * (float64(acked-v.acked)/d.Seconds() - v.s.Rate)
+	if d := now.Sub(v.updatedAt); !v.updatedAt.IsZero() && d > 0 {
+		share := min(float64(d)/float64(rateWindow), 1)
+		v.current.Rate += share * (float64(acked-v.acked)/d.Seconds() - v.current.Rate)
 	}
-	v.last, v.acked = now, acked
-	v.s.At, v.s.Acked, v.s.Blocked = now, acked, slices.Clone(blocked)
-	v.s.LagMS = disp.Lag(t.clock.now()).Milliseconds()
-	v.s.Unresolved, v.s.Bytes = disp.Unresolved()
-	v.s.TokenAgeMS = t.tokenAge().Milliseconds()
-	v.s.State, v.s.Reason = string(stream.Phase), stream.Reason
+	v.updatedAt, v.acked = now, acked
+	v.current.At, v.current.Acked, v.current.Blocked = now, acked, slices.Clone(blocked)
+	v.current.LagMS = disp.Lag(t.clock.now()).Milliseconds()
+	v.current.Unresolved, v.current.Bytes = disp.Unresolved()
+	v.current.TokenAgeMS = t.tokenAge().Milliseconds()
+	v.current.State, v.current.Reason = string(stream.Phase), stream.Reason
 	if i := slices.IndexFunc(blocked, func(b Blocked) bool { return !b.Parked }); i >= 0 {
-		v.s.State, v.s.Reason = "blocked", blocked[i].Reason
+		v.current.State, v.current.Reason = "blocked", blocked[i].Reason
 	} else if disp.Waiting() {
-		v.s.State, v.s.Reason = "waiting", "the memory budget is full: Kafka takes less than the stream brings"
+		v.current.State, v.current.Reason = "waiting", "the memory budget is full: Kafka takes less than the stream brings"
 	}
 	if s := t.sweeping.Load(); s != nil {
-		v.s.State, v.s.Reason = "sweeping", s.text(v.s.Reason)
+		v.current.State, v.current.Reason = "sweeping", s.describe(v.current.Reason)
 	}
 	if v.halted != "" {
-		v.s.State, v.s.Reason = string(RoleHalted), v.halted
+		v.current.State, v.current.Reason = string(RoleHalted), v.halted
 	}
 }
 
-// document is the stats as they are stored.
-func (v *termStats) document() bson.D {
+// encode is the stats as they are stored.
+func (v *termStats) encode() bson.D {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	raw, err := bson.Marshal(v.s)
+	raw, err := bson.Marshal(v.current)
 	if err != nil {
 		return nil // a struct of plain fields always marshals
 	}

@@ -28,16 +28,16 @@ import (
 func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestream.Start, error) {
 	none := changestream.Start{}
 	doc := t.held.Document()
-	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) error { return t.clock.sync(ctx, t.mongo.stream) }); err != nil {
+	if err := t.retryCall(ctx, "mongodb", func(ctx context.Context) error { return t.clock.sync(ctx, t.mongo.stream) }); err != nil {
 		return none, err
 	}
-	if err := t.guardSchema(ctx); err != nil {
+	if err := t.checkSchema(ctx); err != nil {
 		return none, err
 	}
-	if err := t.stillDivided(ctx); err != nil {
+	if err := t.confirmDivision(ctx); err != nil {
 		return none, err
 	}
-	if err := t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	if err := t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		t.seal, err = t.registry.Seal(ctx)
 		return err
 	}); err != nil {
@@ -52,31 +52,31 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if err != nil {
 		return none, err
 	}
-	t.later(t.indexes) // beside all that follows, which is slow without them
-	t.dirty = newDirty(t, &doc)
+	t.runInBackground(t.ensureAllIndexes) // beside all that follows, which is slow without them
+	t.dirty = newDirtyList(t, &doc)
 	if doc.Position().IsZero() { // N17: before there is a position, behind which nobody would look any more
-		if err := t.dirty.find(ctx); err != nil {
+		if err := t.dirty.markAllNonEmpty(ctx); err != nil {
 			return none, err
 		}
 	}
-	start, err := t.startFrom(ctx, &doc, began)
+	start, err := t.findStart(ctx, &doc, began)
 	if err != nil {
 		return none, err
 	}
-	if err := t.begun(ctx); err != nil {
+	if err := t.markSlotBegun(ctx); err != nil {
 		return none, err
 	}
 	if err := t.claimCollections(ctx, claims); err != nil {
 		return none, err
 	}
-	t.margin = store.Margin(ctx, t.mongo.stream)
+	t.stampMargin = store.Margin(ctx, t.mongo.stream)
 	disp := t.newDispatcher()
 	sink, err := t.openSink(ctx, &doc, disp)
 	if err != nil {
 		return none, err
 	}
 	t.countTopics(ctx)
-	t.disp, t.sink = disp, sink
+	t.dispatcher, t.sink = disp, sink
 	disp.Use(sink)
 	disp.Start(t.from)
 	disp.BeginReplay(len(doc.Dirty) > 0)
@@ -88,9 +88,9 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	if t.stream, err = t.newStream(); err != nil {
 		return none, err
 	}
-	t.passed = passedOf(&doc)
-	t.rec = t.newReconciler(&doc)
-	if err := t.recoverSent(ctx); err != nil {
+	t.drainedSlots = parseDrainedSlots(&doc)
+	t.reconciler = t.newReconciler(&doc)
+	if err := t.recoverUnrecorded(ctx); err != nil {
 		return none, err
 	}
 	owned, err := t.loadExceptions(ctx)
@@ -98,38 +98,38 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 	t.pump = t.newPump(until, owned)
-	g.Go(func() error { return endOf(work, sink.Run(work)) })
-	g.Go(func() error { return endOf(work, disp.Run(work)) })
-	t.reconcile(ctx, work, g)
+	g.Go(func() error { return ignoreStop(work, sink.Run(work)) })
+	g.Go(func() error { return ignoreStop(work, disp.Run(work)) })
+	t.startReconciler(ctx, work, g)
 	t.delivering.Store(disp)
-	t.running.set(t)
+	t.current.set(t)
 	t.log.Info("took over", "watcher", t.cfg.Watcher, "node", t.cfg.Node, "position", t.from.Token.String(), "time", t.from.ClusterTime.T)
-	t.announce(ctx, store.TookOver, bson.D{{Key: "position", Value: t.from.Token.String()}})
+	t.appendEvent(ctx, store.TookOver, bson.D{{Key: "position", Value: t.from.Token.String()}})
 	return start, nil
 }
 
 // operationTime is the server's time of now, as the change stream counts it.
 func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error) {
-	err = t.untilDone(ctx, "mongodb", func(ctx context.Context) (err error) {
+	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		at, err = store.ClusterTime(ctx, t.mongo.stream)
 		return err
 	})
 	return at, err
 }
 
-// untilDone repeats what MongoDB has to answer, and tells of it when it lasts. It is for calls that cost the server little.
-func (t *term) untilDone(ctx context.Context, part string, op func(context.Context) error) error {
-	return t.untilAnswered(ctx, part, func(ctx context.Context) error {
+// retryCall repeats what MongoDB has to answer, and tells of it when it lasts. It is for calls that cost the server little.
+func (t *term) retryCall(ctx context.Context, part string, op func(context.Context) error) error {
+	return t.retryReporting(ctx, part, func(ctx context.Context) error {
 		call, cancel := context.WithTimeout(ctx, t.pace.call)
 		defer cancel()
 		return op(call)
 	})
 }
 
-// untilRead is untilDone for a read of a collection, which takes as long as that is large where an index is missing: a deadline would
+// retryRead is untilDone for a read of a collection, which takes as long as that is large where an index is missing: a deadline would
 // only begin it again.
-func (t *term) untilRead(ctx context.Context, op func(context.Context) error) error {
-	return t.untilAnswered(ctx, "mongodb", func(ctx context.Context) error {
+func (t *term) retryRead(ctx context.Context, op func(context.Context) error) error {
+	return t.retryReporting(ctx, "mongodb", func(ctx context.Context) error {
 		ended := make(chan error, 1)
 		go func() { ended <- op(ctx) }()
 		alive := time.NewTicker(time.Second)
@@ -145,10 +145,10 @@ func (t *term) untilRead(ctx context.Context, op func(context.Context) error) er
 	})
 }
 
-func (t *term) untilAnswered(ctx context.Context, part string, op func(context.Context) error) error {
-	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { t.report(part, err, false) })
+func (t *term) retryReporting(ctx context.Context, part string, op func(context.Context) error) error {
+	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { t.reportProblem(part, err, false) })
 	if err == nil {
-		t.state.clear(part)
+		t.state.clearProblems(part)
 	}
 	return err
 }
@@ -156,13 +156,13 @@ func (t *term) untilAnswered(ctx context.Context, part string, op func(context.C
 func (t *term) newDispatcher() *dispatch.Dispatcher {
 	return dispatch.New(dispatch.Config{
 		Pool:       t.pool,
-		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Now: t.clock.now,
-		Ready: func(topic string) { t.rec.exceptions.Wake(topic) },
-		Found: func(ready func() bool, let func()) { t.rec.exceptions.Found(ready, let) },
+		Exceptions: &exceptionWriter{t}, Recorder: &exceptionWriter{t}, Retry: t.retryFenced, Now: t.clock.now,
+		Ready: func(topic string) { t.reconciler.exceptions.Wake(topic) },
+		Found: func(ready func() bool, let func()) { t.reconciler.exceptions.Found(ready, let) },
 		Metrics: dispatch.Metrics{
 			Published: func(topic string, n int) {
 				t.progress.acked.Add(int64(n))
-				t.acked.Store(time.Now().UnixNano())
+				t.lastAck.Store(time.Now().UnixNano())
 				t.metrics.ObservePublish(topic, metrics.Acked, n)
 			},
 			Dead: func(topic string, class record.Class) {
@@ -188,28 +188,28 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 			Senders:         doc.Senders(),
 			Gate:            t.held.Valid,
 			Bounds:          fence.Bounds{Bytes: int64(t.cfg.Kafka.ReadBack.Bytes), Time: t.cfg.Kafka.ReadBack.Time},
-			Alias:           t.alias(doc),
+			Alias:           t.namespaceAlias(doc),
 			Alive:           doc.RenewedAt,
-			Event:           t.kafkaEvent,
+			Event:           t.recordFenceEvent,
 			Holder:          disp,
-		}, claims{t.held}, disp)
+		}, senderClaims{t.held}, disp)
 		if errors.Is(err, lease.ErrLeaseLost) {
 			return retry.Permanent(err)
 		}
 		// N5: another owner takes the same id at this moment, and the coordinator may tell both that they lost. That says nothing
 		// about the lease: whoever has it tries again, after a wait of random length.
 		return err
-	}, func(err error, _ time.Duration) { t.report("kafka", t.diagnose(ctx, err), false) })
+	}, func(err error, _ time.Duration) { t.reportProblem("kafka", t.diagnoseKafka(ctx, err), false) })
 	if err == nil {
-		t.state.clear("kafka")
+		t.state.clearProblems("kafka")
 		t.metrics.KafkaReachable.Set(1)
 	}
 	return sink, err
 }
 
-// alias is the collection whose records stand in the topics with the header outrelay-ns or without it, when the watcher has
+// namespaceAlias is the collection whose records stand in the topics with the header outrelay-ns or without it, when the watcher has
 // become one of several collections since the checkpoint, or of one (N7).
-func (t *term) alias(doc *lease.Document) fence.Alias {
+func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 	only := t.scope.String()
 	if t.scope.Multiple() {
 		if len(doc.Collections) != 1 {
@@ -221,8 +221,8 @@ func (t *term) alias(doc *lease.Document) fence.Alias {
 	return fence.Alias{NS: ns[:], Named: t.scope.Multiple()}
 }
 
-// diagnose puts an error of Kafka into words that say what to do.
-func (t *term) diagnose(ctx context.Context, err error) error {
+// diagnoseKafka puts an error of Kafka into words that say what to do.
+func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	if d := t.kafka.Diagnose(ctx); d != nil {
@@ -231,11 +231,11 @@ func (t *term) diagnose(ctx context.Context, err error) error {
 	return err
 }
 
-// claims lets the sink write into the watcher document.
-type claims struct{ held *lease.Held }
+// senderClaims lets the sink write into the watcher document.
+type senderClaims struct{ held *lease.Held }
 
 // Save implements kafka.Claims.
-func (c claims) Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error {
+func (c senderClaims) Save(ctx context.Context, senders []record.Sender, offsets map[string][]int64) error {
 	u := lease.Update{Offsets: offsets}
 	if senders != nil {
 		u.Senders = &senders
@@ -262,34 +262,34 @@ func (t *term) newStream() (*changestream.Stream, error) {
 	})
 }
 
-func (t *term) newPump(until bson.Timestamp, owned *owned) *pump {
+func (t *term) newPump(until bson.Timestamp, owned *previousOwner) *pump {
 	p := &pump{
-		filling: filling{router: t.router, filler: t.preset.Filler(), seal: t.seal},
-		scope:   t.scope, disp: t.disp, ddl: t.onDDL, now: t.clock.now,
-		replay: replay{until: until, end: func() { t.sink.EndReplay(); t.disp.EndReplay() }},
-		standing: func(r record.Record) bool {
+		recordBuilder: recordBuilder{router: t.router, filler: t.preset.Filler(), seal: t.seal},
+		scope:         t.scope, dispatcher: t.dispatcher, handleDDL: t.handleDDL, now: t.clock.now,
+		replayWindow: replayWindow{until: until, end: func() { t.sink.EndReplay(); t.dispatcher.EndReplay() }},
+		foundByReadBack: func(r record.Record) bool {
 			_, _, ok := t.sink.Standing(&r)
 			return ok
 		},
-		tick:        func() { t.progress.ticks.Add(1) },
-		tap:         t.tap,
-		dropExpired: t.cfg.Expired == "drop",
-		dropped:     func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },
-		known:       t.dirty,
-		owned:       owned,
-		saw:         t.rec.scheduled.Saw,
-		remember:    t.cfg.Recording != store.RecordWatermark,
-		margin:      uint32(t.margin / time.Second),
-		collections: t.collections,
-		adopt:       t.adopt, passed: t.passed,
+		reportProgress:   func() { t.progress.ticks.Add(1) },
+		tap:              t.tap,
+		dropExpired:      t.cfg.Expired == "drop",
+		countDropped:     func() { t.metrics.Reconciled.WithLabelValues("expired_dropped").Inc() },
+		dirty:            t.dirty,
+		previous:         owned,
+		onScheduled:      t.reconciler.scheduled.Saw,
+		recordDeliveries: t.cfg.Recording != store.RecordWatermark,
+		stampMargin:      uint32(t.stampMargin / time.Second),
+		collections:      t.collections,
+		adoptCollection:  t.adoptCollection, drainedSlots: t.drainedSlots,
 	}
 	p.meta.MultiCollection = t.scope.Multiple()
 	return p
 }
 
-// startFrom finds the place to read from, and the position to keep until the stream moves it.
-func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Timestamp) (changestream.Start, error) {
-	hash, identities := t.scope.PipelineHash(), t.identities()
+// findStart finds the place to read from, and the position to keep until the stream moves it.
+func (t *term) findStart(ctx context.Context, doc *lease.Document, began bson.Timestamp) (changestream.Start, error) {
+	hash, identities := t.scope.PipelineHash(), t.collectionIdentities()
 	if t.from = doc.Position(); doc.Gap != nil {
 		return t.resumeGap(ctx, doc, lease.Update{PipelineHash: &hash, Collections: &identities}, began)
 	}
@@ -299,12 +299,12 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Ti
 			s.Collections = append(s.Collections, resumeCollection(c))
 		}
 		// Only a position that was reached with this pipeline may stand beside its hash (N23): see describe.
-		t.fresh = &lease.Update{PipelineHash: &hash, Collections: &identities}
+		t.unsavedDescription = &lease.Update{PipelineHash: &hash, Collections: &identities}
 		return s, nil
 	}
-	at, err := t.firstStart(ctx, began)
+	at, err := t.findFirstStart(ctx, began)
 	if err == nil {
-		at, err = t.sharedStart(ctx, at)
+		at, err = t.agreeOnStart(ctx, at)
 	}
 	if err != nil {
 		return changestream.Start{}, err
@@ -312,7 +312,7 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Ti
 	t.from = resume.Position{ClusterTime: at}
 	// Persisted before the first event: a crash from here on starts at the same place again.
 	u := lease.Update{Checkpoint: lease.Checkpoint{Position: t.from}, PipelineHash: &hash, Collections: &identities}
-	if hidden, err := t.unstampedBacklog(ctx, began); err != nil {
+	if hidden, err := t.hasUnstampedBacklog(ctx, began); err != nil {
 		return changestream.Start{}, err
 	} else if hidden {
 		return t.planSweep(ctx, reasonBacklog, bson.Timestamp{}, began, u)
@@ -320,31 +320,31 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Ti
 	return changestream.Start{Position: t.from}, t.held.Save(ctx, u)
 }
 
-// describe writes what the stream watches beside the first position that was reached with it.
-func (t *term) describe(ctx context.Context) {
+// saveDescription writes what the stream watches beside the first position that was reached with it.
+func (t *term) saveDescription(ctx context.Context) {
 	t.startMu.Lock()
 	defer t.startMu.Unlock()
-	t.forgetPassedLocked(ctx)
+	t.forgetDrainedSlotsLocked(ctx)
 
-	if t.fresh == nil || t.sweeping.Load() != nil {
+	if t.unsavedDescription == nil || t.sweeping.Load() != nil {
 		return
 	}
-	reached, ok := t.disp.Reached()
+	reached, ok := t.dispatcher.Reached()
 	if !ok || reached.Compare(t.from) <= 0 {
 		return
 	}
-	u := *t.fresh
-	identities := t.identities()
-	u.Collections, u.Checkpoint = &identities, t.checkpoint() // the hash never stands beside an older position
+	u := *t.unsavedDescription
+	identities := t.collectionIdentities()
+	u.Collections, u.Checkpoint = &identities, t.currentCheckpoint() // the hash never stands beside an older position
 	if err := t.held.Save(ctx, u); err != nil {
 		return // said by the renewal, which meets the same
 	}
-	t.fresh = nil
+	t.unsavedDescription = nil
 }
 
-// firstStart is where a watcher without a checkpoint begins: the backlog, a given time, or now. now is a time before the
+// findFirstStart is where a watcher without a checkpoint begins: the backlog, a given time, or now. now is a time before the
 // outboxes were listed.
-func (t *term) firstStart(ctx context.Context, now bson.Timestamp) (at bson.Timestamp, err error) {
+func (t *term) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.Timestamp, err error) {
 	if t.cfg.Start.Now {
 		return now, nil
 	}
@@ -362,9 +362,9 @@ func (t *term) firstStart(ctx context.Context, now bson.Timestamp) (at bson.Time
 	}
 	ctx = mongo.NewSessionContext(ctx, session)
 	oldest := now
-	for _, c := range t.outboxes() {
+	for _, c := range t.watchedOutboxes() {
 		coll := t.mongo.stream.Database(c.DB).Collection(c.Coll)
-		if err := t.untilRead(ctx, func(ctx context.Context) error {
+		if err := t.retryRead(ctx, func(ctx context.Context) error {
 			ts, ok, err := store.OldestTS(ctx, coll)
 			if err == nil && ok && ts.Before(oldest) {
 				oldest = ts

@@ -14,7 +14,7 @@ type topicNames struct {
 	names atomic.Pointer[map[string]bool]
 }
 
-func (n *topicNames) has(topic string) bool {
+func (n *topicNames) exists(topic string) bool {
 	names := n.names.Load()
 	return names != nil && (*names)[topic]
 }
@@ -37,8 +37,8 @@ func (t *term) countTopics(ctx context.Context) {
 		exist.names.Store(&names)
 	}
 	list(ctx)
-	t.router.Begin(exist.has)
-	t.later(func(ctx context.Context) {
+	t.router.Begin(exist.exists)
+	t.runInBackground(func(ctx context.Context) {
 		for retry.Sleep(ctx, topicNamesEvery) == nil {
 			if t.router.Full() {
 				list(ctx)

@@ -38,38 +38,38 @@ func NewKafka(cfg config.Config, log *slog.Logger, m *metrics.Set) (*kafka.Clien
 	return kafka.NewClient(c)
 }
 
-// kafkaEvent notes what the fence found, for people who ask afterwards.
-func (t *term) kafkaEvent(e fence.Event) {
-	if !t.found.add(e) {
+// recordFenceEvent notes what the fence found, for people who ask afterwards.
+func (t *term) recordFenceEvent(e fence.Event) {
+	if !t.fenceEvents.addEvent(e) {
 		return
 	}
-	t.later(func(ctx context.Context) {
-		t.found.each(func(e fence.Event, n int) {
+	t.runInBackground(func(ctx context.Context) {
+		t.fenceEvents.writeEach(func(e fence.Event, n int) {
 			kind := store.Kind("kafka_" + strings.ReplaceAll(string(e.Kind), "-", "_"))
-			t.announce(ctx, kind, bson.D{{Key: "topic", Value: e.Topic}, {Key: "text", Value: e.Text}, {Key: "count", Value: n}})
+			t.appendEvent(ctx, kind, bson.D{{Key: "topic", Value: e.Topic}, {Key: "text", Value: e.Text}, {Key: "count", Value: n}})
 		})
 	})
 }
 
-// found gathers events of the fence while others are written: a cluster that was made anew has one for each of its partitions.
-type found struct {
+// fenceEvents gathers events of the fence while others are written: a cluster that was made anew has one for each of its partitions.
+type fenceEvents struct {
 	mu      sync.Mutex
-	waiting map[fence.EventKind]gathered
+	waiting map[fence.EventKind]countedEvent
 	writing bool // somebody is in each
 }
 
-// gathered is the first of several events of a kind, and their number.
-type gathered struct {
+// countedEvent is the first of several events of a kind, and their number.
+type countedEvent struct {
 	first fence.Event
 	n     int
 }
 
-// add notes an event and reports whether the caller has to see to a call of each.
-func (f *found) add(e fence.Event) bool {
+// addEvent notes an event and reports whether the caller has to see to a call of each.
+func (f *fenceEvents) addEvent(e fence.Event) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.waiting == nil {
-		f.waiting = map[fence.EventKind]gathered{}
+		f.waiting = map[fence.EventKind]countedEvent{}
 	}
 	g, more := f.waiting[e.Kind]
 	if !more {
@@ -82,8 +82,8 @@ func (f *found) add(e fence.Event) bool {
 	return first
 }
 
-// each calls write for each kind of events that waits, until none is left.
-func (f *found) each(write func(first fence.Event, n int)) {
+// writeEach calls write for each kind of events that waits, until none is left.
+func (f *fenceEvents) writeEach(write func(first fence.Event, n int)) {
 	for {
 		f.mu.Lock()
 		list := f.waiting
@@ -99,34 +99,34 @@ func (f *found) each(write func(first fence.Event, n int)) {
 	}
 }
 
-// gauges gives the metrics that are read when they are scraped their sources.
-func (r *runner) gauges() {
+// registerGauges gives the metrics that are read when they are scraped their sources.
+func (r *runner) registerGauges() {
 	m := r.metrics
 	with := func(f func(t *term) float64) func() float64 {
 		return func() float64 {
-			if t := r.running.get(); t != nil {
+			if t := r.current.get(); t != nil {
 				return f(t)
 			}
 			return 0
 		}
 	}
 	limits := func() (bytes, tickets int64) { // a standby has what it would have if all slots ran here
-		if t := r.running.get(); t != nil {
-			return t.disp.Limits()
+		if t := r.current.get(); t != nil {
+			return t.dispatcher.Limits()
 		}
 		return int64(r.cfg.Limits.Memory), int64(r.cfg.Limits.Tickets)
 	}
 	m.Budget.From(func() float64 { bytes, _ := limits(); return float64(bytes) })
 	m.MaxTicketWindow.From(func() float64 { _, tickets := limits(); return float64(tickets) })
-	m.Lag.From(with(func(t *term) float64 { return t.disp.Lag(t.clock.now()).Seconds() }))
+	m.Lag.From(with(func(t *term) float64 { return t.dispatcher.Lag(t.clock.now()).Seconds() }))
 	m.TokenAge.From(with(func(t *term) float64 { return t.tokenAge().Seconds() }))
-	m.TicketWindow.From(with(func(t *term) float64 { n, _ := t.disp.Unresolved(); return float64(n) }))
-	m.BudgetUsed.From(with(func(t *term) float64 { _, b := t.disp.Unresolved(); return float64(b) }))
+	m.TicketWindow.From(with(func(t *term) float64 { n, _ := t.dispatcher.Unresolved(); return float64(n) }))
+	m.BudgetUsed.From(with(func(t *term) float64 { _, b := t.dispatcher.Unresolved(); return float64(b) }))
 }
 
 // tokenAge is the server's time minus that of the watermark.
 func (t *term) tokenAge() time.Duration {
-	pos, ok := t.disp.Reached()
+	pos, ok := t.dispatcher.Reached()
 	if !ok {
 		return 0
 	}
@@ -137,8 +137,8 @@ func (t *term) tokenAge() time.Duration {
 	return max(t.clock.now().Sub(time.Unix(int64(ts.T), 0)), 0)
 }
 
-// alive tells the lease whether a node that it is pinned to lives.
-func (r *Relay) alive(ctx context.Context, node string) bool {
+// nodeAlive tells the lease whether a node that it is pinned to lives.
+func (r *Relay) nodeAlive(ctx context.Context, node string) bool {
 	ok, err := r.nodes.Alive(ctx, node, staleAfter)
 	if err != nil && !errors.Is(err, context.Canceled) {
 		r.log.Debug("the node that the watcher is pinned to cannot be looked up", "node", node, "reason", err)
