@@ -10,8 +10,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// recordBuilder builds the records of an envelope. It must be used by one goroutine at a time. It reuses its
-// buffers, so that an event costs no allocation.
+// recordBuilder builds the records of an envelope. It must be used by one goroutine at a time. It
+// reuses its buffers, so that an event costs no allocation.
 type recordBuilder struct {
 	router  *routing.Router
 	filler  *routing.Filler
@@ -32,8 +32,8 @@ func (b *recordBuilder) checkExpiry(now time.Time) error {
 // checkSeal calls the function checkSeal for the envelope of b.
 func (b *recordBuilder) checkSeal() error { return checkSeal(&b.view, b.seal) }
 
-// checkSeal returns a *record.Refusal if the envelope has a field of the relay that neither a relay nor an
-// operator wrote. They write their seal with such fields.
+// checkSeal returns a *record.Refusal if the envelope has a field of the relay that neither a relay
+// nor an operator wrote. They write their seal with such fields.
 func checkSeal(v *event.View, seal []byte) error {
 	if v.RelayOwned == nil || bytes.Equal(v.Seal, seal) {
 		return nil
@@ -44,9 +44,9 @@ func checkSeal(v *event.View, seal []byte) error {
 	return &record.Refusal{Class: record.Malformed, Reason: reason}
 }
 
-// buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it builds
-// records only for those topics. The records share key, value and headers. refused contains an answer for
-// each of topics that may not be written. The error is a *record.Refusal.
+// buildRecords appends one record to dst for each target of the envelope. If topics is not nil, it
+// builds records only for those topics. The records share key, value and headers. refused contains
+// an answer for each of topics that may not be written. The error is a *record.Refusal.
 func (b *recordBuilder) buildRecords(dst []record.Record, topics []string) (
 	_ []record.Record, refused []record.Answer, err error,
 ) {

@@ -13,7 +13,8 @@ import (
 
 var _ dispatch.Follower = (*tracing.Delivery)(nil)
 
-// newExporter returns the exporter of the configured collector, or nil if no collector is configured.
+// newExporter returns the exporter of the configured collector, or nil if no collector is
+// configured.
 func newExporter(cfg config.Config, version string, r *Relay) (*tracing.Exporter, error) {
 	tls, err := cfg.OTel.TLS.Client()
 	if err != nil {
@@ -60,8 +61,8 @@ func (p *pump) traceDelivery(item *dispatch.Item) {
 	}
 }
 
-// traceAnswers returns answer. If the delivery of e is sampled, the returned function also reports the answers
-// to the trace.
+// traceAnswers returns answer. If the delivery of e is sampled, the returned function also reports
+// the answers to the trace.
 func (o *outlet) traceAnswers(e *reconcile.Envelope, recs []record.Record,
 	answer func(record.Published),
 ) func(record.Published) {

@@ -24,9 +24,9 @@ const (
 	positionEvery = 256 // events between two positions that the watermark can reach
 )
 
-// pump is the hot path: it decodes the events of the change stream, routes them and delivers them to
-// the dispatcher. A single goroutine runs it. All that an event needs is reused, so an event costs no
-// allocation.
+// pump is the hot path: it decodes the events of the change stream, routes them and delivers them
+// to the dispatcher. A single goroutine runs it. All that an event needs is reused, so an event
+// costs no allocation.
 type pump struct {
 	recordBuilder
 
@@ -46,8 +46,8 @@ type pump struct {
 	recordDeliveries bool   // record every delivery on its envelope
 	stampMargin      uint32 // seconds by which a server timestamp may precede the commit
 
-	// Events that the stream repeats although they were dealt with before. Each field is nil once the
-	// stream has passed the part that it covers.
+	// Events that the stream repeats although they were dealt with before. Each field is nil once
+	// the stream has passed the part that it covers.
 	replayWindow replayWindow
 	previous     *previousOwner  // exceptions and dead letters of the previous owner
 	drainedSlots []drainedSlot   // slots of an earlier division of the watcher (N28)
@@ -71,8 +71,8 @@ type replayWindow struct {
 	end   func() // nil once the stream has passed the window
 }
 
-// run pumps batches until the reader closes in, and then returns nil. It returns early with the first
-// error, or with the cause of ctx when ctx ends.
+// run pumps batches until the reader closes in, and then returns nil. It returns early with the
+// first error, or with the cause of ctx when ctx ends.
 func (p *pump) run(ctx context.Context, in <-chan *changestream.Batch) error {
 	for {
 		select {
@@ -92,8 +92,8 @@ func (p *pump) run(ctx context.Context, in <-chan *changestream.Batch) error {
 	}
 }
 
-// handleBatch delivers the events of b in order and then releases b. It blocks while the dispatcher has
-// no room.
+// handleBatch delivers the events of b in order and then releases b. It blocks while the dispatcher
+// has no room.
 func (p *pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 	for _, raw := range b.Docs {
 		if err := p.handleEvent(ctx, raw); err != nil {
@@ -111,8 +111,8 @@ func (p *pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 		}
 	}
 
-	// The position of the batch can be later than its last event: the server also advances past events
-	// that the pipeline filters out.
+	// The position of the batch can be later than its last event: the server also advances past
+	// events that the pipeline filters out.
 	p.dispatcher.Position(b.Position)
 	p.dispatcher.Flush()
 
@@ -126,8 +126,8 @@ func (p *pump) handleBatch(ctx context.Context, b *changestream.Batch) error {
 	return nil
 }
 
-// handleEvent parses one event of the stream into p.ev. It delivers the event unless the event is not an
-// insert into a watched collection, or was delivered before.
+// handleEvent parses one event of the stream into p.ev. It delivers the event unless the event is
+// not an insert into a watched collection, or was delivered before.
 func (p *pump) handleEvent(ctx context.Context, raw []byte) error {
 	if err := changestream.Parse(raw, &p.ev); err != nil {
 		return err
@@ -139,8 +139,8 @@ func (p *pump) handleEvent(ctx context.Context, raw []byte) error {
 		return nil
 	}
 
-	// A collection must be registered for this watcher before an event of it is sent (N25). Consecutive
-	// events mostly share a collection, so the lookup is rare.
+	// A collection must be registered for this watcher before an event of it is sent (N25).
+	// Consecutive events mostly share a collection, so the lookup is rare.
 	if p.ev.UUID != p.lastCollection && p.ev.HasUUID {
 		if !p.collections[p.ev.UUID] {
 			if err := p.adoptCollection(ctx, &p.ev); err != nil {
@@ -160,8 +160,8 @@ func (p *pump) handleEvent(ctx context.Context, raw []byte) error {
 	return p.deliverInsert(ctx, p.ev.WallMS)
 }
 
-// deliverInsert delivers the insert in p.ev, which comes from the stream or from a sweep. It blocks while
-// the dispatcher has no room.
+// deliverInsert delivers the insert in p.ev, which comes from the stream or from a sweep. It blocks
+// while the dispatcher has no room.
 func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
 	item := &p.item
 	*item = dispatch.Item{
@@ -174,8 +174,8 @@ func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
 	}
 	fillErr := p.fillItem(item)
 
-	// The seal is checked first. Otherwise a forged envelope could pass for an exception of the previous
-	// owner.
+	// The seal is checked first. Otherwise a forged envelope could pass for an exception of the
+	// previous owner.
 	if p.ev.HasDocument {
 		if forged := p.checkSeal(); forged != nil {
 			item.Records = item.Records[:0]
@@ -183,9 +183,9 @@ func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
 		}
 	}
 
-	// The stream repeats envelopes of the previous owner. Topics for which it dead-lettered the envelope,
-	// or left it waiting, are settled. It may have died before it sent the others, so those are delivered
-	// here (N15).
+	// The stream repeats envelopes of the previous owner. Topics for which it dead-lettered the
+	// envelope, or left it waiting, are settled. It may have died before it sent the others, so
+	// those are delivered here (N15).
 	if p.previous != nil {
 		id := p.documentID()
 
@@ -197,8 +197,8 @@ func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
 
 		item.Records, waiting = p.previous.removeWaitingTopics(p.namespace(), id, item.Records)
 		if waiting && (fillErr != nil || len(item.Records) == 0) {
-			// Not rejected, even if it has expired since: the reconciler decides that when the envelope's
-			// turn comes.
+			// Not rejected, even if it has expired since: the reconciler decides that when the
+			// envelope's turn comes.
 			return nil
 		}
 		if waiting {
@@ -218,13 +218,13 @@ func (p *pump) deliverInsert(ctx context.Context, commitMS int64) error {
 	return p.dispatcher.Deliver(ctx, item)
 }
 
-// ownedByReconciler reports whether only the reconciler may send the envelope in p.view: it is an exception
-// (N16), or it is scheduled (N19).
+// ownedByReconciler reports whether only the reconciler may send the envelope in p.view: it is an
+// exception (N16), or it is scheduled (N19).
 func (p *pump) ownedByReconciler() bool { return p.view.State != nil || p.view.HasDueAt }
 
-// leaveToReconciler makes sure that the reconciler will find the envelope in p.ev. It returns once the
-// collection is on the dirty list: after the watermark has passed the envelope, a later owner looks only at
-// collections on that list (N17).
+// leaveToReconciler makes sure that the reconciler will find the envelope in p.ev. It returns once
+// the collection is on the dirty list: after the watermark has passed the envelope, a later owner
+// looks only at collections on that list (N17).
 func (p *pump) leaveToReconciler(ctx context.Context) error {
 	ns := p.namespace()
 	if err := p.dirty.mark(ctx, ns); err != nil {
@@ -237,8 +237,9 @@ func (p *pump) leaveToReconciler(ctx context.Context) error {
 	return nil
 }
 
-// fillItem parses the envelope in p.ev and appends one record per target to item. The records share key,
-// value and headers. An envelope that the reconciler owns gets none. The error is a *record.Refusal.
+// fillItem parses the envelope in p.ev and appends one record per target to item. The records share
+// key, value and headers. An envelope that the reconciler owns gets none. The error is a
+// *record.Refusal.
 func (p *pump) fillItem(item *dispatch.Item) error {
 	if !p.ev.HasDocument {
 		item.Raw = envelopeWithIDOnly(&p.ev)
@@ -264,8 +265,8 @@ func (p *pump) fillItem(item *dispatch.Item) error {
 	var err error
 	item.Records, _, err = p.buildRecords(item.Records, nil)
 
-	// If the previous owner sent a record of the envelope in time, the envelope has not expired. That owner
-	// began all targets together, so the remaining targets get their records as well.
+	// If the previous owner sent a record of the envelope in time, the envelope has not expired.
+	// That owner began all targets together, so the remaining targets get their records as well.
 	if err == nil && expired != nil && !slices.ContainsFunc(item.Records, p.foundByReadBack) {
 		item.Records = item.Records[:0]
 		return expired
@@ -273,12 +274,12 @@ func (p *pump) fillItem(item *dispatch.Item) error {
 	return err
 }
 
-// recordDelivery requests that the delivery of item is recorded on its envelope. Besides the configuration,
-// an envelope without a server timestamp requires it: otherwise neither sweep nor purge could tell that it
-// was sent (N25).
+// recordDelivery requests that the delivery of item is recorded on its envelope. Besides the
+// configuration, an envelope without a server timestamp requires it: otherwise neither sweep nor
+// purge could tell that it was sent (N25).
 func (p *pump) recordDelivery(item *dispatch.Item) {
-	// A timestamp far older than the commit was copied here with the document. It says nothing about this
-	// insert.
+	// A timestamp far older than the commit was copied here with the document. It says nothing
+	// about this insert.
 	stamp := p.view.TS
 	if p.ev.ClusterTime.T > stamp.T+p.stampMargin {
 		stamp = bson.Timestamp{}
@@ -308,8 +309,8 @@ func (p *pump) namespace() string {
 	return string(p.nsBuf)
 }
 
-// rejectEnvelope dead-letters the envelope of item if err is a *record.Refusal, and returns any other err.
-// An expired envelope is dropped instead if the configuration says so.
+// rejectEnvelope dead-letters the envelope of item if err is a *record.Refusal, and returns any
+// other err. An expired envelope is dropped instead if the configuration says so.
 func (p *pump) rejectEnvelope(ctx context.Context, item *dispatch.Item, err error) error {
 	refusal, ok := errors.AsType[*record.Refusal](err)
 	if !ok {

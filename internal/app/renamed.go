@@ -13,10 +13,10 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// handleRename handles a rename that gives a collection a watched name, removes one, or both (N27). from and to
-// report whether the old and the new name are watched. A collection keeps its UUID, so the registry can store
-// up to where the collection was read: the stream contains all inserts under a watched name, and none under any
-// other name.
+// handleRename handles a rename that gives a collection a watched name, removes one, or both (N27).
+// from and to report whether the old and the new name are watched. A collection keeps its UUID, so
+// the registry can store up to where the collection was read: the stream contains all inserts under
+// a watched name, and none under any other name.
 func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, to bool) error {
 	if !to {
 		return t.retryCall(ctx, "mongodb", func(ctx context.Context) error {
@@ -30,8 +30,8 @@ func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, t
 		return err
 	}
 	if !listed {
-		// The stream contains the later rename as well. The registry still has the time up to which the
-		// collection was read.
+		// The stream contains the later rename as well. The registry still has the time up to which
+		// the collection was read.
 		t.log.Warn("a collection got a watched name and has lost it since; it is delivered when it gets a watched name again",
 			"collection", string(ev.ToDB)+"."+string(ev.ToColl))
 		return nil
@@ -51,13 +51,13 @@ func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, t
 	return t.dirty.markIfNonEmpty(ctx, o)
 }
 
-// renameListedWithin bounds the time until a rename that the stream contains is visible in the list of
-// collections. The server shows the oplog entry a moment before it lists the new name.
+// renameListedWithin bounds the time until a rename that the stream contains is visible in the list
+// of collections. The server shows the oplog entry a moment before it lists the new name.
 const renameListedWithin = 3 * time.Second
 
-// findRenamed returns the collection of a rename under its current name, which may be the result of a later rename.
-// listed is false if the collection has no watched name. It waits at most [renameListedWithin] for the server to
-// list the collection.
+// findRenamed returns the collection of a rename under its current name, which may be the result of
+// a later rename. listed is false if the collection has no watched name. It waits at most
+// [renameListedWithin] for the server to list the collection.
 func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o store.Outbox, listed bool, err error) {
 	to := string(ev.ToDB) + "." + string(ev.ToColl)
 	for began := time.Now(); time.Since(began) < renameListedWithin; {
@@ -78,13 +78,15 @@ func (t *term) findRenamed(ctx context.Context, ev *changestream.Event) (o store
 	return o, false, nil
 }
 
-// sweepRenamed delivers the envelopes that were in a collection when it got a watched name: the stream does not
-// contain their inserts. It runs in stream order, so the position stays before the rename until all of them are
-// resolved. A later owner that finds the rename again repeats the sweep.
+// sweepRenamed delivers the envelopes that were in a collection when it got a watched name: the
+// stream does not contain their inserts. It runs in stream order, so the position stays before the
+// rename until all of them are resolved. A later owner that finds the rename again repeats the
+// sweep.
 //
-// Envelopes that are inserted after the rename have later timestamps, because a rename waits for the transactions
-// that write to the collection. They come from the stream. For the same reason, envelopes that were inserted
-// before the collection lost its previous watched name have timestamps before that time, without a margin.
+// Envelopes that are inserted after the rename have later timestamps, because a rename waits for
+// the transactions that write to the collection. They come from the stream. For the same reason,
+// envelopes that were inserted before the collection lost its previous watched name have timestamps
+// before that time, without a margin.
 func (t *term) sweepRenamed(
 	ctx context.Context, ev *changestream.Event, o store.Outbox, before store.Claim,
 ) error {
@@ -123,13 +125,13 @@ func (t *term) sweepRenamed(
 		{Key: "swept", Value: res.Swept},
 	})
 
-	// The collection must be on the dirty list before the position passes the rename: a later owner looks
-	// only at collections on that list.
+	// The collection must be on the dirty list before the position passes the rename: a later owner
+	// looks only at collections on that list.
 	return t.dirty.markIfNonEmpty(ctx, o)
 }
 
-// keepTicking counts ticks until stop is called. It is for work whose single steps may take longer than
-// [stalledAfter] and have deadlines of their own.
+// keepTicking counts ticks until stop is called. It is for work whose single steps may take longer
+// than [stalledAfter] and have deadlines of their own.
 func (p *progress) keepTicking(every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ticking sync.WaitGroup
@@ -144,7 +146,8 @@ func (p *progress) keepTicking(every time.Duration) (stop func()) {
 	}
 }
 
-// renamePublisher delivers the envelopes of a renamed collection through the pump, like events of the stream.
+// renamePublisher delivers the envelopes of a renamed collection through the pump, like events of
+// the stream.
 type renamePublisher struct{ *term }
 
 // Deliver implements reconcile.Publisher.
@@ -170,8 +173,8 @@ type rename struct {
 	at  bson.Timestamp
 }
 
-// renames holds the latest rename of each collection in a term. The pump and the goroutine that stores exceptions
-// use it concurrently.
+// renames holds the latest rename of each collection in a term. The pump and the goroutine that
+// stores exceptions use it concurrently.
 type renames struct {
 	mu     sync.Mutex
 	latest map[string]rename
@@ -187,10 +190,10 @@ func (r *renames) remember(ns string, latest rename) {
 	r.latest[ns] = latest
 }
 
-// positionOf returns the position of an envelope that no event of the stream contains (N15). If the envelope came
-// with a rename, the position lies within the rename, ordered by the timestamp ts. So the envelope is due when
-// the watermark has passed the rename, and a later owner that reads the rename again recognizes the envelope by
-// its position. Otherwise the position is made of ts.
+// positionOf returns the position of an envelope that no event of the stream contains (N15). If the
+// envelope came with a rename, the position lies within the rename, ordered by the timestamp ts. So
+// the envelope is due when the watermark has passed the rename, and a later owner that reads the
+// rename again recognizes the envelope by its position. Otherwise the position is made of ts.
 func (r *renames) positionOf(ns string, ts bson.Timestamp) string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// findNextStart returns where to start the stream again after it ended with err. If the stream cannot continue, it
-// returns the error that ends the term.
+// findNextStart returns where to start the stream again after it ended with err. If the stream
+// cannot continue, it returns the error that ends the term.
 func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start, error) {
 	if ctx.Err() != nil {
 		return changestream.Start{}, err
@@ -26,8 +26,8 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 		return changestream.Start{}, err
 	}
 
-	// If the token cannot be resumed, the time may still work: as long as the oplog holds that time, nothing
-	// is lost (design of the gap path, step 2). Each position gets one such attempt.
+	// If the token cannot be resumed, the time may still work: as long as the oplog holds that
+	// time, nothing is lost (design of the gap path, step 2). Each position gets one such attempt.
 	at, hasTime := gap.Position.Time()
 	if hasTime && !gap.Position.Token.IsZero() && gap.Position.Compare(t.reopenedAt) != 0 && !gap.Ahead {
 		t.reopenedAt = gap.Position.Clone()
@@ -56,8 +56,8 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 	return t.openGap(ctx, gap)
 }
 
-// resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It returns a
-// *HaltError if the configuration says so.
+// resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
+// returns a *HaltError if the configuration says so.
 func (t *term) resumeAfterInvalidate(
 	ctx context.Context, e *changestream.InvalidateError,
 ) (changestream.Start, error) {
@@ -86,8 +86,9 @@ func (t *term) resumeAfterInvalidate(
 	return changestream.Start{Position: e.Position}, nil
 }
 
-// handleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a renamed collection.
-// Exceptions of a dropped collection are gone with it. The next audit opens their gates.
+// handleDDL handles a drop or rename (N27). It appends an audit entry and registers or sweeps a
+// renamed collection. Exceptions of a dropped collection are gone with it. The next audit opens
+// their gates.
 func (t *term) handleDDL(ctx context.Context, ev *changestream.Event) error {
 	from := t.scope.Matches(ev.DB, ev.Coll)
 	to := t.scope.Matches(ev.ToDB, ev.ToColl)

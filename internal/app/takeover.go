@@ -23,10 +23,11 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// takeOver prepares the term after the lease was acquired. The order of its steps is essential: first the collections
-// are listed and claimed, then earlier senders are fenced and their records read back, with the new sender persisted
-// before its first record (N4), and only then the stream may be opened. It returns where to open it. It blocks until
-// MongoDB and Kafka have answered, or ctx ends.
+// takeOver prepares the term after the lease was acquired. The order of its steps is essential:
+// first the collections are listed and claimed, then earlier senders are fenced and their records
+// read back, with the new sender persisted before its first record (N4), and only then the stream
+// may be opened. It returns where to open it. It blocks until MongoDB and Kafka have answered, or
+// ctx ends.
 func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestream.Start, error) {
 	none := changestream.Start{}
 	doc := t.held.Document()
@@ -49,8 +50,8 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 		return none, err
 	}
 
-	// The time comes before the list of collections: inserts into a collection that appears in between are then
-	// committed after it.
+	// The time comes before the list of collections: inserts into a collection that appears in
+	// between are then committed after it.
 	began, err := t.operationTime(ctx)
 	if err != nil {
 		return none, err
@@ -63,7 +64,8 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	// Indexes are made concurrently with the rest of the takeover, which is slow without them.
 	t.runInBackground(t.ensureAllIndexes)
 
-	// The first position is saved below. After that, later owners look only at collections on the dirty list (N17).
+	// The first position is saved below. After that, later owners look only at collections on the
+	// dirty list (N17).
 	t.dirty = newDirtyList(t, &doc)
 	if doc.Position().IsZero() {
 		if err := t.dirty.markAllNonEmpty(ctx); err != nil {
@@ -95,7 +97,8 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	disp.Start(t.from)
 	disp.BeginReplay(len(doc.Dirty) > 0)
 
-	// The read-back has ended, so it cannot have found records of events that are committed after this time.
+	// The read-back has ended, so it cannot have found records of events that are committed after
+	// this time.
 	until, err := t.operationTime(ctx)
 	if err != nil {
 		return none, err
@@ -127,7 +130,8 @@ func (t *term) takeOver(ctx, work context.Context, g *errgroup.Group) (changestr
 	return start, nil
 }
 
-// operationTime returns the current cluster time of the server. It blocks until MongoDB answers or ctx ends.
+// operationTime returns the current cluster time of the server. It blocks until MongoDB answers or
+// ctx ends.
 func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error) {
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		at, err = store.ClusterTime(ctx, t.mongo.stream)
@@ -136,8 +140,8 @@ func (t *term) operationTime(ctx context.Context) (at bson.Timestamp, err error)
 	return at, err
 }
 
-// retryCall repeats op until it succeeds, and reports its errors as a problem of part. Each attempt has a deadline,
-// so op must be cheap for the server.
+// retryCall repeats op until it succeeds, and reports its errors as a problem of part. Each attempt
+// has a deadline, so op must be cheap for the server.
 func (t *term) retryCall(ctx context.Context, part string, op func(context.Context) error) error {
 	return t.retryReporting(ctx, part, func(ctx context.Context) error {
 		call, cancel := context.WithTimeout(ctx, t.pace.call)
@@ -146,8 +150,9 @@ func (t *term) retryCall(ctx context.Context, part string, op func(context.Conte
 	})
 }
 
-// retryRead is like retryCall, without deadlines. It is for reads of a collection: without an index they take time in
-// proportion to its size, so an attempt after a deadline would only start from the beginning.
+// retryRead is like retryCall, without deadlines. It is for reads of a collection: without an index
+// they take time in proportion to its size, so an attempt after a deadline would only start from
+// the beginning.
 func (t *term) retryRead(ctx context.Context, op func(context.Context) error) error {
 	return t.retryReporting(ctx, "mongodb", func(ctx context.Context) error {
 		ended := make(chan error, 1)
@@ -167,7 +172,8 @@ func (t *term) retryRead(ctx context.Context, op func(context.Context) error) er
 	})
 }
 
-// retryReporting repeats op until it succeeds or ctx ends, and reports its errors as a problem of part.
+// retryReporting repeats op until it succeeds or ctx ends, and reports its errors as a problem of
+// part.
 func (t *term) retryReporting(ctx context.Context, part string, op func(context.Context) error) error {
 	err := retry.Do(ctx, retry.Reopen, op, func(err error, _ time.Duration) { t.reportProblem(part, err, false) })
 	if err == nil {
@@ -206,8 +212,8 @@ func (t *term) newDispatcher() *dispatch.Dispatcher {
 	})
 }
 
-// openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the lease is lost or
-// ctx ends.
+// openSink fences every earlier sender and persists the new one. It blocks until that succeeds, the
+// lease is lost or ctx ends.
 func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch.Dispatcher) (*kafka.Sink, error) {
 	var sink *kafka.Sink
 	err := retry.Do(ctx, retry.Reopen, func(ctx context.Context) (err error) {
@@ -230,8 +236,9 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 			return retry.Permanent(err)
 		}
 
-		// If another owner initializes the same transactional id at the same moment, the coordinator may fence
-		// both. That proves nothing about the lease, so the lease holder tries again after a random wait (N5).
+		// If another owner initializes the same transactional id at the same moment, the
+		// coordinator may fence both. That proves nothing about the lease, so the lease holder
+		// tries again after a random wait (N5).
 		return err
 	}, func(err error, _ time.Duration) { t.reportProblem("kafka", t.diagnoseKafka(ctx, err), false) })
 	if err == nil {
@@ -241,9 +248,9 @@ func (t *term) openSink(ctx context.Context, doc *lease.Document, disp *dispatch
 	return sink, err
 }
 
-// namespaceAlias returns the collection whose records may be in the topics both with the header outrelay-ns and without
-// it (N7). There is one if the watcher changed from one collection to several since the checkpoint, or from several to
-// one. Otherwise it returns the zero Alias.
+// namespaceAlias returns the collection whose records may be in the topics both with the header
+// outrelay-ns and without it (N7). There is one if the watcher changed from one collection to
+// several since the checkpoint, or from several to one. Otherwise it returns the zero Alias.
 func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 	only := t.scope.String()
 	if t.scope.Multiple() {
@@ -257,8 +264,8 @@ func (t *term) namespaceAlias(doc *lease.Document) fence.Alias {
 	return fence.Alias{NS: ns[:], Named: t.scope.Multiple()}
 }
 
-// diagnoseKafka returns an error that contains the fix, if the client can determine the cause of err. Otherwise it
-// returns err. It takes at most three seconds.
+// diagnoseKafka returns an error that contains the fix, if the client can determine the cause of
+// err. Otherwise it returns err. It takes at most three seconds.
 func (t *term) diagnoseKafka(ctx context.Context, err error) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -340,8 +347,8 @@ func (t *term) newPump(until bson.Timestamp, previous *previousOwner) *pump {
 	return p
 }
 
-// findStart returns where to open the stream, and sets t.from to the position that stays until the stream moves it. began
-// is a cluster time before the collections were listed.
+// findStart returns where to open the stream, and sets t.from to the position that stays until the
+// stream moves it. began is a cluster time before the collections were listed.
 func (t *term) findStart(ctx context.Context, doc *lease.Document, began bson.Timestamp) (changestream.Start, error) {
 	hash := t.scope.PipelineHash()
 	identities := t.collectionIdentities()
@@ -371,8 +378,8 @@ func (t *term) findStart(ctx context.Context, doc *lease.Document, began bson.Ti
 		return changestream.Start{}, err
 	}
 
-	// The position is persisted before the first event. After a crash from here on, the next owner starts at the
-	// same place.
+	// The position is persisted before the first event. After a crash from here on, the next owner
+	// starts at the same place.
 	t.from = resume.Position{ClusterTime: at}
 	u := lease.Update{
 		Checkpoint:   lease.Checkpoint{Position: t.from},
@@ -389,8 +396,8 @@ func (t *term) findStart(ctx context.Context, doc *lease.Document, began bson.Ti
 	return changestream.Start{Position: t.from}, t.held.Save(ctx, u)
 }
 
-// saveDescription saves the pipeline hash and the collections of the stream, together with the first position that was
-// reached with them. Before the stream has reached one, it does nothing.
+// saveDescription saves the pipeline hash and the collections of the stream, together with the
+// first position that was reached with them. Before the stream has reached one, it does nothing.
 func (t *term) saveDescription(ctx context.Context) {
 	t.startMu.Lock()
 	defer t.startMu.Unlock()
@@ -404,7 +411,8 @@ func (t *term) saveDescription(ctx context.Context) {
 		return
 	}
 
-	// The checkpoint is part of the same write: the hash must never be stored with an older position.
+	// The checkpoint is part of the same write: the hash must never be stored with an older
+	// position.
 	u := *t.unsavedDescription
 	identities := t.collectionIdentities()
 	u.Collections = &identities
@@ -416,8 +424,8 @@ func (t *term) saveDescription(ctx context.Context) {
 	t.unsavedDescription = nil
 }
 
-// findFirstStart returns where a watcher without a checkpoint starts: at the oldest envelope of the backlog, at a
-// configured time, or at now. now is a cluster time before the outboxes were listed.
+// findFirstStart returns where a watcher without a checkpoint starts: at the oldest envelope of the
+// backlog, at a configured time, or at now. now is a cluster time before the outboxes were listed.
 func (t *term) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.Timestamp, err error) {
 	if t.cfg.Start.Now {
 		return now, nil
@@ -426,8 +434,8 @@ func (t *term) findFirstStart(ctx context.Context, now bson.Timestamp) (at bson.
 		return bson.Timestamp{T: uint32(when.Unix()), I: 1}, nil
 	}
 
-	// The reads must see everything that was committed up to now. Otherwise the oldest of it could lie before the
-	// start.
+	// The reads must see everything that was committed up to now. Otherwise the oldest of it could
+	// lie before the start.
 	session, err := t.mongo.stream.StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
 		return at, err

@@ -47,8 +47,8 @@ type term struct {
 	delivering   atomic.Pointer[dispatch.Dispatcher] // set when the takeover is done
 	stopRenewing func()
 
-	// background is joined last, after the release of the lease. runInBackground starts a goroutine in
-	// it, with a context that ends with the term.
+	// background is joined last, after the release of the lease. runInBackground starts a goroutine
+	// in it, with a context that ends with the term.
 	background      sync.WaitGroup
 	runInBackground func(func(context.Context))
 
@@ -92,8 +92,8 @@ type currentTerm struct{ t atomic.Pointer[term] }
 func (v *currentTerm) set(t *term) { v.t.Store(t) }
 func (v *currentTerm) get() *term  { return v.t.Load() }
 
-// serveTerm runs one term. It returns nil when stop ended the term. It returns only after every goroutine of
-// the term has ended (N2).
+// serveTerm runs one term. It returns nil when stop ended the term. It returns only after every
+// goroutine of the term has ended (N2).
 func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 	work, cancel := context.WithCancelCause(work)
 	defer cancel(nil)
@@ -132,8 +132,8 @@ func (r *runner) serveTerm(stop, work context.Context, held *lease.Held) error {
 
 	r.current.set(nil)
 	if !errors.Is(err, lease.ErrLeaseLost) {
-		// A release that fails means that the lease may have expired before. Then a new owner fences this
-		// process in Kafka, which is no failure.
+		// A release that fails means that the lease may have expired before. Then a new owner
+		// fences this process in Kafka, which is no failure.
 		if e := t.releaseLease(work, err); e != nil && errors.Is(err, kafka.ErrFenced) {
 			err = e
 		}
@@ -165,8 +165,8 @@ func ignoreStop(ctx context.Context, err error) error {
 	return err
 }
 
-// runTerm takes over, then reads and delivers until stop ends, an operator requests the lease, or a stage
-// fails. It drains before it returns.
+// runTerm takes over, then reads and delivers until stop ends, an operator requests the lease, or a
+// stage fails. It drains before it returns.
 func (t *term) runTerm(stop, work context.Context, g *errgroup.Group) error {
 	read, stopRead := context.WithCancelCause(work)
 	defer stopRead(nil)
@@ -182,8 +182,8 @@ func (t *term) runTerm(stop, work context.Context, g *errgroup.Group) error {
 		err = t.readStream(read, start)
 	}
 
-	// The monitor ends before haltWithLease reads the control channel. Otherwise the monitor could consume
-	// an operator's request.
+	// The monitor ends before haltWithLease reads the control channel. Otherwise the monitor could
+	// consume an operator's request.
 	stopRead(errReadEnded)
 	watching.Wait()
 	cause := context.Cause(read)
@@ -216,7 +216,8 @@ func (t *term) readStream(ctx context.Context, start changestream.Start) error {
 	}
 }
 
-// readStreamOnce opens the stream at start, sweeps the gap if there is one, and pumps the stream until it ends.
+// readStreamOnce opens the stream at start, sweeps the gap if there is one, and pumps the stream
+// until it ends.
 func (t *term) readStreamOnce(ctx context.Context, start changestream.Start) error {
 	batches := make(chan *changestream.Batch)
 	ended := make(chan error, 1)
@@ -234,16 +235,18 @@ func (t *term) readStreamOnce(ctx context.Context, start changestream.Start) err
 		}
 	}
 
-	// After an error the reader is not awaited, and it delivers nothing more. A server may answer its last
-	// request only at the next write, and the lease must be released before. serveTerm joins the reader.
+	// After an error the reader is not awaited, and it delivers nothing more. A server may answer
+	// its last request only at the next write, and the lease must be released before. serveTerm
+	// joins the reader.
 	if err := t.pump.run(ctx, batches); err != nil {
 		return err
 	}
 	return <-ended
 }
 
-// drainStream waits until all events that were read are acked or stored as exceptions. It gives up after the
-// configured time, or when only blocked targets are left. The next owner reads the rest back.
+// drainStream waits until all events that were read are acked or stored as exceptions. It gives up
+// after the configured time, or when only blocked targets are left. The next owner reads the rest
+// back.
 func (t *term) drainStream(work context.Context) {
 	if t.sink == nil {
 		return
@@ -277,13 +280,14 @@ func (t *term) drainBriefly(ctx context.Context) error {
 	return t.dispatcher.Drain(ctx)
 }
 
-// hasBlockedTargets reports whether envelopes wait for a target that cannot be written and is not parked.
+// hasBlockedTargets reports whether envelopes wait for a target that cannot be written and is not
+// parked.
 func (t *term) hasBlockedTargets() bool {
 	return slices.ContainsFunc(t.sink.State(), func(b kafka.Blocked) bool { return b.Count > 0 && !b.Parked })
 }
 
-// releaseLease saves the last checkpoint and releases the lease. Its success proves that this process held the
-// lease until then.
+// releaseLease saves the last checkpoint and releases the lease. Its success proves that this
+// process held the lease until then.
 func (t *term) releaseLease(work context.Context, why error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(work), t.cfg.Lease.TTL)
 	defer cancel()
@@ -296,8 +300,9 @@ func (t *term) releaseLease(work context.Context, why error) error {
 	return nil
 }
 
-// haltWithLease keeps the lease if err is a *HaltError, so that no standby runs into the same problem. It blocks
-// until stop ends, the lease is lost, or an operator requests the lease. It returns any other err at once.
+// haltWithLease keeps the lease if err is a *HaltError, so that no standby runs into the same
+// problem. It blocks until stop ends, the lease is lost, or an operator requests the lease. It
+// returns any other err at once.
 func (t *term) haltWithLease(stop, work context.Context, err error) error {
 	halt, ok := errors.AsType[*HaltError](err)
 	if !ok {
@@ -332,7 +337,8 @@ func (t *term) currentCheckpoint() lease.Checkpoint {
 		return c
 	}
 
-	// While a gap is open the position stays before it (N22). A sweep may have begun since the check above.
+	// While a gap is open the position stays before it (N22). A sweep may have begun since the
+	// check above.
 	pos, ok, offsets := disp.Snapshot()
 	if ok && t.sweeping.Load() == nil {
 		c.Position = pos
@@ -341,7 +347,8 @@ func (t *term) currentCheckpoint() lease.Checkpoint {
 	return c
 }
 
-// appendEvent appends an entry to the events log. It waits at most two seconds. A failure is only logged.
+// appendEvent appends an entry to the events log. It waits at most two seconds. A failure is only
+// logged.
 func (t *term) appendEvent(ctx context.Context, kind store.Kind, fields bson.D) {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -351,7 +358,7 @@ func (t *term) appendEvent(ctx context.Context, kind store.Kind, fields bson.D) 
 		fields = append(fields, bson.E{Key: "slot", Value: t.part.String()})
 	}
 	if err := t.events.Append(ctx, kind, fields); err != nil {
-		t.log.Warn("cannot append an entry to the events log", "kind", string(kind), "reason", err)
+		t.log.Warn("an entry of the events log is lost", "kind", string(kind), "reason", err)
 	}
 }
 
