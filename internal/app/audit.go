@@ -10,15 +10,18 @@ import (
 )
 
 const (
-	// auditEvery is how often the gates are compared with the collections (N15).
+	// auditEvery is the interval at which the gates are compared with the collections (N15).
 	auditEvery = 10 * time.Second
-	// auditShare bounds what that may cost: where a look takes long, the next one comes so many times later.
+	// auditShare bounds the cost of audits: after an audit, the pause is at least this many times
+	// as long as it took.
 	auditShare = 50
 )
 
-// auditPeriodically compares gates with what waits in the collections, and counts the latter, until ctx ends.
+// auditPeriodically compares the gates with the waiting envelopes in the collections and counts the
+// envelopes, until ctx ends.
 func (t *term) auditPeriodically(ctx context.Context) error {
-	out, audit := newOutlet(t), t.dispatcher.NewAudit()
+	out := newOutlet(t)
+	audit := t.dispatcher.NewAudit()
 	wait := auditEvery
 	for {
 		select {
@@ -26,9 +29,10 @@ func (t *term) auditPeriodically(ctx context.Context) error {
 			return nil
 		case <-time.After(wait):
 		}
+
 		began := time.Now()
 		if err := t.auditOnce(ctx, out, audit); err != nil && ctx.Err() == nil {
-			t.log.Debug("what waits could not be counted", "reason", err)
+			t.log.Debug("cannot count the waiting envelopes", "reason", err)
 		}
 		wait = max(auditEvery, auditShare*time.Since(began))
 	}
@@ -40,9 +44,11 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 		t.waitingCount.Store(0)
 		return nil
 	}
+
 	if err := t.auditGates(ctx, out, audit); err != nil {
 		return err
 	}
+
 	counts, err := t.reconciler.exceptions.Counts(ctx)
 	if err != nil {
 		return err
@@ -59,16 +65,19 @@ func (t *term) auditOnce(ctx context.Context, out *outlet, audit *dispatch.Audit
 	return nil
 }
 
-// auditGates compares the gates with the collections.
+// auditGates compares the gates with the collections and corrects the gates.
 func (t *term) auditGates(ctx context.Context, out *outlet, audit *dispatch.Audit) error {
 	look := audit.Look()
 	held := func(ns, topic, key string) { look.Held(out.recordNamespace(ns), topic, key) }
-	if _, err := t.reconciler.exceptions.Load(ctx, func(string) bool { return false }, held, func(string, byte, []byte, []string) {}); err != nil {
+	behind := func(string) bool { return false }
+	known := func(string, byte, []byte, []string) {}
+	if _, err := t.reconciler.exceptions.Load(ctx, behind, held, known); err != nil {
 		return err
 	}
+
 	t.reconciler.exceptions.Flying(func(ns, key string) { look.Busy(out.recordNamespace(ns), key) })
 	if n := look.Compare(); n > 0 {
-		t.log.Warn("gates did not fit what waits in the collections; they are set right", "keys", n)
+		t.log.Warn("corrected gates that did not match the waiting envelopes", "keys", n)
 		t.appendEvent(ctx, "gates_mended", bson.D{{Key: "keys", Value: n}})
 		t.reconciler.exceptions.Wake("")
 	}
