@@ -17,48 +17,60 @@ import (
 )
 
 const (
-	// refreshSoon is how long an attempt at a slot waits that other nodes have room for; meanwhile the table is read anew.
+	// refreshSoon is how long an attempt at a slot waits for a new table, if other nodes have room
+	// for the slot.
 	refreshSoon = 50 * time.Millisecond
-	// keepLeast and keepMost bound how long a node keeps what it took beyond its quota because nobody else did, so that slots do not
-	// go round: longer each time.
+	// keepLeast and keepMost bound how long a node keeps the slots that it took beyond its quota.
+	// The time doubles with each such slot, so that slots are not passed around.
 	keepLeast = staleAfter
 	keepMost  = 5 * time.Minute
 )
 
-// slotBalancer shares the slots among the nodes that live, without a leader: each node reads the same documents, computes the same
-// quotas, attempts no slot beyond its own, and hands over one at a time of what it has too many. A slot is handed over as
-// at any stop: its lease is released and acquired, and nothing is lost, repeated or out of order.
+// slotBalancer distributes the slots among the live nodes, without a leader. Each node reads the
+// same documents, computes the same quotas, acquires no slot beyond its own quota, and hands over
+// its surplus one slot at a time. A slot is handed over like at a stop: its lease is released and
+// acquired, and no event is lost, repeated or reordered.
 //
-// A node counts as living while it gives signs of life, reaches Kafka if any node does, and has let no lease expire. A slot
-// that stays free, because the node that has room for it does not take it, is anybody's.
+// A node counts as live while it sends heartbeats, reaches Kafka if any node does, and has let no
+// lease expire. Any node may acquire a slot that stays free, because the node that has room for it
+// does not acquire it.
 type slotBalancer struct {
 	relay    *Relay
-	every    time.Duration
-	patience time.Duration // with a slot that is free
-	wakeup   chan struct{} // 1 slot
+	every    time.Duration // between two refreshes of the table
+	patience time.Duration // after which any node may acquire a free slot
+	wakeup   chan struct{} // capacity 1: refresh the table soon
 
 	mu          sync.Mutex
-	table       slot.Table // as it was read last; no nodes before
-	held        map[int]bool
-	trying      map[int]bool
-	handingOver map[int]bool      // held, and being handed over
-	freeSince   map[int]time.Time // since when a slot was seen free
-	rescuedAt   time.Time
-	keepFor     time.Duration // since rescued
+	table       slot.Table        // as read last; it has no nodes before the first read
+	held        map[int]bool      // slots that this node owns
+	trying      map[int]bool      // slots that this node attempts to acquire
+	handingOver map[int]bool      // slots in held that are being handed over
+	freeSince   map[int]time.Time // when a slot was first seen free
+	rescuedAt   time.Time         // when this node last acquired a slot beyond its quota
+	keepFor     time.Duration     // how long this node hands over nothing after rescuedAt
 }
 
 func newSlotBalancer(r *Relay) *slotBalancer {
 	return &slotBalancer{
-		relay: r, every: r.cfg.Lease.Renew, patience: max(3*r.cfg.Lease.Renew, time.Second), wakeup: make(chan struct{}, 1),
-		held: map[int]bool{}, trying: map[int]bool{}, handingOver: map[int]bool{}, freeSince: map[int]time.Time{},
+		relay:       r,
+		every:       r.cfg.Lease.Renew,
+		patience:    max(3*r.cfg.Lease.Renew, time.Second),
+		wakeup:      make(chan struct{}, 1),
+		held:        map[int]bool{},
+		trying:      map[int]bool{},
+		handingOver: map[int]bool{},
+		freeSince:   map[int]time.Time{},
 	}
 }
 
-// shareSlots keeps the table until work ends. When stop does the node leaves the others' tables at once.
+// shareSlots keeps the table up to date and hands over surplus slots, until work ends. When stop
+// ends, it removes this node from the list of nodes at once, so that the other nodes acquire its
+// slots.
 func (b *slotBalancer) shareSlots(stop, work context.Context) error {
 	tick := time.NewTicker(b.every)
 	defer tick.Stop()
 	stopping := stop.Done()
+
 	for {
 		if err := b.refreshTable(work); err != nil && work.Err() == nil {
 			b.relay.state.setProblem("slots", "the slots cannot be shared: "+err.Error(), false)
@@ -68,13 +80,17 @@ func (b *slotBalancer) shareSlots(stop, work context.Context) error {
 		if stop.Err() == nil {
 			b.handOverOne(time.Now())
 		}
+
 		select {
 		case <-work.Done():
 			return nil
+
 		case <-stopping:
 			stopping = nil
-			b.relay.leaveNodes(work) // at once, so that its slots are shared out
+			b.relay.leaveNodes(work)
+
 		case <-tick.C:
+
 		case <-b.wakeup:
 			pause := time.NewTimer(refreshSoon)
 			select {
@@ -86,7 +102,7 @@ func (b *slotBalancer) shareSlots(stop, work context.Context) error {
 	}
 }
 
-// refreshTable reads who lives and who has what.
+// refreshTable reads which nodes are live and which slots they own.
 func (b *slotBalancer) refreshTable(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
@@ -98,13 +114,15 @@ func (b *slotBalancer) refreshTable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+
 	t := slot.Table{Slots: make([]slot.Holding, b.relay.cfg.Slots)}
-	lapsed := map[string]bool{}
+	lapsed := map[string]bool{} // nodes that have let a lease expire
 	for i := range t.Slots {
-		d, there := docs[slot.Part{I: i, N: b.relay.cfg.Slots}.ID(b.relay.cfg.Watcher)]
-		if !there {
+		d, ok := docs[slot.Part{I: i, N: b.relay.cfg.Slots}.ID(b.relay.cfg.Watcher)]
+		if !ok {
 			continue
 		}
+
 		t.Slots[i] = slot.Holding{Pin: d.Control.Pin, Paused: d.Control.Paused}
 		switch {
 		case d.Owner == "":
@@ -116,36 +134,45 @@ func (b *slotBalancer) refreshTable(ctx context.Context) error {
 	}
 	t.Nodes = b.liveNodes(listed, lapsed)
 	b.setTable(t, time.Now())
+
+	// The mark is stored, so that no node counts on the lapsed node, also after other nodes have
+	// acquired its slots. If the node is alive, its next heartbeat removes the mark.
 	for node := range lapsed {
-		// It is noted for all, so that they reckon with it neither now nor when its slots are another's; if it lives, its next
-		// sign says otherwise.
-		if node != b.relay.cfg.Node {
-			if err := b.relay.nodes.Lapsed(ctx, node); err != nil {
-				return err
-			}
+		if node == b.relay.cfg.Node {
+			continue
+		}
+		if err := b.relay.nodes.Lapsed(ctx, node); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// liveNodes are the nodes to share with.
+// liveNodes returns the nodes that share the slots. It always includes this node.
 func (b *slotBalancer) liveNodes(list []store.Node, lapsed map[string]bool) []string {
 	cfg := b.relay.cfg
 	list = slices.DeleteFunc(list, func(n store.Node) bool {
-		return n.Node != cfg.Node && (!n.Alive(staleAfter) || n.Lapsed || lapsed[n.Node] || n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
-			len(n.Roles) > 0 && !slices.Contains(n.Roles, string(nodes.Relay)))
+		if n.Node == cfg.Node {
+			return false
+		}
+		dead := !n.Alive(staleAfter) || n.Lapsed || lapsed[n.Node]
+		other := n.Slots != cfg.Slots || !slices.Contains(n.Watchers, cfg.Watcher) ||
+			len(n.Roles) > 0 && !slices.Contains(n.Roles, string(nodes.Relay))
+		return dead || other
 	})
-	reaches := slices.ContainsFunc(list, func(n store.Node) bool { return n.KafkaReachable })
+
+	// If no node reaches Kafka, the cause is Kafka and not the nodes.
+	anyReaches := slices.ContainsFunc(list, func(n store.Node) bool { return n.KafkaReachable })
 	out := []string{cfg.Node}
 	for _, n := range list {
-		if n.Node != cfg.Node && (n.KafkaReachable || !reaches) {
+		if n.Node != cfg.Node && (n.KafkaReachable || !anyReaches) {
 			out = append(out, n.Node)
 		}
 	}
 	return out
 }
 
-// owned is what sharing goes by of a watcher document.
+// slotDocument contains the fields of a watcher document that the balancer needs.
 type slotDocument struct {
 	ID      string        `bson:"_id"`
 	Owner   string        `bson:"owner"`
@@ -154,12 +181,15 @@ type slotDocument struct {
 	Control lease.Control `bson:"control"`
 }
 
+// readSlotDocuments returns the documents of all slots, by id.
 func (b *slotBalancer) readSlotDocuments(ctx context.Context) (map[string]slotDocument, error) {
 	coll := b.relay.mongo.state.Database(b.relay.cfg.MongoDB.State).Collection("watchers")
 	ids := bson.A{}
 	for _, p := range slot.Parts(b.relay.cfg.Slots) {
 		ids = append(ids, p.ID(b.relay.cfg.Watcher))
 	}
+
+	// The server compares the expiry with its own clock.
 	cur, err := coll.Aggregate(ctx, mongo.Pipeline{
 		{{Key: "$match", Value: bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}}},
 		{{Key: "$project", Value: bson.D{
@@ -176,6 +206,7 @@ func (b *slotBalancer) readSlotDocuments(ctx context.Context) (map[string]slotDo
 	if err := cur.All(ctx, &list); err != nil {
 		return nil, fmt.Errorf("reading the watcher documents: %w", err)
 	}
+
 	docs := make(map[string]slotDocument, len(list))
 	for _, d := range list {
 		docs[d.ID] = d
@@ -183,6 +214,7 @@ func (b *slotBalancer) readSlotDocuments(ctx context.Context) (map[string]slotDo
 	return docs, nil
 }
 
+// setTable stores the table and updates since when slots are free.
 func (b *slotBalancer) setTable(t slot.Table, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -196,11 +228,10 @@ func (b *slotBalancer) setTable(t slot.Table, now time.Time) {
 	}
 }
 
-// yieldReason is why a slot is handed over.
+// yieldReason is the reason with which a slot is handed over.
 const yieldReason = "another node has fewer slots"
 
-// handOverOne gives back one slot of those that are too many. How many there are it counts itself: what it has just handed over the
-// table may show as its own for a while.
+// handOverOne hands over one slot if this node has more than its quota.
 func (b *slotBalancer) handOverOne(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -208,6 +239,9 @@ func (b *slotBalancer) handOverOne(now time.Time) {
 	if len(b.table.Nodes) == 0 || now.Sub(b.rescuedAt) < b.keepFor {
 		return
 	}
+
+	// The slots are not counted in the table: for a while it may show a slot that was just handed
+	// over.
 	mine := 0
 	for i := range b.table.Slots {
 		if b.table.Loose(i) && b.held[i] && !b.handingOver[i] {
@@ -217,21 +251,27 @@ func (b *slotBalancer) handOverOne(now time.Time) {
 	if mine <= b.table.Quota(self) {
 		return
 	}
+
 	for i := len(b.table.Slots) - 1; i >= 0; i-- {
 		s := b.relay.slots[i]
-		if b.table.Slots[i].Node != self || !b.table.Loose(i) || !b.held[i] || b.handingOver[i] || s.state.hasRole(RoleHalted) {
+		if b.table.Slots[i].Node != self || !b.table.Loose(i) || !b.held[i] || b.handingOver[i] ||
+			s.state.hasRole(RoleHalted) {
 			continue
 		}
+
+		// If the channel is full, the slot has not received an earlier request yet.
 		select {
 		case s.yield <- yieldReason:
 			b.handingOver[i] = true
-		default: // an earlier one was not heard yet
+		default:
 		}
 		return
 	}
 }
 
-// admitAttempt is lease.Config's: may this node attempt the slot?
+// admitAttempt implements lease.Config.Admit: it decides whether this node may attempt to acquire
+// slot i. If not, it returns how long to wait before the next question. If so, it returns a
+// function that must be called with the outcome.
 func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(bool)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -239,6 +279,7 @@ func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(boo
 		b.requestRefresh()
 		return refreshSoon, nil
 	}
+
 	mine := 0
 	for j := range b.table.Slots {
 		if b.table.Loose(j) && (b.held[j] || b.trying[j]) {
@@ -252,27 +293,32 @@ func (b *slotBalancer) admitAttempt(i int, pinned bool) (time.Duration, func(boo
 		b.requestRefresh()
 		return refreshSoon, nil
 	}
+
 	b.trying[i] = true
 	return 0, func(won bool) {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		delete(b.trying, i)
 		delete(b.freeSince, i)
-		if b.held[i] = won; won && beyond && !pinned {
+		b.held[i] = won
+		if won && beyond && !pinned {
 			b.noteRescueLocked(time.Now())
 		}
 	}
 }
 
-// noteRescueLocked notes that this node has taken what was another's to take.
+// noteRescueLocked records that this node has acquired a slot beyond its quota. The caller holds
+// mu.
 func (b *slotBalancer) noteRescueLocked(now time.Time) {
 	if now.Sub(b.rescuedAt) > 4*b.keepFor {
 		b.keepFor = keepLeast / 2
 	}
-	b.rescuedAt, b.keepFor = now, min(2*b.keepFor, keepMost)
+	b.rescuedAt = now
+	b.keepFor = min(2*b.keepFor, keepMost)
 }
 
-// slotReleased notes that this node has a slot no longer. Where there is one slot only, there is nothing to note.
+// slotReleased records that this node no longer owns slot i. It does nothing if b is nil, which
+// means that there is one slot.
 func (b *slotBalancer) slotReleased(i int) {
 	if b == nil {
 		return
@@ -284,7 +330,7 @@ func (b *slotBalancer) slotReleased(i int) {
 	b.requestRefresh()
 }
 
-// requestRefresh has the table read anew.
+// requestRefresh requests that the table is read soon. It does not block.
 func (b *slotBalancer) requestRefresh() {
 	select {
 	case b.wakeup <- struct{}{}:

@@ -10,39 +10,46 @@ import (
 
 const (
 	beatEvery = nodes.BeatEvery
-	// staleAfter is the silence after which a node counts as dead.
+	// staleAfter is the time without a heartbeat after which a node counts as dead.
 	staleAfter = nodes.StaleAfter
-	// nodeCheckEvery is how often a node looks whether others have fallen silent.
+	// nodeCheckEvery is the interval at which a node checks whether other nodes have stopped their
+	// heartbeats.
 	nodeCheckEvery = nodes.StaleAfter / 2
-	// leaveTimeout bounds the last word at a stop: a node that stays listed keeps the others waiting until it is stale.
+	// leaveTimeout bounds the removal of a stopping node from the list of nodes. While the node
+	// stays listed, the other nodes wait until it is stale.
 	leaveTimeout = 3 * time.Second
-	// oplogWindowEvery is how often the oplog's window is asked for; a server that does not allow it is not asked again soon.
+	// oplogWindowEvery is the interval at which the window of the oplog is read. After a failure
+	// the next attempt is one interval later, too: the server may not allow the read.
 	oplogWindowEvery = 30 * time.Second
 )
 
-// runHeartbeat tells the other nodes that this one lives and whether it reaches Kafka (N6), and keeps the clock and the metrics of
-// what it cannot count itself.
+// runHeartbeat publishes that this node is alive and whether it reaches Kafka (N6), until ctx ends.
+// It also updates the clock and the metrics that need a query, checks the other nodes, and removes
+// old entries.
 func (r *Relay) runHeartbeat(ctx context.Context) error {
 	t := time.NewTicker(beatEvery)
 	defer t.Stop()
-	var window, tidied, looked time.Time
+	var windowReadAt, tidiedAt, checkedAt time.Time
 	defer r.state.endPulse("heartbeat")
+
 	for {
 		r.state.recordPulse("heartbeat")
 		r.sendHeartbeat(ctx)
+
 		now := time.Now()
-		if now.Sub(window) > oplogWindowEvery {
-			window = now
+		if now.Sub(windowReadAt) > oplogWindowEvery {
+			windowReadAt = now
 			r.readOplogWindow(ctx)
 		}
-		if now.Sub(looked) > nodeCheckEvery {
-			looked = now
+		if now.Sub(checkedAt) > nodeCheckEvery {
+			checkedAt = now
 			r.checkOtherNodes(ctx)
 		}
-		if now.Sub(tidied) > nodes.TidyEvery {
-			tidied = now
+		if now.Sub(tidiedAt) > nodes.TidyEvery {
+			tidiedAt = now
 			r.tidyNodes(ctx)
 		}
+
 		select {
 		case <-ctx.Done():
 			r.leaveNodes(ctx)
@@ -52,13 +59,16 @@ func (r *Relay) runHeartbeat(ctx context.Context) error {
 	}
 }
 
+// sendHeartbeat checks whether Kafka is reachable and stores the heartbeat of this node.
 func (r *Relay) sendHeartbeat(ctx context.Context) {
-	ask, stop := context.WithTimeout(ctx, beatEvery/2) // a mute broker must not cost this node its sign of life
-	_, err := r.kafka.Health(ask)
+	// A broker that does not reply must not delay the heartbeat.
+	call, stop := context.WithTimeout(ctx, beatEvery/2)
+	_, err := r.kafka.Health(call)
 	stop()
 	if ctx.Err() != nil {
 		return
 	}
+
 	reachable := err == nil
 	r.kafkaReachable.Store(reachable)
 	r.metrics.KafkaReachable.Set(boolGauge(reachable))
@@ -67,6 +77,7 @@ func (r *Relay) sendHeartbeat(ctx context.Context) {
 		text = err.Error()
 	}
 	r.state.setProblem("kafka reachable", text, false)
+
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
 	err = r.member.Beat(ctx, r.vitalSigns())
@@ -81,6 +92,7 @@ func (r *Relay) sendHeartbeat(ctx context.Context) {
 	}
 }
 
+// leaveNodes removes this node from the list of nodes.
 func (r *Relay) leaveNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaveTimeout)
 	defer cancel()
@@ -89,16 +101,17 @@ func (r *Relay) leaveNodes(ctx context.Context) {
 	}
 }
 
-// tidyNodes removes nodes that were silent for long, and old entries of the events log. What cannot be removed now is tried again
-// in an hour.
+// tidyNodes removes nodes that have been stale for long, and old entries of the events log. After a
+// failure the next attempt is an hour later.
 func (r *Relay) tidyNodes(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, beatEvery)
 	defer cancel()
 	if err := r.member.Tidy(ctx); err != nil {
-		r.log.Debug("what is too old stays listed", "reason", err)
+		r.log.Debug("cannot remove old nodes and events", "reason", err)
 	}
 }
 
+// readOplogWindow updates the metric of the oplog window.
 func (r *Relay) readOplogWindow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
@@ -108,6 +121,7 @@ func (r *Relay) readOplogWindow(ctx context.Context) {
 	}
 }
 
+// boolGauge returns the value of a gauge: 1 for true, 0 for false.
 func boolGauge(b bool) float64 {
 	if b {
 		return 1
