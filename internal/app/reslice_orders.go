@@ -7,7 +7,7 @@ import (
 	"github.com/outrelay/outrelay/internal/slot"
 )
 
-// slotOrders are what operators ask of the slots of a new division.
+// slotOrders contains the orders of operators for the slots of a new division.
 type slotOrders struct {
 	watcher  string
 	controls map[string]lease.Control // by id
@@ -15,9 +15,10 @@ type slotOrders struct {
 	unpinned []string
 }
 
-// inheritOrders derives them from the orders to the old slots (N28). A new slot stays paused if one that had some of its keys was paused by
-// an operator, and keeps away the node that has to stay away longest. It keeps a pin if all that had its keys were pinned to
-// the same node.
+// inheritOrders derives the orders from the orders for the old slots (N28). Each new slot considers
+// the old slots with some of its keys. It stays paused if an operator had paused any of them. It
+// avoids the node that has to stay away longest. It keeps a pin if all of them were pinned to the
+// same node.
 func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
 	o := slotOrders{watcher: r.cfg.Watcher, controls: map[string]lease.Control{}, parts: slot.Parts(r.Slots)}
 	for _, p := range o.parts {
@@ -26,12 +27,14 @@ func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
 			return !p.Overlaps(q)
 		})
 
-		away := slices.MaxFunc(had, func(a, b lease.Document) int { return a.Control.StepDownUntil.Compare(b.Control.StepDownUntil) })
+		longest := slices.MaxFunc(had, func(a, b lease.Document) int {
+			return a.Control.StepDownUntil.Compare(b.Control.StepDownUntil)
+		})
 		c := lease.Control{
 			Paused:        slices.ContainsFunc(had, func(d lease.Document) bool { return slices.Contains(r.paused, d.ID) }),
 			Pin:           had[0].Control.Pin,
-			StepDownUntil: away.Control.StepDownUntil,
-			StepDownNode:  away.Control.StepDownNode,
+			StepDownUntil: longest.Control.StepDownUntil,
+			StepDownNode:  longest.Control.StepDownNode,
 		}
 		if slices.ContainsFunc(had, func(d lease.Document) bool { return d.Control.Pin != c.Pin }) {
 			c.Pin = ""
@@ -47,9 +50,10 @@ func (r *resliceRun) inheritOrders(old []lease.Document) slotOrders {
 	return o
 }
 
-// addTo puts them into the report.
+// addTo sets the new slots in the report.
 func (o slotOrders) addTo(rep *ResliceReport) {
-	rep.New, rep.Unpinned = []NewSlot{}, []string{}
+	rep.New = []NewSlot{}
+	rep.Unpinned = []string{}
 	for _, p := range o.parts {
 		c := o.controls[p.ID(o.watcher)]
 		rep.New = append(rep.New, NewSlot{Slot: p.String(), Paused: c.Paused, Pin: c.Pin})
