@@ -16,20 +16,22 @@ import (
 	"github.com/outrelay/outrelay/internal/opspage"
 )
 
-// Operators is the operator's page and API of one deployment. It has a connection of its own, so that no question of a
-// person holds up the lease or the stream, and works in any process: beside a relay or alone.
+// Operators serves the operator's page and API of one deployment. It has a connection of its own,
+// so that no request delays the lease or the stream. It works in a process with or without a relay.
 type Operators struct {
 	server     *httpapi.Server
 	deployment *admin.Deployment
 	disconnect func()
 }
 
-// NewOperators binds http.admin.listen; cfg.HTTP.Admin must be set. It connects to nothing yet. Nothing is served before Run,
-// and one that is never run has to be closed.
+// NewOperators binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB
+// yet, and serves nothing before Run. The caller must call Run or Close.
 func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operators, error) {
 	return newOperators(cfg, version, log, nil)
 }
 
+// newOperators is like NewOperators. m counts refused logins and renewed certificates. It may be
+// nil.
 func newOperators(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Operators, error) {
 	a := cfg.HTTP.Admin
 	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
@@ -44,13 +46,30 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 	if err != nil {
 		return nil, err
 	}
+
 	o := &Operators{disconnect: disconnect, deployment: &admin.Deployment{
-		State: state, Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Router: router, Redact: redact, Log: log,
-		Outboxes:  Outboxes(cfg, state.Client()),
-		Compacted: func(ctx context.Context, topics []string) ([]string, error) { return CompactedTopics(ctx, cfg, topics) },
-		Oplog:     Oplog(state.Client()),
+		State:    state,
+		Watcher:  cfg.Watcher,
+		Node:     cfg.Node,
+		Version:  version,
+		Router:   router,
+		Redact:   redact,
+		Log:      log,
+		Outboxes: Outboxes(cfg, state.Client()),
+		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
+			return CompactedTopics(ctx, cfg, topics)
+		},
+		Oplog: Oplog(state.Client()),
 	}}
-	opts := httpapi.AdminOptions{Listen: a.Listen, Access: accessConfig(a), Deployment: o.deployment, Log: log, Page: o.newPage(cfg, version, log)}
+
+	opts := httpapi.AdminOptions{
+		Listen:     a.Listen,
+		Access:     accessConfig(a),
+		Deployment: o.deployment,
+		Log:        log,
+		Page:       o.newPage(cfg, version, log),
+	}
+	// The series of refused logins exist from the start, with the value 0.
 	if m != nil {
 		for _, reason := range httpapi.Refusals {
 			m.LoginsRefused.WithLabelValues(reason)
@@ -68,29 +87,42 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 	return o, nil
 }
 
-// newPage is the operator's page over the deployment's desks.
+// newPage returns the handler of the operator's page.
 func (o *Operators) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
-	return opspage.New(opspage.Options{Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Log: log, Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
-		return o.deployment.For(a).Of(watcher).At(slot)
-	}})
+	return opspage.New(opspage.Options{
+		Watcher: cfg.Watcher,
+		Node:    cfg.Node,
+		Version: version,
+		Log:     log,
+		Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
+			return o.deployment.For(a).Of(watcher).At(slot)
+		},
+	})
 }
 
-// accessConfig is who may come in.
+// accessConfig returns the configured rules of who may use the page and the API.
 func accessConfig(a *config.Admin) httpapi.Access {
 	out := httpapi.Access{
-		Token: a.Token.Reveal(), ViewerToken: a.ViewerToken.Reveal(), Operators: a.Operators, Anonymous: a.Anonymous, Payloads: a.Payloads,
-		Local: a.Local(), Hosts: a.Hosts, Rate: a.Rate,
+		Token:       a.Token.Reveal(),
+		ViewerToken: a.ViewerToken.Reveal(),
+		Operators:   a.Operators,
+		Anonymous:   a.Anonymous,
+		Payloads:    a.Payloads,
+		Local:       a.Local(),
+		Hosts:       a.Hosts,
+		Rate:        a.Rate,
 	}
 	if a.Proxy != nil {
-		out.ProxyHeader, out.ProxyFrom = a.Proxy.Header, a.Proxy.Networks()
+		out.ProxyHeader = a.Proxy.Header
+		out.ProxyFrom = a.Proxy.Networks()
 	}
 	return out
 }
 
-// Addr is the address that is listened on, with the port that was found.
+// Addr returns the address that the server listens on, with the actual port.
 func (o *Operators) Addr() string { return o.server.Addr() }
 
-// Close frees what one that was never run holds; nil holds nothing.
+// Close closes Operators that are never run. It does nothing if o is nil.
 func (o *Operators) Close() error {
 	if o == nil {
 		return nil
@@ -108,7 +140,8 @@ func (o *Operators) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// listenOperators is the operator's listener beside the relay; nil where it is not configured.
+// listenOperators binds the listener of the operator's page and API. It returns nil if they are not
+// configured.
 func (r *Relay) listenOperators() (*Operators, error) {
 	if r.cfg.HTTP.Admin == nil || !r.cfg.Is(config.RoleAdmin) {
 		return nil, nil

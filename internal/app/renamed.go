@@ -32,7 +32,7 @@ func (t *term) handleRename(ctx context.Context, ev *changestream.Event, from, t
 	if !listed {
 		// The stream contains the later rename as well. The registry still has the time up to which
 		// the collection was read.
-		t.log.Warn("a collection got a watched name and has lost it since; it is delivered when it gets a watched name again",
+		t.log.Warn("a renamed collection has lost its watched name since; it is delivered when it gets one again",
 			"collection", string(ev.ToDB)+"."+string(ev.ToColl))
 		return nil
 	}
