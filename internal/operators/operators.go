@@ -19,16 +19,17 @@ import (
 	"github.com/outrelay/outrelay/internal/probes"
 )
 
-// Server is the operator's page and API of one deployment. It has a connection of its own, so that no question of a
-// person holds up the lease or the stream, and works in any process: beside a relay or alone.
+// Server serves the operator's page and API of one deployment. It has a connection of its own,
+// so that no request delays the lease or the stream. It works in a process with or without a relay.
 type Server struct {
-	server *probes.Server
-	dep    *admin.Deployment
-	close  func()
+	server     *probes.Server
+	deployment *admin.Deployment
+	disconnect func()
 }
 
-// New binds http.admin.listen; cfg.HTTP.Admin must be set. It connects to nothing yet. Nothing is served before Run,
-// and one that is never run has to be closed. m counts refused logins; nil counts none.
+// New binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB yet, and
+// serves nothing before Run. m counts refused logins and renewed certificates; it may be nil. The
+// caller must call Run or Close.
 func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
 	a := cfg.HTTP.Admin
 	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
@@ -43,15 +44,30 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 	if err != nil {
 		return nil, err
 	}
-	o := &Server{close: disconnect, dep: &admin.Deployment{
-		State: state, Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Router: router, Redact: redact, Log: log,
+
+	o := &Server{disconnect: disconnect, deployment: &admin.Deployment{
+		State:    state,
+		Watcher:  cfg.Watcher,
+		Node:     cfg.Node,
+		Version:  version,
+		Router:   router,
+		Redact:   redact,
+		Log:      log,
 		Outboxes: app.Outboxes(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
 			return app.CompactedTopics(ctx, cfg, topics)
 		},
 		Oplog: app.Oplog(state.Client()),
 	}}
-	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log, Page: o.page(cfg, version, log)}
+
+	opts := httpapi.AdminOptions{
+		Listen:     a.Listen,
+		Access:     accessConfig(a),
+		Deployment: o.deployment,
+		Log:        log,
+		Page:       o.newPage(cfg, version, log),
+	}
+	// The series of refused logins exist from the start, with the value 0.
 	if m != nil {
 		for _, reason := range httpapi.Refusals {
 			m.LoginsRefused.WithLabelValues(reason)
@@ -69,21 +85,34 @@ func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*
 	return o, nil
 }
 
-// page is the operator's page over the deployment's desks.
-func (o *Server) page(cfg config.Config, version string, log *slog.Logger) http.Handler {
-	return opspage.New(opspage.Options{Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Log: log, Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
-		return o.dep.For(a).Of(watcher).At(slot)
-	}})
+// newPage returns the handler of the operator's page.
+func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
+	return opspage.New(opspage.Options{
+		Watcher: cfg.Watcher,
+		Node:    cfg.Node,
+		Version: version,
+		Log:     log,
+		Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
+			return o.deployment.For(a).Of(watcher).At(slot)
+		},
+	})
 }
 
-// access is who may come in.
-func access(a *config.Admin) httpapi.Access {
+// accessConfig returns the configured rules of who may use the page and the API.
+func accessConfig(a *config.Admin) httpapi.Access {
 	out := httpapi.Access{
-		Token: a.Token.Reveal(), ViewerToken: a.ViewerToken.Reveal(), Operators: a.Operators, Anonymous: a.Anonymous, Payloads: a.Payloads,
-		Local: a.Local(), Hosts: a.Hosts, Rate: a.Rate,
+		Token:       a.Token.Reveal(),
+		ViewerToken: a.ViewerToken.Reveal(),
+		Operators:   a.Operators,
+		Anonymous:   a.Anonymous,
+		Payloads:    a.Payloads,
+		Local:       a.Local(),
+		Hosts:       a.Hosts,
+		Rate:        a.Rate,
 	}
 	if a.Proxy != nil {
-		out.ProxyHeader, out.ProxyFrom = a.Proxy.Header, a.Proxy.Networks()
+		out.ProxyHeader = a.Proxy.Header
+		out.ProxyFrom = a.Proxy.Networks()
 	}
 	return out
 }
@@ -95,20 +124,20 @@ func Option() app.Option {
 	})
 }
 
-// Addr is the address that is listened on, with the port that was found.
+// Addr returns the address that the server listens on, with the actual port.
 func (o *Server) Addr() string { return o.server.Addr() }
 
-// Close frees what one that was never run holds.
+// Close frees the listener and the connection of a Server that is never run.
 func (o *Server) Close() error {
-	o.close()
+	o.disconnect()
 	return o.server.Close()
 }
 
 // Run serves until ctx ends.
 func (o *Server) Run(ctx context.Context) error {
-	defer o.close()
+	defer o.disconnect()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return o.server.Run(ctx) })
-	g.Go(func() error { return o.dep.Run(ctx) })
+	g.Go(func() error { return o.deployment.Run(ctx) })
 	return g.Wait()
 }

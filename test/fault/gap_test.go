@@ -225,7 +225,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 	}
 	dies("mid-sweep:1500")
 	last := s.Start()
-	last.Says("going on with the sweep")
+	last.Says("continuing the sweep")
 	last.Says("the gap is closed")
 	live.Stop()
 	sweptClean(t, s, topics)

@@ -49,12 +49,12 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	}
 	counted(`result="applied",what="settings"} 1`)
 	write("info", "checkpoint: 300ms\n")
-	line := p.Says("some of what has changed counts from the next start only")
+	line := p.Says("some changes apply only after the next start")
 	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "checkpoint") || strings.Contains(line, "300ms") {
 		t.Errorf("said %s", line)
 	}
 	write("loud", "")
-	if line := p.Says("what runs goes on as it is"); !strings.Contains(line, "log.level") {
+	if line := p.Says("the relay continues with the old one"); !strings.Contains(line, "log.level") {
 		t.Errorf("said %s", line)
 	}
 	counted(`result="refused",what="settings"} 1`)
