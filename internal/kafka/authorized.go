@@ -30,8 +30,8 @@ func TopicOperations() []Operation { return []Operation{Write, Read, Describe, D
 // aclBits are the places of the operations in the brokers' answer.
 var aclBits = map[Operation]uint{Read: 3, Write: 4, Describe: 8, DescribeConfigs: 10}
 
-// notTold is the answer of a broker that was not asked, or is too old to tell.
-const notTold = -1 << 31
+// operationsUnknown is the answer of a broker that was not asked, or is too old to tell.
+const operationsUnknown = -1 << 31
 
 // ErrNotTold says that the brokers are too old (before 2.3) to tell what a user may do.
 var ErrNotTold = errors.New("the brokers do not tell")
@@ -42,7 +42,7 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 	if len(topics) == 0 {
 		return nil, nil
 	}
-	m, err := c.any(ctx, sized(adminTimeout, len(topics)), func() protocol.Message {
+	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
 		return &metadata.Request{TopicNames: slices.Clone(topics), IncludeTopicAuthorizedOperations: true}
 	})
 	if err != nil {
@@ -53,7 +53,7 @@ func (c *Client) Authorized(ctx context.Context, topics []string) (map[string][]
 		switch {
 		case t.ErrorCode != 0 && kafkago.Error(t.ErrorCode) != kafkago.LeaderNotAvailable:
 			continue
-		case t.TopicAuthorizedOperations == notTold || t.TopicAuthorizedOperations == 0:
+		case t.TopicAuthorizedOperations == operationsUnknown || t.TopicAuthorizedOperations == 0:
 			return nil, fmt.Errorf("asking what is allowed: %w", ErrNotTold)
 		}
 		ops := []Operation{}

@@ -25,7 +25,7 @@ const metaTimeout = 1500 * time.Millisecond
 // perItem is the time that a request gets for each topic or partition in it, beside its least.
 const perItem = time.Millisecond
 
-func sized(least time.Duration, items int) time.Duration {
+func timeoutFor(least time.Duration, items int) time.Duration {
 	return least + time.Duration(items)*perItem
 }
 
@@ -36,7 +36,7 @@ const connectSlack = 500 * time.Millisecond
 type Client struct {
 	cfg       Config
 	codec     *batch.Codec
-	links     *links
+	links     *linkPool
 	transport *kafkago.Transport
 	fence     *fence.Client
 	layout    atomic.Pointer[Layout]
@@ -57,11 +57,11 @@ func NewClient(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, codec: codec, links: &links{}, reopenEvery: reopenEvery}
+	c := &Client{cfg: cfg, codec: codec, links: &linkPool{}, reopenEvery: reopenEvery}
 	// The transport asks for the layout every few seconds. It routes by brokers and coordinators alone, so it needs no topic.
 	c.transport = &kafkago.Transport{
 		MetadataTopics: []string{},
-		Dial:           c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
+		Dial:           c.dialTransport, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
 	}
 	if cfg.SASL != nil {
 		c.transport.SASL = cfg.SASL
@@ -85,18 +85,18 @@ func (c *Client) For(log *slog.Logger, m *metrics.Set, parkBytes int64) *Client 
 
 // Close closes idle connections. Those in use end with their request.
 func (c *Client) Close() {
-	c.links.close()
+	c.links.closeAll()
 	c.transport.CloseIdleConnections()
 }
 
-// call sends one request to a broker by address, over an idle connection if there is one. A connection that died while
+// callBroker sends one request to a broker by address, over an idle connection if there is one. A connection that died while
 // it was idle is replaced once: the broker has closed it for its own reasons.
-func (c *Client) call(ctx context.Context, addr string, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
+func (c *Client) callBroker(ctx context.Context, addr string, timeout time.Duration, req protocol.Message) (protocol.Message, error) {
 	timeout = max(timeout, c.patience)
-	if l := c.links.take(addr); l != nil {
+	if l := c.links.takeIdle(addr); l != nil {
 		m, err := l.roundTrip(ctx, timeout, req)
 		if err == nil {
-			c.links.give(l)
+			c.links.putIdle(l)
 			return m, nil
 		}
 		l.close()
@@ -104,7 +104,7 @@ func (c *Client) call(ctx context.Context, addr string, timeout time.Duration, r
 			return nil, err
 		}
 	}
-	l, err := c.dial(ctx, addr)
+	l, err := c.dialBroker(ctx, addr)
 	if err != nil {
 		return nil, err
 	}
@@ -113,7 +113,7 @@ func (c *Client) call(ctx context.Context, addr string, timeout time.Duration, r
 		l.close()
 		return nil, fmt.Errorf("asking %s: %w", addr, err)
 	}
-	c.links.give(l)
+	c.links.putIdle(l)
 	return m, nil
 }
 
@@ -125,17 +125,17 @@ func isTimeout(err error) bool {
 	return ok && t.Timeout()
 }
 
-// any asks one broker after another, those of the last layout and the configured ones, until one answers. The last one may take
+// callAny asks one broker after another, those of the last layout and the configured ones, until one answers. The last one may take
 // [adminTimeout]: nobody is left who would know, and a cluster that is slow is one that works.
-func (c *Client) any(ctx context.Context, timeout time.Duration, req func() protocol.Message) (protocol.Message, error) {
+func (c *Client) callAny(ctx context.Context, timeout time.Duration, req func() protocol.Message) (protocol.Message, error) {
 	var errs []error
-	candidates := c.candidates()
+	candidates := c.brokerCandidates()
 	for i, addr := range candidates {
 		if i == len(candidates)-1 {
 			timeout = max(timeout, adminTimeout)
 		}
 		try, cancel := context.WithTimeout(ctx, max(timeout, c.patience)+connectSlack)
-		m, err := c.call(try, addr, timeout, req())
+		m, err := c.callBroker(try, addr, timeout, req())
 		cancel()
 		if err == nil {
 			return m, nil
@@ -144,14 +144,14 @@ func (c *Client) any(ctx context.Context, timeout time.Duration, req func() prot
 		if ctx.Err() != nil {
 			break
 		}
-		c.links.doubt(addr)
+		c.links.markFailed(addr)
 	}
 	return nil, errors.Join(errs...)
 }
 
-// candidates are all known addresses in random order: a broker that is cut off from the others would go on naming itself as a
+// brokerCandidates are all known addresses in random order: a broker that is cut off from the others would go on naming itself as a
 // leader if it were always the one that is asked. Brokers that failed lately come last.
-func (c *Client) candidates() []string {
+func (c *Client) brokerCandidates() []string {
 	var list []string
 	for _, b := range c.layout.Load().Brokers {
 		list = append(list, b)
@@ -162,7 +162,7 @@ func (c *Client) candidates() []string {
 		}
 	}
 	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
-	trusted, doubted := c.links.partition(list)
+	trusted, doubted := c.links.splitByFailure(list)
 	return append(trusted, doubted...)
 }
 

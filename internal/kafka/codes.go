@@ -26,14 +26,14 @@ var (
 type verdict uint8
 
 const (
-	acked   verdict = iota
-	again           // unknown, or not now: the same bytes again, soon
-	split           // too large: nothing was appended
-	records         // some records are at fault themselves: nothing was appended
-	corrupt         // the broker read other bytes than we sent
-	refused         // a definite no for now: nothing was appended, the same bytes again each second
-	fenced
-	broken
+	verdictAcked      verdict = iota
+	verdictRetry              // unknown, or not now: the same bytes again, soon
+	verdictTooLarge           // too large: nothing was appended
+	verdictBadRecords         // some records are at fault themselves: nothing was appended
+	verdictCorrupt            // the broker read other bytes than we sent
+	verdictRefused            // a definite no for now: nothing was appended, the same bytes again each second
+	verdictFenced
+	verdictBroken
 )
 
 // classify reads an answer by its code, never by its text. A code that is not listed holds the partition: nothing is ever
@@ -41,27 +41,27 @@ const (
 func classify(code kafkago.Error) verdict {
 	switch code {
 	case 0, kafkago.DuplicateSequenceNumber:
-		return acked
+		return verdictAcked
 	case kafkago.LeaderNotAvailable, kafkago.NotLeaderForPartition, kafkago.RequestTimedOut, kafkago.BrokerNotAvailable,
 		kafkago.ReplicaNotAvailable, kafkago.NetworkException, kafkago.NotEnoughReplicas, kafkago.NotEnoughReplicasAfterAppend,
 		kafkago.KafkaStorageError, kafkago.FencedLeaderEpoch, kafkago.UnknownLeaderEpoch, kafkago.ThrottlingQuotaExceeded,
 		kafkago.Unknown, kafkago.ListenerNotFound, kafkago.PreferredLeaderNotAvailable, kafkago.EligibleLeadersNotAvailable:
-		return again
+		return verdictRetry
 	case kafkago.MessageSizeTooLarge, kafkago.RecordListTooLarge:
-		return split
+		return verdictTooLarge
 	case kafkago.InvalidRecord, kafkago.InvalidTimestamp:
-		return records
+		return verdictBadRecords
 	case kafkago.InvalidMessage:
-		return corrupt
+		return verdictCorrupt
 	case kafkago.InvalidProducerEpoch, kafkago.ProducerFenced:
-		return fenced
+		return verdictFenced
 	case kafkago.OutOfOrderSequenceNumber, kafkago.UnknownProducerId, kafkago.InvalidProducerIDMapping:
-		return broken
+		return verdictBroken
 	}
-	return refused
+	return verdictRefused
 }
 
-// mayStand reports whether a batch may be in the log although this is the answer for it. Only codes with which a broker
+// mayBeAppended reports whether a batch may be in the log although this is the answer for it. Only codes with which a broker
 // certainly ends the request before it appends are excluded; whatever is not listed, also what Kafka may answer one day,
 // leaves the fate of the batch unknown.
 //
@@ -69,7 +69,7 @@ func classify(code kafkago.Error) verdict {
 // when that wait ends without them the code is NOT_LEADER_OR_FOLLOWER (the leader has moved), KAFKA_STORAGE_ERROR (its disk
 // is gone), NOT_ENOUGH_REPLICAS_AFTER_APPEND, or REQUEST_TIMED_OUT. An exception behind the append becomes
 // UNKNOWN_SERVER_ERROR. UNKNOWN_TOPIC_OR_PARTITION ends that wait only when the topic was deleted, and its log with it.
-func mayStand(code kafkago.Error) bool {
+func mayBeAppended(code kafkago.Error) bool {
 	switch code {
 	case kafkago.TopicAuthorizationFailed, kafkago.ClusterAuthorizationFailed, kafkago.TransactionalIDAuthorizationFailed, // KafkaApis asks first
 		kafkago.InvalidTopic, kafkago.UnsupportedVersion, kafkago.InvalidRequest, kafkago.InvalidRequiredAcks,

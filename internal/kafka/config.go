@@ -91,7 +91,7 @@ func (c Config) withDefaults() (Config, error) {
 		errs = append(errs, err)
 	}
 	if c.SASL != nil {
-		if _, err := c.SASL.algorithm(); err != nil {
+		if _, err := c.SASL.scramAlgorithm(); err != nil {
 			errs = append(errs, err)
 		}
 		if c.SASL.Password == nil {
@@ -101,13 +101,13 @@ func (c Config) withDefaults() (Config, error) {
 	if c.MaxBatchBytes < 0 || c.MaxRequestBytes < 0 || c.Lanes < 0 || c.RequestTimeout < 0 || c.ParkAfter < 0 || c.ParkBytes < 0 {
 		errs = append(errs, errors.New("sizes, lanes and time-outs must not be negative"))
 	}
-	def(&c.ClientID, DefaultClientID)
-	def(&c.RequestTimeout, DefaultRequestTimeout)
-	def(&c.MaxBatchBytes, DefaultMaxBatchBytes)
-	def(&c.MaxRequestBytes, DefaultMaxRequestBytes)
-	def(&c.Lanes, 1)
-	def(&c.ParkAfter, DefaultParkAfter)
-	def(&c.ParkBytes, DefaultParkBytes)
+	setDefault(&c.ClientID, DefaultClientID)
+	setDefault(&c.RequestTimeout, DefaultRequestTimeout)
+	setDefault(&c.MaxBatchBytes, DefaultMaxBatchBytes)
+	setDefault(&c.MaxRequestBytes, DefaultMaxRequestBytes)
+	setDefault(&c.Lanes, 1)
+	setDefault(&c.ParkAfter, DefaultParkAfter)
+	setDefault(&c.ParkBytes, DefaultParkBytes)
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
@@ -124,15 +124,15 @@ func (c Config) withDefaults() (Config, error) {
 	return c, nil
 }
 
-func def[T comparable](p *T, v T) {
+func setDefault[T comparable](p *T, v T) {
 	var zero T
 	if *p == zero {
 		*p = v
 	}
 }
 
-// algorithm is nil for PLAIN.
-func (s *SASL) algorithm() (scram.Algorithm, error) {
+// scramAlgorithm is nil for PLAIN.
+func (s *SASL) scramAlgorithm() (scram.Algorithm, error) {
 	switch strings.ToUpper(s.Mechanism) {
 	case "PLAIN":
 		return nil, nil
@@ -153,7 +153,7 @@ func (s *SASL) Start(ctx context.Context) (sasl.StateMachine, []byte, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("reading the SASL password: %w", err)
 	}
-	algo, err := s.algorithm()
+	algo, err := s.scramAlgorithm()
 	if err != nil {
 		return nil, nil, err
 	}

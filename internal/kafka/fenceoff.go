@@ -17,7 +17,7 @@ import (
 func FenceOff(ctx context.Context, c *Client, to TakeOver) ([]record.Sender, error) {
 	out, err := c.fence.Take(ctx, fence.In{
 		TransactionalID: to.TransactionalID, Generation: to.Generation, Offsets: to.Offsets, Senders: to.Senders,
-		Gate: to.Gate, Bounds: to.Bounds, Alive: to.Alive, Event: (&Sink{log: c.cfg.Log}).events(to.Event),
+		Gate: to.Gate, Bounds: to.Bounds, Alive: to.Alive, Event: (&Sink{log: c.cfg.Log}).logEvents(to.Event),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("fencing %s: %w", to.TransactionalID, err)

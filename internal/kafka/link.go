@@ -52,18 +52,18 @@ func (e *connectError) Unwrap() error { return e.err }
 
 // link is one connection to a broker. It is used by one goroutine at a time; close may come from any.
 type link struct {
-	addr     string
-	nc       net.Conn
-	in       *bufio.Reader  // from nc: pc reads from it, and so does a lane
-	pc       *protocol.Conn // with checked replies
-	versions map[protocol.ApiKey]int16
-	used     time.Time
+	addr      string
+	conn      net.Conn
+	reader    *bufio.Reader  // from nc: pc reads from it, and so does a lane
+	protoConn *protocol.Conn // with checked replies
+	versions  map[protocol.ApiKey]int16
+	lastUsed  time.Time
 }
 
-func (l *link) close() { _ = l.nc.Close() }
+func (l *link) close() { _ = l.conn.Close() }
 
-// dial opens a link: TCP, TLS, the broker's versions, SASL.
-func (c *Client) dial(ctx context.Context, addr string) (*link, error) {
+// dialBroker opens a link: TCP, TLS, the broker's versions, SASL.
+func (c *Client) dialBroker(ctx context.Context, addr string) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, max(dialTimeout, c.patience))
 	defer cancel()
 	nc, err := c.cfg.Dial(ctx, "tcp", addr)
@@ -82,13 +82,13 @@ func (c *Client) dial(ctx context.Context, addr string) (*link, error) {
 	return l, nil
 }
 
-// open is a connection as kafka-go's Transport wants it: TCP and TLS, with checked replies.
-func (c *Client) open(ctx context.Context, network, addr string) (net.Conn, error) {
+// dialTransport is a connection as kafka-go's Transport wants it: TCP and TLS, with checked replies.
+func (c *Client) dialTransport(ctx context.Context, network, addr string) (net.Conn, error) {
 	nc, err := c.cfg.Dial(ctx, network, addr)
 	if err != nil {
 		return nil, err
 	}
-	secured, err := c.secure(ctx, nc, addr)
+	secured, err := c.startTLS(ctx, nc, addr)
 	if err != nil {
 		_ = nc.Close()
 		return nil, &connectError{addr, stageTLS, err}
@@ -96,8 +96,8 @@ func (c *Client) open(ctx context.Context, network, addr string) (net.Conn, erro
 	return reply.Check(secured, bufio.NewReader(secured), addr), nil
 }
 
-// secure is the TLS handshake, with the certificates of this moment; without TLS it is nc itself.
-func (c *Client) secure(ctx context.Context, nc net.Conn, addr string) (net.Conn, error) {
+// startTLS is the TLS handshake, with the certificates of this moment; without TLS it is nc itself.
+func (c *Client) startTLS(ctx context.Context, nc net.Conn, addr string) (net.Conn, error) {
 	if c.cfg.TLSNow == nil {
 		return nc, nil
 	}
@@ -114,26 +114,26 @@ func (c *Client) secure(ctx context.Context, nc net.Conn, addr string) (net.Conn
 }
 
 func (c *Client) handshake(ctx context.Context, nc net.Conn, addr string) (*link, error) {
-	nc, err := c.secure(ctx, nc, addr)
+	nc, err := c.startTLS(ctx, nc, addr)
 	if err != nil {
 		return nil, &connectError{addr, stageTLS, err}
 	}
-	l := &link{addr: addr, nc: nc, in: bufio.NewReader(nc), used: time.Now()}
-	l.pc = protocol.NewConn(reply.Check(nc, l.in, addr), c.cfg.ClientID)
-	if l.versions, err = askVersions(l.pc); err != nil {
+	l := &link{addr: addr, conn: nc, reader: bufio.NewReader(nc), lastUsed: time.Now()}
+	l.protoConn = protocol.NewConn(reply.Check(nc, l.reader, addr), c.cfg.ClientID)
+	if l.versions, err = negotiateVersions(l.protoConn); err != nil {
 		return nil, &connectError{addr, stageVersions, err}
 	}
-	l.pc.SetVersions(l.versions)
+	l.protoConn.SetVersions(l.versions)
 	if c.cfg.SASL != nil {
-		if err := authenticate(ctx, l.pc, c.cfg.SASL); err != nil {
+		if err := authenticate(ctx, l.protoConn, c.cfg.SASL); err != nil {
 			return nil, &connectError{addr, stageSASL, err}
 		}
 	}
 	return l, nil
 }
 
-// askVersions agrees with the broker on the version of each request.
-func askVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
+// negotiateVersions agrees with the broker on the version of each request.
+func negotiateVersions(pc *protocol.Conn) (map[protocol.ApiKey]int16, error) {
 	m, err := pc.RoundTrip(&apiversions.Request{})
 	if err != nil {
 		return nil, err
@@ -183,13 +183,13 @@ func authenticate(ctx context.Context, pc *protocol.Conn, s *SASL) error {
 
 // mechanismError says which mechanisms the listener offers instead.
 type mechanismError struct {
-	asked   string
+	wanted  string
 	offered []string
 	code    kafkago.Error
 }
 
 func (e *mechanismError) Error() string {
-	return fmt.Sprintf("mechanism %s: %v (offered: %v)", e.asked, e.code, e.offered)
+	return fmt.Sprintf("mechanism %s: %v (offered: %v)", e.wanted, e.code, e.offered)
 }
 func (e *mechanismError) Unwrap() error { return e.code }
 
@@ -199,21 +199,21 @@ func (l *link) roundTrip(ctx context.Context, timeout time.Duration, req protoco
 	if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 		deadline = d
 	}
-	_ = l.nc.SetDeadline(deadline)
-	stop := context.AfterFunc(ctx, func() { _ = l.nc.SetDeadline(time.Unix(1, 0)) })
-	m, err := l.pc.RoundTrip(req)
+	_ = l.conn.SetDeadline(deadline)
+	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetDeadline(time.Unix(1, 0)) })
+	m, err := l.protoConn.RoundTrip(req)
 	if !stop() && ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
 	if err != nil {
 		return nil, err
 	}
-	l.used = time.Now()
+	l.lastUsed = time.Now()
 	return m, nil
 }
 
-// links keeps idle connections for requests other than records, by address, and which brokers failed lately.
-type links struct {
+// linkPool keeps idle connections for requests other than records, by address, and which brokers failed lately.
+type linkPool struct {
 	mu     sync.Mutex
 	idle   map[string][]*link
 	failed map[string]time.Time
@@ -222,12 +222,12 @@ type links struct {
 
 const (
 	idlePerBroker = 2
-	// doubtFor is how long a broker that failed comes last where any broker may be asked.
-	doubtFor = 30 * time.Second
+	// failedFor is how long a broker that failed comes last where any broker may be asked.
+	failedFor = 30 * time.Second
 )
 
-// doubt notes that a broker failed.
-func (p *links) doubt(addr string) {
+// markFailed notes that a broker failed.
+func (p *linkPool) markFailed(addr string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failed == nil {
@@ -236,12 +236,12 @@ func (p *links) doubt(addr string) {
 	p.failed[addr] = time.Now()
 }
 
-// partition splits a list of addresses: those that failed lately, and the others. It keeps the order.
-func (p *links) partition(list []string) (trusted, doubted []string) {
+// splitByFailure splits a list of addresses: those that failed lately, and the others. It keeps the order.
+func (p *linkPool) splitByFailure(list []string) (trusted, doubted []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, addr := range list {
-		if time.Since(p.failed[addr]) < doubtFor {
+		if time.Since(p.failed[addr]) < failedFor {
 			doubted = append(doubted, addr)
 		} else {
 			trusted = append(trusted, addr)
@@ -250,7 +250,7 @@ func (p *links) partition(list []string) (trusted, doubted []string) {
 	return trusted, doubted
 }
 
-func (p *links) take(addr string) *link {
+func (p *linkPool) takeIdle(addr string) *link {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
@@ -260,14 +260,14 @@ func (p *links) take(addr string) *link {
 		}
 		l := list[len(list)-1]
 		p.idle[addr] = list[:len(list)-1]
-		if time.Since(l.used) < linkIdle {
+		if time.Since(l.lastUsed) < linkIdle {
 			return l
 		}
 		l.close()
 	}
 }
 
-func (p *links) give(l *link) {
+func (p *linkPool) putIdle(l *link) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed || len(p.idle[l.addr]) >= idlePerBroker {
@@ -280,7 +280,7 @@ func (p *links) give(l *link) {
 	p.idle[l.addr] = append(p.idle[l.addr], l)
 }
 
-func (p *links) close() {
+func (p *linkPool) closeAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true

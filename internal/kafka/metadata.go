@@ -40,13 +40,13 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 	if names == nil {
 		names = []string{} // nil would be every topic of the cluster
 	}
-	m, err := c.any(ctx, sized(metaTimeout, len(names)), func() protocol.Message { return &metadata.Request{TopicNames: names} })
+	m, err := c.callAny(ctx, timeoutFor(metaTimeout, len(names)), func() protocol.Message { return &metadata.Request{TopicNames: names} })
 	if err != nil {
 		c.cfg.Metrics.KafkaReachable.Set(0)
 		return nil, fmt.Errorf("asking for metadata: %w", err)
 	}
 	c.cfg.Metrics.KafkaReachable.Set(1)
-	l := layoutOf(m.(*metadata.Response))
+	l := parseLayout(m.(*metadata.Response))
 	if len(l.Brokers) == 0 {
 		return nil, errors.New("asking for metadata: the answer names no broker")
 	}
@@ -56,7 +56,7 @@ func (c *Client) Metadata(ctx context.Context, topics []string) (*Layout, error)
 
 // TopicNames asks a broker for the names of all topics that this user may see.
 func (c *Client) TopicNames(ctx context.Context) (map[string]bool, error) {
-	m, err := c.any(ctx, metaTimeout, func() protocol.Message { return &metadata.Request{} })
+	m, err := c.callAny(ctx, metaTimeout, func() protocol.Message { return &metadata.Request{} })
 	if err != nil {
 		return nil, fmt.Errorf("listing topics: %w", err)
 	}
@@ -67,7 +67,7 @@ func (c *Client) TopicNames(ctx context.Context) (map[string]bool, error) {
 	return names, nil
 }
 
-func layoutOf(r *metadata.Response) *Layout {
+func parseLayout(r *metadata.Response) *Layout {
 	l := &Layout{Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
 	for _, b := range r.Brokers {
 		l.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))

@@ -41,7 +41,7 @@ func (c *Client) DescribeTopics(ctx context.Context, topics []string) (map[strin
 	if len(topics) == 0 {
 		return nil, nil
 	}
-	m, err := c.any(ctx, sized(adminTimeout, len(topics)), func() protocol.Message {
+	m, err := c.callAny(ctx, timeoutFor(adminTimeout, len(topics)), func() protocol.Message {
 		req := &describeconfigs.Request{}
 		for _, t := range topics {
 			req.Resources = append(req.Resources, describeconfigs.RequestResource{ResourceType: resourceTopic, ResourceName: t, ConfigNames: topicConfigs})
@@ -97,7 +97,7 @@ func (c *Client) createTopic(ctx context.Context, name string, how TopicCreate, 
 	for _, k := range slices.Sorted(maps.Keys(how.Configs)) {
 		t.Configs = append(t.Configs, createtopics.RequestConfig{Name: k, Value: how.Configs[k]})
 	}
-	m, err := c.any(ctx, adminTimeout, func() protocol.Message {
+	m, err := c.callAny(ctx, adminTimeout, func() protocol.Message {
 		return &createtopics.Request{Topics: []createtopics.RequestTopic{t}, TimeoutMs: int32(adminTimeout.Milliseconds()), ValidateOnly: validateOnly}
 	})
 	if err != nil {
@@ -136,7 +136,7 @@ func (c *Client) ListOffsets(ctx context.Context, layout *Layout, parts []record
 	)
 	for leader, list := range byLeader {
 		wg.Go(func() {
-			got, err := c.ends(ctx, layout.Brokers[leader], list)
+			got, err := c.listLeaderOffsets(ctx, layout.Brokers[leader], list)
 			mu.Lock()
 			defer mu.Unlock()
 			maps.Copy(out, got)
@@ -152,7 +152,7 @@ func (c *Client) ListOffsets(ctx context.Context, layout *Layout, parts []record
 	return out, nil
 }
 
-func (c *Client) ends(ctx context.Context, addr string, parts []record.TopicPartition) (map[record.TopicPartition]int64, error) {
+func (c *Client) listLeaderOffsets(ctx context.Context, addr string, parts []record.TopicPartition) (map[record.TopicPartition]int64, error) {
 	req := &listoffsets.Request{ReplicaID: -1}
 	at := map[string]int{}
 	for _, tp := range parts {
@@ -164,7 +164,7 @@ func (c *Client) ends(ctx context.Context, addr string, parts []record.TopicPart
 		}
 		req.Topics[i].Partitions = append(req.Topics[i].Partitions, listoffsets.RequestPartition{Partition: tp.Partition, CurrentLeaderEpoch: -1, Timestamp: -1})
 	}
-	m, err := c.call(ctx, addr, sized(adminTimeout, len(parts)), req)
+	m, err := c.callBroker(ctx, addr, timeoutFor(adminTimeout, len(parts)), req)
 	if err != nil {
 		return nil, fmt.Errorf("listing offsets: %w", err)
 	}
