@@ -135,7 +135,7 @@ func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*
 }
 
 // openPartitionLocked opens a partition that was in quarantine. Of the records that have waited, it
-// acks those that the read-back has found and sends the others.
+// acks the hits of the read-back and sends the others.
 func (s *Sink) openPartitionLocked(p *partition, tail *fence.Tail) {
 	p.topic.hitsLeft += tail.Hits.Len() - p.hits.Len()
 	p.hits, p.unreadStretch = tail.Hits, tail.OutOfRange || tail.Truncated

@@ -15,11 +15,11 @@ import (
 // until it can be written again.
 //
 // The batch at the head may be in the log although no broker has acknowledged it. Then nothing more
-// is sent to its partition in this term, because the sink knows neither the offsets of the records
-// that were given back nor the next sequence. The stored offset stays before them. As soon as the
-// partition has a leader, the sink ends with ErrReopen, and the read-back of the next sink finds
-// the records that are there. That happens at most once in reopenEvery. Until then the partition
-// waits, and all others flow.
+// is sent to its partition in this term, because neither the offsets of the records that were given
+// back nor the next sequence are known. The stored offset stays before them. When the partition has
+// a leader again, the sink ends with ErrReopen, and the read-back of the next sink finds the records
+// that are there. That happens at most once in reopenEvery. Until then the partition waits, and all
+// others flow.
 
 // reopenEvery bounds how often a sink ends on purpose, for a read-back or for another transactional
 // id. A partition that fails again and again stops the others for one take-over in this time.
@@ -288,7 +288,7 @@ func (s *Sink) withdrawLocked(list []record.Withdrawn) {
 	s.countResolvedLocked(len(list), total)
 }
 
-// checkGatesLocked returns an error if rec may not be queued, whatever its partition is: the error of
+// checkGatesLocked returns an error if rec may not be queued to any partition: the error of
 // the Holder's gate, or record.ErrParked if the topic is parked.
 func (s *Sink) checkGatesLocked(t *topic, rec *record.Record, k record.Ticket) error {
 	err := s.holder.Closed(rec, k.IsSide()) // N15

@@ -86,7 +86,7 @@ type parking struct {
 type pending struct {
 	builder          batch.Builder
 	tickets          []record.Ticket
-	wantedPartitions []int32 // the partition that each record asks for; only in the waiting list of a topic
+	wantedPartitions []int32 // the partition that each record wants, or AnyPartition; only in the waiting list of a topic
 	reserved         int     // bytes that its records have reserved
 	sizeHint         int     // the size that it is expected to grow to
 

@@ -123,8 +123,9 @@ func (s *Sink) applyLayout(layout *Layout) {
 // Its records wait.
 func (s *Sink) detachTopicLocked(t *topic, err error, now time.Time) {
 	why := topicObstacle(t.name, err, false)
-	if code, _ := err.(kafkago.Error); code == kafkago.UnknownTopicOrPartition { //nolint:errorlint // Layout holds the bare code
-		why.text = fmt.Sprintf("topic %q was deleted, or this user lacks DESCRIBE on it; "+
+	code, _ := err.(kafkago.Error) //nolint:errorlint // Layout holds the bare code
+	if code == kafkago.UnknownTopicOrPartition {
+		why.text = fmt.Sprintf("topic %q was deleted, or may not be described; "+
 			"create it again with at least %d partitions, or grant DESCRIBE", t.name, len(t.partitions))
 	}
 	if t.setObstacle(why, now) {
@@ -170,7 +171,8 @@ func (s *Sink) setLeaderLocked(p *partition, layout []PartitionLayout, now time.
 		p.setObstacle(obstacle{kindMissing, fmt.Sprintf("topic %q no longer has a partition %d; "+
 			"add partitions until it has %d", topic, id, len(p.topic.partitions))}, now)
 	case to == nil:
-		p.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; check its brokers", id, topic)}, now)
+		p.setObstacle(obstacle{kindNoLeader, fmt.Sprintf("partition %d of topic %q has no leader; "+
+			"check its brokers", id, topic)}, now)
 	case p.lane == nil:
 		p.clearObstacle()
 	}
@@ -191,8 +193,8 @@ func (s *Sink) setLeaderLocked(p *partition, layout []PartitionLayout, now time.
 }
 
 // chooseLaneLocked moves p to the slow lane of its broker after a request that was refused late, and
-// back after a request that was not. The broker may not lead any longer, so it is the last one that
-// is asked for metadata. p must be busy.
+// back after a request that was not. The broker may not lead any longer, so it becomes the last
+// candidate for metadata requests. p must be busy.
 func (s *Sink) chooseLaneLocked(p *partition, l *lane, code kafkago.Error) {
 	p.slow = code != 0 && (p.slow || l.lastDuration > slowRequest)
 	if p.slow && l.link != nil {

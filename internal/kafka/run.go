@@ -78,6 +78,7 @@ func (s *Sink) runHousekeeping(ctx context.Context) error {
 	defer trim.Stop()
 	idle := time.NewTicker(idleEvery)
 	defer idle.Stop()
+
 	for {
 		select {
 		case <-ctx.Done():

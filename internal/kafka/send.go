@@ -168,7 +168,7 @@ func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Tic
 		t.waiting = append(t.waiting, b)
 	}
 
-	// The encoded record does not contain the partition that it asks for.
+	// The encoded record does not contain the partition that it wants.
 	s.appendRecordLocked(b, rec, k, size, need)
 	b.wantedPartitions = append(b.wantedPartitions, rec.Partition)
 
@@ -181,7 +181,7 @@ func (s *Sink) keepUntilAdoptedLocked(t *topic, rec *record.Record, k record.Tic
 	}
 }
 
-// choosePartitionLocked returns the partition that rec asks for, or the partition that its key
+// choosePartitionLocked returns the partition that rec names, or the partition that its key
 // hashes to. It refuses rec if that partition does not exist. It does not check the size of rec:
 // the limit of the topic may have been raised since it was read, so only Kafka can decide.
 func (t *topic) choosePartitionLocked(rec *record.Record) (*partition, *record.Refusal) {

@@ -272,7 +272,7 @@ func (s *Sink) findHitLocked(rec *record.Record) (p *partition, id fence.Identit
 }
 
 // partitionWithHit returns the partition in which the read-back has found the delivery id, or nil.
-// It looks in all partitions: the topic may have grown since, or the envelope may ask for another
+// It looks in all partitions: the topic may have grown since, or the envelope may name another
 // partition now.
 func (t *topic) partitionWithHit(id fence.Identity) *partition {
 	for _, p := range t.partitions {

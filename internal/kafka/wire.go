@@ -229,6 +229,7 @@ func findFlight(flights []flight, expected int, topic []byte, id int32) int {
 	if expected < len(flights) && matches(expected) {
 		return expected
 	}
+
 	for i := range flights {
 		if matches(i) {
 			return i
