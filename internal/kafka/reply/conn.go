@@ -6,8 +6,7 @@
 // on only if every length in it fits the bytes that have arrived.
 //
 // Order: replies keep their order. Blocking: a read blocks until a whole reply has arrived, except for
-// Fetch. Cost: a
-// reply is copied once more.
+// Fetch. Cost: a reply is copied once more.
 package reply
 
 import (
