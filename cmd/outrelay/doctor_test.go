@@ -17,7 +17,8 @@ func examined(t *testing.T, env []string, there bool, flags ...string) (code int
 	t.Helper()
 	for end := time.Now().Add(time.Minute); ; {
 		code, out, errOut = call(t, env, append([]string{"doctor"}, flags...)...)
-		late := strings.Contains(out+errOut, "nobody answers in time") || strings.Contains(out+errOut, "no primary answers within")
+		late := strings.Contains(out+errOut, "nobody answers in time") || strings.Contains(out+errOut, "no response in time") ||
+			strings.Contains(out+errOut, "no primary answers within")
 		if !there || !late || time.Now().After(end) {
 			return code, out, errOut
 		}
