@@ -17,20 +17,20 @@ import (
 )
 
 const (
-	defaultPoll   = 500 * time.Millisecond
-	defaultFlying = 10_000
-	probeEvery    = 10 * time.Second // a parked topic is tried with its first envelopes, should its wake-up be lost
-	sureEvery     = time.Minute      // everything is looked at, should any other signal be lost
-	flushEvery    = 64               // envelopes
-	mostKeys      = 10_000           // keys that are remembered one by one; beyond, everything is looked at
-	keysAtOnce    = 200              // keys of one query
-	heldAtOnce    = 32               // envelopes of a key that cannot go, before the server leaves out what is like them
-	dueAtOnce     = 1000             // due retries of one query
-	fewFlying     = 100              // when the next ones are asked for
-	stuckEvery    = 10 * time.Second // so many due ones that cannot go make a pass over everything worth it
-	stuckShare    = 20               // where that takes long, the next one comes so many times later
-	pageDocs      = 1000
-	pageBytes     = 4 << 20
+	defaultPoll      = 500 * time.Millisecond
+	defaultMaxFlying = 10_000
+	probeEvery       = 10 * time.Second // a parked topic is tried with its first envelopes, should its wake-up be lost
+	sureEvery        = time.Minute      // everything is looked at, should any other signal be lost
+	flushEvery       = 64               // envelopes
+	maxKeys          = 10_000           // keys that are remembered one by one; beyond, everything is looked at
+	keysAtOnce       = 200              // keys of one query
+	maxHeldInRow     = 32               // envelopes of a key that cannot go, before the server leaves out what is like them
+	dueLimit         = 1000             // due retries of one query
+	fewInFlight      = 100              // when the next ones are asked for
+	stuckEvery       = 10 * time.Second // so many due ones that cannot go make a pass over everything worth it
+	stuckShare       = 20               // where that takes long, the next one comes so many times later
+	pageDocs         = 1000
+	pageBytes        = 4 << 20
 )
 
 // Exceptions is the loop over the retried, blocked and parked envelopes of one term: whatever of a watcher's collections has
@@ -77,20 +77,20 @@ type Exceptions struct {
 	wake chan struct{} // holds one token
 	room chan struct{} // holds one token: something has landed
 
-	mu     sync.Mutex
-	flying map[string]*flight
-	keys   map[orderKey]*keyState
-	landed map[string]bool     // since the page was asked for; true if the rest of the key has to wait
-	parked map[string]struct{} // topics that take nothing
-	held   map[orderKey]bool   // keys whose first envelope is due and waits for a parked topic
-	cur    turn                // the key that the pass is at
-	taken  int                 // envelopes published so far
-	asleep map[orderKey]sleeping
-	stuck  time.Time // when a pass over everything may be made again because of what is due and cannot go
-	jobs   jobs
-	found  []found // not looked at yet
+	mu             sync.Mutex
+	inFlight       map[string]*flight
+	keyStates      map[orderKey]*keyState
+	landedIDs      map[string]bool     // since the page was asked for; true if the rest of the key has to wait
+	parked         map[string]struct{} // topics that take nothing
+	heldKeys       map[orderKey]bool   // keys whose first envelope is due and waits for a parked topic
+	current        keyTurn             // the key that the pass is at
+	publishedCount int                 // envelopes published so far
+	sleepingKeys   map[orderKey]sleepingKey
+	nextStuckScan  time.Time // when a pass over everything may be made again because of what is due and cannot go
+	work           pendingWork
+	lateReads      []lateRead // not looked at yet
 
-	late late // of the goroutine of Run
+	late lateWork // of the goroutine of Run
 }
 
 // orderKey is the scope of an order, but for the topic.
@@ -112,49 +112,49 @@ type flight struct {
 
 // keyState is what is in flight of one key.
 type keyState struct {
-	n      int
+	count  int
 	topics map[string]int
 	alone  map[string]bool
 	broken bool // something came back: nothing more until all of it is back
 	resume map[string]struct{}
 }
 
-// sleeping is a key whose first envelope waits for its next attempt.
-type sleeping struct {
+// sleepingKey is a key whose first envelope waits for its next attempt.
+type sleepingKey struct {
 	until  int64    // Unix milliseconds
 	topics []string // that it waits for
 }
 
-// jobs is what has a reason to be looked at.
-type jobs struct {
-	all    bool
-	due    bool // more retries are due than were asked for
-	topics map[string]struct{}
-	keys   map[orderKey]bson.RawValue
-	later  map[orderKey]bson.RawValue // at the next poll
-	ahead  map[orderKey]ahead         // when the watermark has come to them
-	aheadN string                     // the lowest position that found no room there; "" for none
+// pendingWork is what has a reason to be looked at.
+type pendingWork struct {
+	scanAll       bool
+	moreDue       bool // more retries are due than were asked for
+	topics        map[string]struct{}
+	keys          map[orderKey]bson.RawValue
+	nextPoll      map[orderKey]bson.RawValue // at the next poll
+	ahead         map[orderKey]keyAhead      // when the watermark has come to them
+	aheadOverflow string                     // the lowest position that found no room there; "" for none
 }
 
-type ahead struct {
+type keyAhead struct {
 	stored bson.RawValue
 	pos    string
 }
 
-func (x *Exceptions) init() {
+func (x *Exceptions) ensureInit() {
 	x.once.Do(func() {
 		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
-		x.flying, x.keys, x.landed = map[string]*flight{}, map[orderKey]*keyState{}, map[string]bool{}
-		x.parked, x.held, x.asleep = map[string]struct{}{}, map[orderKey]bool{}, map[orderKey]sleeping{}
-		x.jobs = jobs{
-			all: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
-			later: map[orderKey]bson.RawValue{}, ahead: map[orderKey]ahead{},
+		x.inFlight, x.keyStates, x.landedIDs = map[string]*flight{}, map[orderKey]*keyState{}, map[string]bool{}
+		x.parked, x.heldKeys, x.sleepingKeys = map[string]struct{}{}, map[orderKey]bool{}, map[orderKey]sleepingKey{}
+		x.work = pendingWork{
+			scanAll: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
+			nextPoll: map[orderKey]bson.RawValue{}, ahead: map[orderKey]keyAhead{},
 		}
 		if x.Poll <= 0 {
 			x.Poll = defaultPoll
 		}
 		if x.MaxFlying <= 0 {
-			x.MaxFlying = defaultFlying
+			x.MaxFlying = defaultMaxFlying
 		}
 		if x.Log == nil {
 			x.Log = slog.New(slog.DiscardHandler)
@@ -164,40 +164,40 @@ func (x *Exceptions) init() {
 
 // Wake says that a topic can be written again, or, with "", that everything should be looked at. It does not block.
 func (x *Exceptions) Wake(topic string) {
-	x.init()
+	x.ensureInit()
 	x.mu.Lock()
 	if topic == "" {
-		x.jobs.all = true
+		x.work.scanAll = true
 		clear(x.parked)
 	} else {
 		delete(x.parked, topic)
-		x.jobs.topics[topic] = struct{}{}
+		x.work.topics[topic] = struct{}{}
 	}
-	clear(x.held)
+	clear(x.heldKeys)
 	x.mu.Unlock()
 	poke(x.wake)
 }
 
 // Written says that these exceptions were just written, so that those whose turn it is go on at once. It does not block.
 func (x *Exceptions) Written(list []store.Exception) {
-	x.init()
+	x.ensureInit()
 	x.mu.Lock()
 	for i := range list {
 		e := &list[i]
-		if e.State == event.StateRetry && e.Delay > 0 || x.allParked(e.Pending) || x.stands(e) {
+		if e.State == event.StateRetry && e.Delay > 0 || x.allParkedLocked(e.Pending) || x.waitsBehindLocked(e) {
 			continue // its time, its topic, or what is before it will call
 		}
 		ref := keyRef{orderKey{e.NS, e.Key}, e.Raw.Lookup("key")}
 		if ref.stored.Type != bson.TypeString {
-			ref.stored = text(e.Key)
+			ref.stored = stringValue(e.Key)
 		}
-		x.look(x.jobs.keys, ref)
+		x.queueKeyLocked(x.work.keys, ref)
 	}
 	x.mu.Unlock()
 	poke(x.wake)
 }
 
-func (x *Exceptions) allParked(topics []string) bool {
+func (x *Exceptions) allParkedLocked(topics []string) bool {
 	for _, t := range topics {
 		if _, ok := x.parked[t]; !ok {
 			return false
@@ -206,21 +206,21 @@ func (x *Exceptions) allParked(topics []string) bool {
 	return len(topics) > 0
 }
 
-// look remembers that a key has to be looked at.
-func (x *Exceptions) look(at map[orderKey]bson.RawValue, ref keyRef) {
-	if len(at) >= mostKeys {
-		x.jobs.all = true
+// queueKeyLocked remembers that a key has to be looked at.
+func (x *Exceptions) queueKeyLocked(at map[orderKey]bson.RawValue, ref keyRef) {
+	if len(at) >= maxKeys {
+		x.work.scanAll = true
 		return
 	}
-	at[ref.orderKey] = keep(ref.stored)
+	at[ref.orderKey] = copyValue(ref.stored)
 }
 
 // Flying tells of which keys something is published and not written down yet.
 func (x *Exceptions) Flying(each func(ns, key string)) {
-	x.init()
+	x.ensureInit()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for k := range x.keys {
+	for k := range x.keyStates {
 		each(k.ns, k.key)
 	}
 }
@@ -228,7 +228,7 @@ func (x *Exceptions) Flying(each func(ns, key string)) {
 // Run publishes until ctx ends, and returns its cause. Faults of the server are waited out. What is in flight then is the
 // Finisher's to write.
 func (x *Exceptions) Run(ctx context.Context) error {
-	x.init()
+	x.ensureInit()
 	tick := time.NewTicker(x.Poll)
 	defer tick.Stop()
 	back := retry.Reopen.Start()
@@ -241,9 +241,9 @@ func (x *Exceptions) Run(ctx context.Context) error {
 			x.Wake("")
 		case due && now.Sub(probed) >= probeEvery:
 			probed = now
-			x.probe()
+			x.probeParkedTopics()
 		}
-		err := x.round(ctx, due)
+		err := x.runRound(ctx, due)
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
@@ -274,44 +274,44 @@ func (x *Exceptions) Run(ctx context.Context) error {
 	}
 }
 
-// probe tries the parked topics.
-func (x *Exceptions) probe() {
+// probeParkedTopics tries the parked topics.
+func (x *Exceptions) probeParkedTopics() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for t := range x.parked {
-		x.jobs.topics[t] = struct{}{}
+		x.work.topics[t] = struct{}{}
 	}
 	clear(x.parked)
-	clear(x.held)
+	clear(x.heldKeys)
 }
 
-// round does what there is a reason for.
-func (x *Exceptions) round(ctx context.Context, due bool) error {
+// runRound does what there is a reason for.
+func (x *Exceptions) runRound(ctx context.Context, due bool) error {
 	colls := x.Collections()
-	if err := x.reclaim(ctx, colls, due); err != nil {
+	if err := x.reclaimLateHits(ctx, colls, due); err != nil {
 		return err
 	}
 	if len(colls) == 0 {
 		return nil
 	}
-	x.promote(due)
-	all, more, topics := x.passes()
+	x.promoteKeys(due)
+	all, more, topics := x.takeScanReasons()
 	for _, c := range colls {
-		keys := x.keysOf(c.NS())
+		keys := x.takeQueuedKeys(c.NS())
 		if due || more {
-			if err := x.retries(ctx, c); err != nil {
+			if err := x.publishDueRetries(ctx, c); err != nil {
 				return err
 			}
 		}
-		if err := x.lookUp(ctx, c, keys); err != nil {
+		if err := x.scanKeys(ctx, c, keys); err != nil {
 			return err
 		}
 		var err error
 		switch {
 		case all:
-			err = x.pass(ctx, c, reading{sparing: true})
+			err = x.scanCollection(ctx, c, scanPass{skipParked: true})
 		case len(topics) > 0:
-			err = x.pass(ctx, c, reading{sparing: true, only: topics})
+			err = x.scanCollection(ctx, c, scanPass{skipParked: true, onlyTopics: topics})
 		}
 		if err != nil {
 			return err
@@ -320,35 +320,35 @@ func (x *Exceptions) round(ctx context.Context, due bool) error {
 	return nil
 }
 
-// lookUp makes passes over keys.
-func (x *Exceptions) lookUp(ctx context.Context, c store.Outbox, keys []bson.RawValue) error {
+// scanKeys makes passes over keys.
+func (x *Exceptions) scanKeys(ctx context.Context, c store.Outbox, keys []bson.RawValue) error {
 	for len(keys) > 0 {
 		part := keys[:min(len(keys), keysAtOnce)]
 		keys = keys[len(part):]
-		if err := x.pass(ctx, c, reading{keys: part}); err != nil {
+		if err := x.scanCollection(ctx, c, scanPass{keys: part}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// retries publishes what is due. Where more is due than one query tells, the next one follows as soon as most of this has
+// publishDueRetries publishes what is due. Where more is due than one query tells, the next one follows as soon as most of this has
 // landed; if nothing of it may go yet, what may is behind it.
-func (x *Exceptions) retries(ctx context.Context, c store.Outbox) error {
-	keys, many, err := x.due(ctx, c)
+func (x *Exceptions) publishDueRetries(ctx context.Context, c store.Outbox) error {
+	keys, many, err := x.findDueKeys(ctx, c)
 	if err != nil {
 		return err
 	}
 	x.mu.Lock()
-	before := x.taken
+	before := x.publishedCount
 	x.mu.Unlock()
-	if err := x.lookUp(ctx, c, keys); err != nil || !many {
+	if err := x.scanKeys(ctx, c, keys); err != nil || !many {
 		return err
 	}
 	x.mu.Lock()
-	stuck := x.taken == before && len(x.flying) == 0 && time.Now().After(x.stuck)
-	x.jobs.due = x.taken > before || len(x.flying) > 0
-	again := x.jobs.due && len(x.flying) < fewFlying
+	stuck := x.publishedCount == before && len(x.inFlight) == 0 && time.Now().After(x.nextStuckScan)
+	x.work.moreDue = x.publishedCount > before || len(x.inFlight) > 0
+	again := x.work.moreDue && len(x.inFlight) < fewInFlight
 	x.mu.Unlock()
 	if again {
 		poke(x.wake)
@@ -357,68 +357,68 @@ func (x *Exceptions) retries(ctx context.Context, c store.Outbox) error {
 		return nil
 	}
 	began := time.Now()
-	err = x.pass(ctx, c, reading{})
+	err = x.scanCollection(ctx, c, scanPass{})
 	x.mu.Lock()
-	x.stuck = time.Now().Add(max(stuckEvery, stuckShare*time.Since(began)))
+	x.nextStuckScan = time.Now().Add(max(stuckEvery, stuckShare*time.Since(began)))
 	x.mu.Unlock()
 	return err
 }
 
-// promote makes jobs of what has waited for the watermark or for the next poll.
-func (x *Exceptions) promote(due bool) {
+// promoteKeys makes jobs of what has waited for the watermark or for the next poll.
+func (x *Exceptions) promoteKeys(due bool) {
 	reached := x.Outlet.Reached()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for k, a := range x.jobs.ahead {
+	for k, a := range x.work.ahead {
 		if a.pos <= reached {
-			delete(x.jobs.ahead, k)
-			x.look(x.jobs.keys, keyRef{k, a.stored})
+			delete(x.work.ahead, k)
+			x.queueKeyLocked(x.work.keys, keyRef{k, a.stored})
 		}
 	}
-	if x.jobs.aheadN != "" && x.jobs.aheadN <= reached {
-		x.jobs.all, x.jobs.aheadN = true, ""
+	if x.work.aheadOverflow != "" && x.work.aheadOverflow <= reached {
+		x.work.scanAll, x.work.aheadOverflow = true, ""
 	}
 	if due {
-		for k, stored := range x.jobs.later {
-			delete(x.jobs.later, k)
-			x.look(x.jobs.keys, keyRef{k, stored})
+		for k, stored := range x.work.nextPoll {
+			delete(x.work.nextPoll, k)
+			x.queueKeyLocked(x.work.keys, keyRef{k, stored})
 		}
 	}
 }
 
-// passes takes the reasons for passes over whole collections.
-func (x *Exceptions) passes() (all, due bool, topics []string) {
+// takeScanReasons takes the reasons for passes over whole collections.
+func (x *Exceptions) takeScanReasons() (all, due bool, topics []string) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for t := range x.jobs.topics {
+	for t := range x.work.topics {
 		topics = append(topics, t)
 	}
-	clear(x.jobs.topics)
-	all, x.jobs.all = x.jobs.all, false
-	due, x.jobs.due = x.jobs.due, false
+	clear(x.work.topics)
+	all, x.work.scanAll = x.work.scanAll, false
+	due, x.work.moreDue = x.work.moreDue, false
 	return all, due, topics
 }
 
-func (x *Exceptions) keysOf(ns string) []bson.RawValue {
+func (x *Exceptions) takeQueuedKeys(ns string) []bson.RawValue {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var refs []bson.RawValue
-	for k, stored := range x.jobs.keys {
+	for k, stored := range x.work.keys {
 		if k.ns == ns {
-			delete(x.jobs.keys, k)
+			delete(x.work.keys, k)
 			refs = append(refs, stored)
 		}
 	}
 	return refs
 }
 
-// due asks for retries whose time has come, and names their keys but for those that are in flight or wait for a parked topic. many says that there may
+// findDueKeys asks for retries whose time has come, and names their keys but for those that are in flight or wait for a parked topic. many says that there may
 // be more.
-func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawValue, many bool, err error) {
+func (x *Exceptions) findDueKeys(ctx context.Context, c store.Outbox) (refs []bson.RawValue, many bool, err error) {
 	x.mu.Lock()
-	skip := x.parkedTopics()
+	skip := x.parkedTopicsLocked()
 	x.mu.Unlock()
-	found, err := store.DueRetries(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now(), skip, dueAtOnce, c.Part)
+	found, err := store.DueRetries(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now(), skip, dueLimit, c.Part)
 	if err != nil {
 		return nil, false, err
 	}
@@ -426,18 +426,18 @@ func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawVa
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, k := range found {
-		stored := keep(k.Key)
+		stored := copyValue(k.Key)
 		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
-		if _, again := seen[idKey(stored)]; again || x.keys[key] != nil || x.held[key] {
+		if _, again := seen[idKey(stored)]; again || x.keyStates[key] != nil || x.heldKeys[key] {
 			continue
 		}
 		seen[idKey(stored)] = struct{}{}
 		refs = append(refs, stored)
 	}
-	return refs, len(found) >= dueAtOnce, nil
+	return refs, len(found) >= dueLimit, nil
 }
 
-func (x *Exceptions) parkedTopics() []string {
+func (x *Exceptions) parkedTopicsLocked() []string {
 	list := make([]string, 0, len(x.parked))
 	for t := range x.parked {
 		list = append(list, t)
@@ -445,8 +445,8 @@ func (x *Exceptions) parkedTopics() []string {
 	return list
 }
 
-// unusable reports an error of Publish that is not the envelope's.
-func unusable(err error) (why *record.Refusal, bad error) {
+// splitRefusal reports an error of Publish that is not the envelope's.
+func splitRefusal(err error) (why *record.Refusal, bad error) {
 	if errors.As(err, &why) {
 		return why, nil
 	}
@@ -460,14 +460,14 @@ func poke(c chan struct{}) {
 	}
 }
 
-// text is a string as a value of BSON.
-func text(s string) bson.RawValue {
+// stringValue is a string as a value of BSON.
+func stringValue(s string) bson.RawValue {
 	_, v, _ := bson.MarshalValue(s)
 	return bson.RawValue{Type: bson.TypeString, Value: v}
 }
 
-// keep copies a value, null for a missing one.
-func keep(v bson.RawValue) bson.RawValue {
+// copyValue copies a value, null for a missing one.
+func copyValue(v bson.RawValue) bson.RawValue {
 	if v.Type == 0 {
 		v.Type = bson.TypeNull
 	}

@@ -22,7 +22,7 @@ type Loaded struct {
 // ready to be called a million times: nothing is collected here. idType and id are the type and the value of `_id`; id is
 // valid during the call only.
 func (x *Exceptions) Load(ctx context.Context, behind func(pos string) bool, gate func(ns, topic, key string), known func(ns string, idType byte, id []byte, topics []string)) (Loaded, error) {
-	x.init()
+	x.ensureInit()
 	var n Loaded
 	for _, c := range x.Collections() {
 		ns := c.NS()
@@ -33,9 +33,9 @@ func (x *Exceptions) Load(ctx context.Context, behind func(pos string) bool, gat
 				return nil // they are in nobody's way
 			}
 			key := keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
-			topics := texts(raw.Lookup("pending"))
+			topics := stringArray(raw.Lookup("pending"))
 			if len(topics) == 0 {
-				topics = []string{everything}
+				topics = []string{allTopics}
 			}
 			for _, t := range topics {
 				n.Gates++
@@ -57,7 +57,7 @@ func (x *Exceptions) Load(ctx context.Context, behind func(pos string) bool, gat
 
 // Counts tells how much waits in the dirty collections, by state and topic.
 func (x *Exceptions) Counts(ctx context.Context) ([]store.ExceptionCount, error) {
-	x.init()
+	x.ensureInit()
 	var all []store.ExceptionCount
 	for _, c := range x.Collections() {
 		list, err := store.CountExceptions(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part)
@@ -69,8 +69,8 @@ func (x *Exceptions) Counts(ctx context.Context) ([]store.ExceptionCount, error)
 	return all, nil
 }
 
-// texts are the strings of an array; nil if it is none.
-func texts(v bson.RawValue) []string {
+// stringArray are the strings of an array; nil if it is none.
+func stringArray(v bson.RawValue) []string {
 	arr, ok := v.ArrayOK()
 	if !ok {
 		return nil

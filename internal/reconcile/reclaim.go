@@ -11,16 +11,16 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// found is a call of Found.
-type found struct {
-	ready func() bool
-	let   func()
+// lateRead is a call of Found.
+type lateRead struct {
+	ready   func() bool
+	release func()
 }
 
-// late is what Found has told of and what is not written down of it yet.
-type late struct {
-	lets []func()
-	left map[store.Outbox][]bson.RawValue // stand in a partition and were on their way, or somebody else's, when they were looked at
+// lateWork is what Found has told of and what is not written down of it yet.
+type lateWork struct {
+	releases []func()
+	left     map[store.Outbox][]bson.RawValue // stand in a partition and were on their way, or somebody else's, when they were looked at
 }
 
 // Found says that a partition which could not be read at the take-over has been read, and that its stored offset waits (N8).
@@ -34,33 +34,33 @@ type late struct {
 // is missed: what an earlier owner has sent beside the stream had a state or a claim before this term began, and keeps one
 // of them until it is finished.
 func (x *Exceptions) Found(ready func() bool, let func()) {
-	x.init()
+	x.ensureInit()
 	x.mu.Lock()
-	x.found = append(x.found, found{ready, let})
+	x.lateReads = append(x.lateReads, lateRead{ready, let})
 	x.mu.Unlock()
 	poke(x.wake)
 }
 
-// reclaim does what Found asks for. What it could not take is looked at again at each poll.
-func (x *Exceptions) reclaim(ctx context.Context, colls []store.Outbox, due bool) error {
-	var fresh, waiting []found
+// reclaimLateHits does what Found asks for. What it could not take is looked at again at each poll.
+func (x *Exceptions) reclaimLateHits(ctx context.Context, colls []store.Outbox, due bool) error {
+	var fresh, waiting []lateRead
 	x.mu.Lock()
-	for _, f := range x.found {
+	for _, f := range x.lateReads {
 		if f.ready() {
 			fresh = append(fresh, f)
 		} else {
 			waiting = append(waiting, f)
 		}
 	}
-	x.found = waiting
+	x.lateReads = waiting
 	x.mu.Unlock()
-	if len(fresh) == 0 && (!due || len(x.late.lets) == 0) {
+	if len(fresh) == 0 && (!due || len(x.late.releases) == 0) {
 		return nil
 	}
-	left, n, err := x.reclaimAll(ctx, colls, len(fresh) > 0)
+	left, n, err := x.reclaimCollections(ctx, colls, len(fresh) > 0)
 	if err != nil {
 		x.mu.Lock()
-		x.found = append(fresh, x.found...)
+		x.lateReads = append(fresh, x.lateReads...)
 		x.mu.Unlock()
 		return err
 	}
@@ -69,37 +69,37 @@ func (x *Exceptions) reclaim(ctx context.Context, colls []store.Outbox, due bool
 	}
 	x.late.left = left
 	for _, f := range fresh {
-		x.late.lets = append(x.late.lets, f.let)
+		x.late.releases = append(x.late.releases, f.release)
 	}
 	if len(left) > 0 {
 		return nil
 	}
-	for _, let := range x.late.lets {
+	for _, let := range x.late.releases {
 		let()
 	}
-	x.late = late{}
+	x.late = lateWork{}
 	return nil
 }
 
-// reclaimAll looks at everything that may have been sent, or at what was left of it the last time.
-func (x *Exceptions) reclaimAll(ctx context.Context, colls []store.Outbox, all bool) (left map[store.Outbox][]bson.RawValue, taken int, err error) {
+// reclaimCollections looks at everything that may have been sent, or at what was left of it the last time.
+func (x *Exceptions) reclaimCollections(ctx context.Context, colls []store.Outbox, all bool) (left map[store.Outbox][]bson.RawValue, taken int, err error) {
 	left = map[store.Outbox][]bson.RawValue{}
 	if x.Standing == nil || x.Take == nil {
 		return left, 0, nil
 	}
 	x.mu.Lock()
-	clear(x.landed) // what lands from here on may still be shown as it was before
+	clear(x.landedIDs) // what lands from here on may still be shown as it was before
 	x.mu.Unlock()
 	for _, c := range colls {
 		coll := x.Client.Database(c.DB).Collection(c.Coll)
-		p := reading{db: []byte(c.DB), co: []byte(c.Coll)}
+		p := scanPass{db: []byte(c.DB), coll: []byte(c.Coll)}
 		one := func(raw bson.Raw) error {
-			took, wait, err := x.reclaimOne(ctx, &p, c.NS(), raw)
+			took, wait, err := x.reclaimEnvelope(ctx, &p, c.NS(), raw)
 			if took {
 				taken++
 			}
 			if wait {
-				left[c] = append(left[c], keep(raw.Lookup("_id")))
+				left[c] = append(left[c], copyValue(raw.Lookup("_id")))
 			}
 			return err
 		}
@@ -119,8 +119,8 @@ func (x *Exceptions) reclaimAll(ctx context.Context, colls []store.Outbox, all b
 	return left, taken, nil
 }
 
-// reclaimOne finishes an envelope for the topics in which it stands, or says that it has to be looked at again.
-func (x *Exceptions) reclaimOne(ctx context.Context, p *reading, ns string, raw bson.Raw) (took, wait bool, err error) {
+// reclaimEnvelope finishes an envelope for the topics in which it stands, or says that it has to be looked at again.
+func (x *Exceptions) reclaimEnvelope(ctx context.Context, p *scanPass, ns string, raw bson.Raw) (took, wait bool, err error) {
 	if event.Parse(raw, &p.view) != nil {
 		return false, false, nil // it was never sent
 	}
@@ -129,8 +129,8 @@ func (x *Exceptions) reclaimOne(ctx context.Context, p *reading, ns string, raw 
 	if !store.SameDelivery(raw, "", p.view.Delivery) && (state != "" || claim == "") {
 		return false, false, nil // finished, or not taken by anybody
 	}
-	it := x.item(p, ns, raw, nil)
-	e := Envelope{DB: p.db, Coll: p.co, Raw: raw}
+	it := x.newCandidate(p, ns, raw, nil)
+	e := Envelope{DB: p.db, Coll: p.coll, Raw: raw}
 	hits := x.Standing(&e, it.pending)
 	if len(hits) == 0 {
 		return false, false, nil
@@ -138,7 +138,7 @@ func (x *Exceptions) reclaimOne(ctx context.Context, p *reading, ns string, raw 
 	if state == "" || slices.ContainsFunc(hits, func(h Hit) bool { return x.Compacted != nil && x.Compacted(h.Topic) }) {
 		return false, true, nil // a compacted topic's finds it in its turn, behind the earlier ones of its key (N10)
 	}
-	if err := x.await(ctx, p); err != nil {
+	if err := x.awaitRoom(ctx, p); err != nil {
 		return false, false, err
 	}
 	topics := make([]string, len(hits))
@@ -148,26 +148,26 @@ func (x *Exceptions) reclaimOne(ctx context.Context, p *reading, ns string, raw 
 	if it.pending == nil {
 		it.pending = hits[0].Targets
 	}
-	f := &flight{ref: keyRef{it.ref.orderKey, keep(it.ref.stored)}, topics: topics, alone: true, partial: len(topics) < len(it.pending)}
-	if !x.depart(it.flyID, f) {
+	f := &flight{ref: keyRef{it.ref.orderKey, copyValue(it.ref.stored)}, topics: topics, alone: true, partial: len(topics) < len(it.pending)}
+	if !x.trackUnlessSeen(it.flightID, f) {
 		return false, true, nil
 	}
-	d := x.delivery(p, it, f)
+	d := x.newDelivery(p, it, f)
 	if !x.Take(&e, topics, func(a record.Published) { x.Finisher.Answered(d, a) }) {
-		x.forget(it.flyID, f)
+		x.undoFlight(it.flightID, f)
 		return false, true, nil
 	}
 	return true, false, nil
 }
 
-// depart notes an envelope as in flight, so that nothing else publishes it, unless it is, or has landed since it was read.
-func (x *Exceptions) depart(id string, f *flight) bool {
+// trackUnlessSeen notes an envelope as in flight, so that nothing else publishes it, unless it is, or has landed since it was read.
+func (x *Exceptions) trackUnlessSeen(id string, f *flight) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	_, landed := x.landed[id]
-	if landed || x.flying[id] != nil {
+	_, landed := x.landedIDs[id]
+	if landed || x.inFlight[id] != nil {
 		return false
 	}
-	x.take(id, f)
+	x.trackLocked(id, f)
 	return true
 }

@@ -24,25 +24,25 @@ type Hit struct {
 	TP       record.TopicPartition
 	Offset   int64
 
-	order order  // of a hit that Find has collected
-	pos   string // likewise; empty if it has no place in the order of its key
+	order orderScope // of a hit that Find has collected
+	pos   string     // likewise; empty if it has no place in the order of its key
 }
 
-// order is the scope within which envelopes keep their order in a topic.
-type order struct{ ns, topic, key string }
+// orderScope is the scope within which envelopes keep their order in a topic.
+type orderScope struct{ ns, topic, key string }
 
 // Widen lets exceptions of the stream for which unsure holds by their position wait for all topics that they route to; it
 // asks for none at or below after. Call it at a take-over before Find. Such an exception was written as soon as one of its
 // topics could not be had; what became of the others was known to the earlier owner alone: they may be queued still when it
 // dies, and neither the stream nor a sweep sends an envelope that has a state. Those that have it are then found by Find.
 func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
-	x.init()
+	x.ensureInit()
 	if x.Route == nil {
 		return 0, nil
 	}
 	var list []store.Wider
 	write := func() error {
-		if err := store.WidenExceptions(ctx, x.Finisher.c.Fencer, list); err != nil {
+		if err := store.WidenExceptions(ctx, x.Finisher.config.Fencer, list); err != nil {
 			return err
 		}
 		widened += len(list)
@@ -55,7 +55,7 @@ func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos st
 			e.Raw = raw
 			pos, _ := raw.Lookup("pos").StringValueOK()
 			origin, _ := raw.Lookup("origin").StringValueOK()
-			pending := texts(raw.Lookup("pending"))
+			pending := stringArray(raw.Lookup("pending"))
 			if origin != store.OriginStream || len(pending) == 0 || !unsure(pos) {
 				return nil
 			}
@@ -68,7 +68,7 @@ func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos st
 				return nil
 			}
 			number, _ := raw.Lookup("delivery").AsInt64OK()
-			list = append(list, store.Wider{NS: c.NS(), ID: keep(raw.Lookup("_id")), Delivery: int32(number), Topics: more})
+			list = append(list, store.Wider{NS: c.NS(), ID: copyValue(raw.Lookup("_id")), Delivery: int32(number), Topics: more})
 			if len(list) < store.MaxExceptions {
 				return nil
 			}
@@ -85,8 +85,8 @@ func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos st
 // claimed: then they are of another life of the watcher document, whose epochs have begun anew since, and nobody else would
 // ever have them (N19).
 func (x *Exceptions) Disown(ctx context.Context) error {
-	x.init()
-	epoch := x.Finisher.c.Epoch
+	x.ensureInit()
+	epoch := x.Finisher.config.Epoch
 	for _, c := range x.Collections() {
 		coll := x.Client.Database(c.DB).Collection(c.Coll)
 		ids, err := store.StrayClaims(ctx, coll, epoch, x.Now().Add(lookahead), c.Part)
@@ -96,7 +96,7 @@ func (x *Exceptions) Disown(ctx context.Context) error {
 		if len(ids) == 0 {
 			continue
 		}
-		if err := store.DisownClaims(ctx, x.Finisher.c.Fencer, coll, epoch, ids); err != nil {
+		if err := store.DisownClaims(ctx, x.Finisher.config.Fencer, coll, epoch, ids); err != nil {
 			return err
 		}
 		x.Log.Warn("scheduled envelopes bear claims of a watcher document that is no more; they are sent now", "collection", c.NS(), "envelopes", len(ids))
@@ -108,14 +108,14 @@ func (x *Exceptions) Disown(ctx context.Context) error {
 // records of an envelope, for those topics (nil: all that it routes to), stand where. The envelope has no payload. What it
 // returns grows with what the earlier owner had sent and not written down, which is bounded.
 func (x *Exceptions) Find(ctx context.Context, found func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
-	x.init()
+	x.ensureInit()
 	var hits []Hit
 	for _, c := range x.Collections() {
 		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
 		hash := routing.NamespaceHash(c.NS())
 		err := store.EachTaken(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, x.Now().Add(lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
-			topics := texts(raw.Lookup("pending"))
+			topics := stringArray(raw.Lookup("pending"))
 			if len(topics) == 0 {
 				topics = nil
 			}
@@ -130,19 +130,19 @@ func (x *Exceptions) Find(ctx context.Context, found func(e *Envelope, topics []
 			return nil, err
 		}
 	}
-	return x.firstOnes(ctx, hits, found)
+	return x.dropOvertakingHits(ctx, hits, found)
 }
 
 // placeOf is the place of an envelope among those of its key in a topic.
-func placeOf(c store.Outbox, raw bson.Raw, topic string) (order, string) {
+func placeOf(c store.Outbox, raw bson.Raw, topic string) (orderScope, string) {
 	pos, _ := raw.Lookup("pos").StringValueOK()
-	return order{c.NS(), topic, keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))}, pos
+	return orderScope{c.NS(), topic, keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))}, pos
 }
 
-// firstOnes leaves out what was found in a compacted topic behind an earlier envelope of its key that was not. Compaction may
+// dropOvertakingHits leaves out what was found in a compacted topic behind an earlier envelope of its key that was not. Compaction may
 // have removed the record of that one, which is sent again: the later one has to stand behind it once more (N10).
-func (x *Exceptions) firstOnes(ctx context.Context, hits []Hit, found func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
-	missing := map[order]string{} // the lowest position of what was not found, of the keys that matter
+func (x *Exceptions) dropOvertakingHits(ctx context.Context, hits []Hit, found func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
+	missing := map[orderScope]string{} // the lowest position of what was not found, of the keys that matter
 	for i := range hits {
 		if h := &hits[i]; h.pos != "" && x.Compacted != nil && x.Compacted(h.Topic) {
 			missing[h.order] = ""
@@ -156,7 +156,7 @@ func (x *Exceptions) firstOnes(ctx context.Context, hits []Hit, found func(e *En
 		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
 		err := store.EachTaken(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, x.Now().Add(lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
-			for _, topic := range texts(raw.Lookup("pending")) {
+			for _, topic := range stringArray(raw.Lookup("pending")) {
 				o, pos := placeOf(c, raw, topic)
 				lowest, matters := missing[o]
 				if matters && pos != "" && (lowest == "" || pos < lowest) && len(found(&e, []string{topic})) == 0 {
@@ -184,20 +184,20 @@ const recoverAtOnce = 500
 // given free when it has returned without an error. A hit that is of no exception is the stream's. An envelope that does
 // not list its targets is finished only if Route tells them; another's are found by the sink when they are sent again.
 func (x *Exceptions) Recover(ctx context.Context, hits []Hit) (finished int, err error) {
-	x.init()
+	x.ensureInit()
 	if len(hits) == 0 {
 		return 0, nil
 	}
 	for _, c := range x.Collections() {
-		mine := hitsOf(c.NS(), hits)
+		mine := hitsByID(c.NS(), hits)
 		ids := make([]bson.RawValue, 0, len(mine))
 		for _, h := range mine {
-			ids = append(ids, h[0].id())
+			ids = append(ids, h[0].idValue())
 		}
 		for len(ids) > 0 {
 			part := ids[:min(len(ids), recoverAtOnce)]
 			ids = ids[len(part):]
-			n, err := x.recoverSome(ctx, c, part, mine)
+			n, err := x.recoverIDs(ctx, c, part, mine)
 			finished += n
 			if err != nil {
 				return finished, fmt.Errorf("finishing what an earlier owner had sent: %w", err)
@@ -207,8 +207,8 @@ func (x *Exceptions) Recover(ctx context.Context, hits []Hit) (finished int, err
 	return finished, nil
 }
 
-// hitsOf sorts the hits that may be of a collection by their id.
-func hitsOf(ns string, hits []Hit) map[string][]*Hit {
+// hitsByID sorts the hits that may be of a collection by their id.
+func hitsByID(ns string, hits []Hit) map[string][]*Hit {
 	hash := routing.NamespaceHash(ns)
 	mine := map[string][]*Hit{}
 	for i := range hits {
@@ -216,13 +216,13 @@ func hitsOf(ns string, hits []Hit) map[string][]*Hit {
 		if h.NSHash != nil && *h.NSHash != [8]byte(hash[:8]) {
 			continue
 		}
-		id := idKey(h.id())
+		id := idKey(h.idValue())
 		mine[id] = append(mine[id], h)
 	}
 	return mine
 }
 
-func (h *Hit) id() bson.RawValue {
+func (h *Hit) idValue() bson.RawValue {
 	id := event.ParseID(h.ID)
 	if h.StringID {
 		id = event.NewID(h.ID)
@@ -234,10 +234,10 @@ func (h *Hit) id() bson.RawValue {
 	return bson.RawValue{Type: bson.Type(kind), Value: val}
 }
 
-func (x *Exceptions) recoverSome(ctx context.Context, c store.Outbox, ids []bson.RawValue, hits map[string][]*Hit) (int, error) {
-	var batch []*answered
+func (x *Exceptions) recoverIDs(ctx context.Context, c store.Outbox, ids []bson.RawValue, hits map[string][]*Hit) (int, error) {
+	var batch []*decision
 	err := store.FetchMany(ctx, x.Client.Database(c.DB).Collection(c.Coll), ids, func(raw bson.Raw) error {
-		if a := x.recovered(c, raw, hits[idKey(raw.Lookup("_id"))]); a != nil {
+		if a := x.decideFromHits(c, raw, hits[idKey(raw.Lookup("_id"))]); a != nil {
 			batch = append(batch, a)
 		}
 		return nil
@@ -245,11 +245,11 @@ func (x *Exceptions) recoverSome(ctx context.Context, c store.Outbox, ids []bson
 	if err != nil || len(batch) == 0 {
 		return 0, err
 	}
-	return len(batch), x.Finisher.write(ctx, batch)
+	return len(batch), x.Finisher.writeBatch(ctx, batch)
 }
 
-// recovered is what the hits make of an envelope, nil for nothing.
-func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answered {
+// decideFromHits is what the hits make of an envelope, nil for nothing.
+func (x *Exceptions) decideFromHits(c store.Outbox, raw bson.Raw, hits []*Hit) *decision {
 	claim, _ := raw.Lookup("claim", "token").StringValueOK()
 	state, _ := raw.Lookup("state").StringValueOK()
 	if state != "" {
@@ -261,7 +261,7 @@ func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answe
 	if !store.SameDelivery(raw, claim, int32(number)) {
 		return nil
 	}
-	pending := texts(raw.Lookup("pending"))
+	pending := stringArray(raw.Lookup("pending"))
 	if len(pending) == 0 {
 		pending = hits[0].Targets
 	}
@@ -276,7 +276,7 @@ func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answe
 		}
 		pending = slices.Clone(list)
 	}
-	d := &Delivery{NS: c.NS(), ID: keep(raw.Lookup("_id")), Number: int32(number), State: state, Claim: claim, Pending: pending}
+	d := &Delivery{NS: c.NS(), ID: copyValue(raw.Lookup("_id")), Number: int32(number), State: state, Claim: claim, Pending: pending}
 	var answers []record.Answer
 	for _, t := range pending {
 		for _, h := range hits {
@@ -292,7 +292,7 @@ func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answe
 	if len(answers) < len(pending) { // a claimed one becomes an exception that waits for the others
 		d.Key = keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
 	}
-	a := &answered{Delivery: d}
-	x.Finisher.decide(a, answers)
+	a := &decision{Delivery: d}
+	x.Finisher.decideFate(a, answers)
 	return a
 }

@@ -16,7 +16,7 @@ const skipEntry = 48
 // time; the sweep fills it and then whoever reads the stream asks it.
 type Skip struct {
 	max     int
-	seen    map[[16]byte]struct{}
+	ids     map[[16]byte]struct{}
 	to      bson.Timestamp // end of the stretch: what has a later stamp was not swept
 	until   bson.Timestamp // what is committed later cannot have been seen by the sweep
 	partial bool           // it does not know all that was swept
@@ -25,11 +25,11 @@ type Skip struct {
 
 // NewSkip makes a set that takes at most that many bytes. When it is full it forgets nothing and takes no more.
 func NewSkip(bytes int64) *Skip {
-	return &Skip{max: int(max(bytes/skipEntry, 1)), seen: map[[16]byte]struct{}{}}
+	return &Skip{max: int(max(bytes/skipEntry, 1)), ids: map[[16]byte]struct{}{}}
 }
 
-// key is a hash of 128 bits of an id and its namespace: a set of hashes that could collide would lose envelopes.
-func (s *Skip) key(db, coll []byte, idType byte, id []byte) [16]byte {
+// hashID is a hash of 128 bits of an id and its namespace: a set of hashes that could collide would lose envelopes.
+func (s *Skip) hashID(db, coll []byte, idType byte, id []byte) [16]byte {
 	b := binary.LittleEndian.AppendUint32(s.buf[:0], uint32(len(db)))
 	b = append(b, db...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(coll)))
@@ -39,25 +39,25 @@ func (s *Skip) key(db, coll []byte, idType byte, id []byte) [16]byte {
 	return [16]byte(sum[:])
 }
 
-func (s *Skip) has(db, coll []byte, idType byte, id []byte) bool {
-	if len(s.seen) == 0 {
+func (s *Skip) contains(db, coll []byte, idType byte, id []byte) bool {
+	if len(s.ids) == 0 {
 		return false
 	}
-	_, ok := s.seen[s.key(db, coll, idType, id)]
+	_, ok := s.ids[s.hashID(db, coll, idType, id)]
 	return ok
 }
 
-// add remembers an id as long as there is room.
-func (s *Skip) add(db, coll []byte, idType byte, id []byte) {
-	if len(s.seen) >= s.max {
+// addID remembers an id as long as there is room.
+func (s *Skip) addID(db, coll []byte, idType byte, id []byte) {
+	if len(s.ids) >= s.max {
 		s.partial = true
 		return
 	}
-	s.seen[s.key(db, coll, idType, id)] = struct{}{}
+	s.ids[s.hashID(db, coll, idType, id)] = struct{}{}
 }
 
 // Len is the number of ids.
-func (s *Skip) Len() int { return len(s.seen) }
+func (s *Skip) Len() int { return len(s.ids) }
 
 // Over reports whether the stream has passed what the sweep can have seen, so that nobody needs the set any more.
 func (s *Skip) Over(commit bson.Timestamp) bool { return commit.After(s.until) }
@@ -68,7 +68,7 @@ func (s *Skip) Swept(db, coll []byte, idType byte, id, doc []byte) (known, doubt
 	if ts := Stamp(doc); !ts.IsZero() && ts.After(s.to) {
 		return false, false
 	}
-	if s.has(db, coll, idType, id) {
+	if s.contains(db, coll, idType, id) {
 		return true, false
 	}
 	return false, s.partial
@@ -83,8 +83,8 @@ func Stamp(doc []byte) bson.Timestamp {
 	return bson.Timestamp{T: t, I: i}
 }
 
-// before is t minus d, never below zero.
-func before(t bson.Timestamp, d time.Duration) bson.Timestamp {
+// subtractDuration is t minus d, never below zero.
+func subtractDuration(t bson.Timestamp, d time.Duration) bson.Timestamp {
 	s := uint32(d / time.Second)
 	if t.T <= s {
 		return bson.Timestamp{}
