@@ -100,7 +100,7 @@ func (te *term) run() *term {
 		te.out.mu.Lock()
 		te.out.dead = true
 		te.out.mu.Unlock()
-		poke(te.out.kick)
+		signal(te.out.kick)
 		<-te.out.over
 	})
 	te.h.t.Cleanup(te.stop)

@@ -11,30 +11,31 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// scanPass is one pass over a collection in the order of its keys.
+// scanPass is one pass over the exceptions of a collection, in the order of their keys.
 type scanPass struct {
-	keys       []bson.RawValue // only these
-	onlyTopics []string        // only for these topics
-	skipParked bool            // leave what waits for parked topics to the server
+	keys       []bson.RawValue // only these keys; nil: all
+	onlyTopics []string        // only envelopes that wait for these topics; nil: all
+	skipParked bool            // the server leaves out envelopes that wait for parked topics
 	skip       map[string]struct{}
+
 	view       event.View
-	sinceFlush int    // envelopes since the last flush
-	held       int    // envelopes of the present key, one behind the other, that could not go
-	leftTopics int    // topics of the present key that the server leaves out
-	reached    string // the watermark's position as it was last asked for
+	sinceFlush int    // envelopes published since the last flush
+	held       int    // consecutive envelopes of the current key that could not be published
+	leftTopics int    // number of topics that the server leaves out for the current key
+	reached    string // the position of the watermark when it was last read
 	db, coll   []byte
 }
 
-// keyTurn is the key that a pass is at. It goes from its lowest position up, and what holds an envelope up holds up all that
-// is behind it.
+// keyTurn is the state of a pass for the current key. The pass reads a key from its lowest position
+// up, and an envelope that cannot be published stops all later ones.
 type keyTurn struct {
 	orderKey
 	started    bool
-	stoppedAll bool // nothing more of this key
+	stoppedAll bool // publish nothing more of this key
 	stopped    map[string]struct{}
 }
 
-// candidate is an envelope that the pass is at.
+// candidate is the envelope that a pass considers.
 type candidate struct {
 	id       bson.RawValue
 	flightID string
@@ -42,22 +43,28 @@ type candidate struct {
 	state    string
 	pos      string
 	origin   string
-	pending  []string // nil: it does not say
-	atFault  bool     // it is malformed, or fails Check
-	topics   []string // pending, or those that it routes to, or "" for all of them
+	pending  []string // nil if the envelope does not list its targets
+	atFault  bool     // malformed, or refused by Check
+	topics   []string // pending, the routed topics, or allTopics if these are unknown
 }
 
+// scanCollection reads the exceptions of c that p selects, and publishes those whose turn it is. It
+// blocks while too many envelopes are in flight.
 func (x *Exceptions) scanCollection(ctx context.Context, c store.Outbox, p scanPass) error {
 	ns := c.NS()
 	p.db, p.coll, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
-	scan := store.ExceptionScan{Coll: x.Client.Database(c.DB).Collection(c.Coll), Keys: p.keys, Only: p.onlyTopics, Part: c.Part}
+	coll := x.Client.Database(c.DB).Collection(c.Coll)
+	scan := store.ExceptionScan{Coll: coll, Keys: p.keys, Only: p.onlyTopics, Part: c.Part}
+
 	x.mu.Lock()
 	x.current = keyTurn{}
 	x.mu.Unlock()
+
 	docs, bytes, limit := 0, 0, firstReply
 	if p.keys != nil {
 		limit = keysAtOnce
 	}
+
 	for more := true; more; {
 		if x.beginPage(&p) {
 			break
@@ -65,21 +72,30 @@ func (x *Exceptions) scanCollection(ctx context.Context, c store.Outbox, p scanP
 		if p.skipParked {
 			scan.Skip = sortedNames(p.skip)
 		}
+
 		var err error
 		more, err = scan.Page(ctx, limit, func(raw bson.Raw) error {
 			docs++
 			bytes += len(raw)
-			if err := x.publishInTurn(ctx, &p, ns, raw); err != nil || p.held < maxHeldInRow {
+			if err := x.publishInTurn(ctx, &p, ns, raw); err != nil {
 				return err
 			}
+			if p.held < maxHeldInRow {
+				return nil
+			}
+
+			// Many envelopes in a row could not be published. The server leaves out the others that wait
+			// for the same topics.
 			p.held = 0
-			if topics, all := x.stoppedTopics(); all {
+			topics, all := x.stoppedTopics()
+			if !all && len(topics) <= p.leftTopics {
+				return nil
+			}
+			if all {
 				scan.Leave(nil)
-			} else if len(topics) > p.leftTopics {
+			} else {
 				p.leftTopics = len(topics)
 				scan.Leave(topics)
-			} else {
-				return nil
 			}
 			return store.ErrLeave
 		})
@@ -87,30 +103,38 @@ func (x *Exceptions) scanCollection(ctx context.Context, c store.Outbox, p scanP
 		if err != nil {
 			return err
 		}
+
 		limit = max(firstReply, min(pageDocs, pageBytes*docs/max(bytes, 1)))
 	}
 	return nil
 }
 
-// stoppedTopics are those for which nothing more of the present key may go, or it is all of them.
+// stoppedTopics returns the topics to which nothing more of the current key may be published. all
+// reports that this holds for every topic.
 func (x *Exceptions) stoppedTopics() (topics []string, all bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	_, every := x.current.stopped[allTopics]
-	return sortedNames(x.current.stopped), every || x.current.stoppedAll
+	_, allStopped := x.current.stopped[allTopics]
+	return sortedNames(x.current.stopped), allStopped || x.current.stoppedAll
 }
 
-// beginPage begins a page: what lands from here on may still be shown as it was before. It reports whether the pass is over because each
-// topic that it is for takes nothing.
+// beginPage prepares for the next page. It reports whether the pass is over because all of its topics
+// are parked.
 func (x *Exceptions) beginPage(p *scanPass) (over bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+
+	// The page may show an envelope whose outcome is written from now on as it was before.
 	clear(x.landedIDs)
-	if p.skipParked { // never fewer than before: what was left out of an earlier page comes first
+
+	// A topic stays in the set for the rest of the pass: envelopes that an earlier page left out
+	// precede the envelopes of later pages.
+	if p.skipParked {
 		for t := range x.parked {
 			p.skip[t] = struct{}{}
 		}
 	}
+
 	for _, t := range p.onlyTopics {
 		if _, skip := p.skip[t]; !skip {
 			return false
@@ -119,6 +143,7 @@ func (x *Exceptions) beginPage(p *scanPass) (over bool) {
 	return p.onlyTopics != nil
 }
 
+// sortedNames returns the elements of set in ascending order.
 func sortedNames(set map[string]struct{}) []string {
 	list := make([]string, 0, len(set))
 	for t := range set {
@@ -128,71 +153,94 @@ func sortedNames(set map[string]struct{}) []string {
 	return list
 }
 
-// publishInTurn publishes the envelope for those topics for which it is its turn.
+// publishInTurn publishes the envelope raw to the topics for which it is its turn. An envelope at
+// fault goes to the Finisher instead. publishInTurn blocks while too many envelopes are in flight, and
+// returns an error if the outlet cannot publish at all.
 func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, raw bson.Raw) error {
 	if err := x.awaitRoom(ctx, p); err != nil {
 		return err
 	}
+
 	malformed := event.Parse(raw, &p.view)
 	if malformed == nil && x.Check != nil {
 		malformed = x.Check(&p.view)
 	}
+
 	it := x.newCandidate(p, ns, raw, malformed)
 	now := x.Now().UnixMilli()
 	if it.pos > p.reached {
 		p.reached = x.Outlet.Reached()
 	}
-	topics, fl := x.admitTopics(p, it, now)
-	if p.held++; len(topics) == 0 {
+
+	topics, f := x.admitTopics(p, it, now)
+	if len(topics) == 0 {
+		p.held++
 		return nil
 	}
 	p.held = 0
-	d := x.newDelivery(p, it, fl)
-	var why *record.Refusal
+
+	d := x.newDelivery(p, it, f)
+	var refused *record.Refusal
 	switch {
 	case malformed != nil:
-		why = asRefusal(malformed)
+		refused = asRefusal(malformed)
 	case p.view.HasExpiresAt && p.view.ExpiresAt <= now:
-		why = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
+		refused = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
 	default:
-		again, _ := raw.Lookup("redelivered").BooleanOK()
-		e := Envelope{DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw, Redelivered: again || it.origin == store.OriginReplay}
+		redelivered, _ := raw.Lookup("redelivered").BooleanOK()
+		e := Envelope{
+			DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw,
+			Redelivered: redelivered || it.origin == store.OriginReplay,
+		}
 		if it.pending == nil && topics[0] == allTopics {
 			topics = nil
 		} else if d.Pending == nil {
 			d.Pending = it.topics
 		}
+
 		err := x.Outlet.Publish(ctx, &e, topics, func(a record.Published) {
-			x.noteAnswers(fl, a.Answers)
+			x.noteAnswers(f, a.Answers)
 			x.Finisher.Answered(d, a)
 		})
 		if err == nil {
-			if p.sinceFlush++; p.sinceFlush >= flushEvery {
+			p.sinceFlush++
+			if p.sinceFlush >= flushEvery {
 				p.sinceFlush = 0
 				x.Outlet.Flush()
 			}
 			return nil
 		}
-		if why, err = splitRefusal(err); err != nil {
-			x.undoFlight(it.flightID, fl)
+
+		refused, err = splitRefusal(err)
+		if err != nil {
+			x.undoFlight(it.flightID, f)
 			return err
 		}
 	}
-	x.breakKey(fl.ref.orderKey)
-	x.Finisher.Refused(d, why)
+
+	x.breakKey(f.ref.orderKey)
+	x.Finisher.Refused(d, refused)
 	return nil
 }
 
-// newDelivery is what the Finisher gets of an envelope that the pass is at.
-func (x *Exceptions) newDelivery(p *scanPass, it *candidate, fl *flight) *Delivery {
+// newDelivery returns the Delivery of it for the Finisher. Its Done ends f.
+func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Delivery {
 	return &Delivery{
-		NS: it.ref.ns, ID: copyValue(it.id), Number: p.view.Delivery, Key: it.ref.key, State: it.state, Pos: it.pos, Origin: it.origin,
-		Pending: it.pending, Attempts: p.view.Attempts, Latched: true,
-		Done: func(f Fate) { x.endFlight(it.flightID, fl, f) },
+		NS:       it.ref.ns,
+		ID:       copyValue(it.id),
+		Number:   p.view.Delivery,
+		Key:      it.ref.key,
+		State:    it.state,
+		Pos:      it.pos,
+		Origin:   it.origin,
+		Pending:  it.pending,
+		Attempts: p.view.Attempts,
+		Latched:  true,
+		Done:     func(fate Fate) { x.endFlight(it.flightID, f, fate) },
 	}
 }
 
-// awaitRoom waits for room among what is in flight.
+// awaitRoom blocks until fewer than MaxFlying envelopes are in flight, or returns the cause of ctx.
 func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 	for {
 		x.mu.Lock()
@@ -201,8 +249,11 @@ func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 		if !full {
 			return nil
 		}
+
+		// Room comes only from records that the sink has sent.
 		p.sinceFlush = 0
 		x.Outlet.Flush()
+
 		select {
 		case <-x.room:
 		case <-ctx.Done():
@@ -211,46 +262,57 @@ func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 	}
 }
 
-// newCandidate reads what its turn depends on.
+// newCandidate reads the fields of raw that decide its turn. p.view holds the parsed envelope, and
+// malformed the error of parsing it.
 func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malformed error) *candidate {
 	it := &candidate{id: raw.Lookup("_id"), state: string(p.view.State), atFault: malformed != nil}
 	it.flightID = ns + "\x00" + idKey(it.id)
+
 	key := raw.Lookup("key")
 	it.ref = keyRef{orderKey{ns, keyText(key, raw.Lookup("aggregateid"))}, key}
 	if malformed == nil {
 		it.ref.key = string(p.view.OrderingKey())
 	}
+
 	it.pos, _ = raw.Lookup("pos").StringValueOK()
 	it.origin, _ = raw.Lookup("origin").StringValueOK()
-	if it.pending = stringArray(raw.Lookup("pending")); len(it.pending) == 0 {
-		it.pending = nil // a list that lists nothing says nothing
+
+	// An empty list means the same as no list.
+	it.pending = stringArray(raw.Lookup("pending"))
+	if len(it.pending) == 0 {
+		it.pending = nil
 	}
-	it.topics = it.pending
-	if it.pending == nil {
-		it.topics = []string{allTopics}
-		if x.Route != nil && malformed == nil {
-			if list, err := x.Route(&Envelope{DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw}); err == nil && len(list) > 0 {
-				it.topics = slices.Clone(list)
-			}
+	if it.pending != nil {
+		it.topics = it.pending
+		return it
+	}
+
+	it.topics = []string{allTopics}
+	if x.Route != nil && malformed == nil {
+		list, err := x.Route(&Envelope{DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw})
+		if err == nil && len(list) > 0 {
+			it.topics = slices.Clone(list)
 		}
 	}
 	return it
 }
 
-// keyText is the canonical text of the ordering key.
+// keyText returns the canonical text of the ordering key: of key, or of aggregateID if key is missing
+// or empty.
 func keyText(key, aggregateID bson.RawValue) string {
 	for _, v := range []bson.RawValue{key, aggregateID} {
-		switch s, isText := v.StringValueOK(); {
-		case isText && s != "":
+		s, isText := v.StringValueOK()
+		if isText && s != "" {
 			return s
-		case !isText && v.Type != 0 && v.Type != bson.TypeNull:
+		}
+		if !isText && v.Type != 0 && v.Type != bson.TypeNull {
 			return nonStringKeyText(v)
 		}
 	}
 	return ""
 }
 
-// nonStringKeyText is the text of a key that is not a string, as the codec has it.
+// nonStringKeyText returns the text that the envelope codec makes of a key that is not a string.
 func nonStringKeyText(v bson.RawValue) string {
 	raw, err := bson.Marshal(bson.D{
 		{Key: "_id", Value: "x"},
@@ -266,11 +328,11 @@ func nonStringKeyText(v bson.RawValue) string {
 	return string(view.OrderingKey())
 }
 
-// asRefusal is the error of an envelope that cannot be read at all.
+// asRefusal returns malformed as a refusal. An error without a class gets the class Malformed.
 func asRefusal(malformed error) *record.Refusal {
-	why, other := splitRefusal(malformed)
+	refused, other := splitRefusal(malformed)
 	if other != nil {
-		why = &record.Refusal{Class: record.Malformed, Reason: other.Error()}
+		return &record.Refusal{Class: record.Malformed, Reason: other.Error()}
 	}
-	return why
+	return refused
 }

@@ -42,7 +42,7 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 		te.out.mu.Lock()
 		te.out.dead = true
 		te.out.mu.Unlock()
-		poke(te.out.kick)
+		signal(te.out.kick)
 		<-te.out.over
 	})
 	te.x.parked["a"] = struct{}{}
