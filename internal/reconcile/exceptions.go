@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,83 +18,101 @@ import (
 )
 
 const (
-	defaultPoll   = 500 * time.Millisecond
-	defaultFlying = 10_000
-	probeEvery    = 10 * time.Second // a parked topic is tried with its first envelopes, should its wake-up be lost
-	sureEvery     = time.Minute      // everything is looked at, should any other signal be lost
-	flushEvery    = 64               // envelopes
-	mostKeys      = 10_000           // keys that are remembered one by one; beyond, everything is looked at
-	keysAtOnce    = 200              // keys of one query
-	heldAtOnce    = 32               // envelopes of a key that cannot go, before the server leaves out what is like them
-	dueAtOnce     = 1000             // due retries of one query
-	fewFlying     = 100              // when the next ones are asked for
-	stuckEvery    = 10 * time.Second // so many due ones that cannot go make a pass over everything worth it
-	stuckShare    = 20               // where that takes long, the next one comes so many times later
-	pageDocs      = 1000
-	pageBytes     = 4 << 20
+	defaultPoll      = 500 * time.Millisecond
+	defaultMaxFlying = 10_000
+
+	probeEvery = 10 * time.Second // between two probes of parked topics, in case a wake-up is lost
+	sureEvery  = time.Minute      // between two passes over everything, in case any other signal is lost
+	flushEvery = 64               // envelopes between two flushes
+
+	maxKeys      = 10_000 // keys that are queued one by one; with more, everything is scanned
+	keysAtOnce   = 200    // keys of one query
+	maxHeldInRow = 32     // consecutive envelopes held, before the server leaves out similar ones
+	dueLimit     = 1000   // due retries of one query
+	fewInFlight  = 100    // with fewer in flight, the next due retries are read
+
+	stuckEvery = 10 * time.Second // least time between two passes because no due retry can be published
+	stuckShare = 20               // after a slow one of these passes, the pause is this many times its duration
+
+	pageDocs  = 1000
+	pageBytes = 4 << 20
 )
 
-// Exceptions is the loop over the retried, blocked and parked envelopes of one term: whatever of a watcher's collections has
-// a state goes to the Outlet when its turn comes, and its fate to the Finisher.
+// Exceptions publishes the retried, blocked and parked envelopes of one term. Each envelope with a
+// state in the dirty collections of a watcher goes to the Outlet when its turn comes, and its fate to
+// the Finisher.
 //
-// Order (N15): per collection, topic and key an envelope is published only when every one with a lower position was, and a
-// failed one goes alone. Envelopes that are merely held go one behind the other, without waiting for answers; as soon as one of them
-// comes back, the rest of its key is given up and begins anew when all of it is back. An exception of the stream waits
-// until the watermark has passed it, so that nothing earlier of its key can still come.
+// Order (N15): within a collection, topic and key, an envelope is published only after all envelopes
+// with a lower position, and an envelope that failed before is published alone. Blocked and parked
+// envelopes follow each other without waiting for acks. If one of them is returned, nothing more of
+// its key is published until all of the key has been answered, and the key then starts again from its
+// first envelope. An exception of the stream waits until the watermark has passed it, so that no
+// earlier event of its key can still come.
 //
-// Cost: one indexed query per dirty collection and Poll, and reads of what has a reason to be looked at; no query at all
-// while Collections is empty. Memory: MaxFlying envelopes without their bodies, and one page. Run blocks in Publish only.
+// Cost: one indexed query for each dirty collection and Poll, and further reads for a reason only.
+// While Collections is empty there are no queries. Memory: MaxFlying envelopes without their bodies,
+// and one page. Run blocks only in Publish.
 //
-// All fields but those with a default are needed. Wake and Written may be called from any goroutine, at any time.
+// All fields without a default are required. Wake and Written may be called from any goroutine, at
+// any time.
 type Exceptions struct {
-	Client      *mongo.Client
-	Collections func() []store.Outbox // the dirty ones; called often
+	Client *mongo.Client
+	// Collections returns the dirty collections. It is called often.
+	Collections func() []store.Outbox
 	Outlet      Outlet
 	Finisher    *Finisher
-	// Route tells the topics of an envelope that does not list its targets. nil: only the Outlet knows, and such an envelope
-	// takes its turn for all topics at once.
+	// Route returns the topics of an envelope that does not list its targets. If it is nil, only the
+	// Outlet can route, and such an envelope takes its turn for all topics at once.
 	Route func(e *Envelope) ([]string, error)
-	// Check refuses an envelope that no relay and no operator made an exception: it is dead at once, whatever else it says.
-	// nil accepts all.
+	// Check returns an error for an envelope that neither a relay nor an operator made an exception.
+	// Such an envelope becomes a dead letter at once, whatever its fields contain. nil accepts all.
 	Check func(v *event.View) error
-	// Standing tells which records of an envelope a read-back has found, for those topics (nil: all that it routes to). Take
-	// acks those of them that are still there, and sends nothing; if there are any, answer is called once as by
-	// Outlet.Publish, else it returns false. Envelopes have neither body nor headers. nil where nothing is found late.
+	// Standing returns the records of an envelope that a read-back has found in topics (nil: in all
+	// topics that it routes to). Take acks those that are still there, and sends nothing. If there are
+	// any, Take returns true and calls answer once, as Outlet.Publish does. Otherwise it returns false.
+	// The envelopes have neither body nor headers. Both may be nil if no partition is read late.
 	Standing func(e *Envelope, topics []string) []Hit
 	Take     func(e *Envelope, topics []string, answer func(record.Published)) bool
 
-	// Compacted reports whether a topic may keep only the newest record of a key (N10). nil: none does.
+	// Compacted reports whether a topic may keep only the newest record of a key (N10). nil: no topic
+	// does.
 	Compacted func(topic string) bool
 
-	Now  func() time.Time // the server's
-	Poll time.Duration    // defaults to 500 ms
-	// MaxFlying bounds the envelopes that are published and not written down yet. Defaults to 10,000.
+	// Now returns the time of the server.
+	Now func() time.Time
+	// Poll is the time between two queries for due retries. Defaults to 500 ms.
+	Poll time.Duration
+	// MaxFlying bounds the envelopes that are published and have no written fate yet. Defaults to
+	// 10,000.
 	MaxFlying int
-	Log       *slog.Logger // nil for none
-	Trouble   func(error)  // hears of reads that failed and are made again; nil for nobody
-	Well      func()       // hears that they succeed again; nil for nobody
+	// Log defaults to none.
+	Log *slog.Logger
+	// Trouble is called with the error of each read that failed and is retried. May be nil.
+	Trouble func(error)
+	// Well is called when reads succeed again. May be nil.
+	Well func()
 
 	once sync.Once
 	wake chan struct{} // holds one token
-	room chan struct{} // holds one token: something has landed
+	room chan struct{} // holds one token: a publication has ended
 
-	mu     sync.Mutex
-	flying map[string]*flight
-	keys   map[orderKey]*keyState
-	landed map[string]bool     // since the page was asked for; true if the rest of the key has to wait
-	parked map[string]struct{} // topics that take nothing
-	held   map[orderKey]bool   // keys whose first envelope is due and waits for a parked topic
-	cur    turn                // the key that the pass is at
-	taken  int                 // envelopes published so far
-	asleep map[orderKey]sleeping
-	stuck  time.Time // when a pass over everything may be made again because of what is due and cannot go
-	jobs   jobs
-	found  []found // not looked at yet
+	mu             sync.Mutex
+	inFlight       map[string]*flight
+	keyStates      map[orderKey]*keyState
+	landedIDs      map[string]bool     // ended since the page was requested; true stops the rest of the key
+	parked         map[string]struct{} // parked topics
+	heldKeys       map[orderKey]bool   // keys whose first envelope is due and waits for a parked topic
+	current        keyTurn             // the key that the pass reads
+	publishedCount int                 // envelopes published so far
+	sleepingKeys   map[orderKey]sleepingKey
+	nextStuckScan  time.Time // no pass because of stuck retries before this time
+	work           pendingWork
+	lateReads      []lateRead // not processed yet
 
-	late late // of the goroutine of Run
+	late lateWork // used only by the goroutine of Run
 }
 
-// orderKey is the scope of an order, but for the topic.
+// orderKey is a key of a collection. Within it and one topic, envelopes keep their order.
 type orderKey struct{ ns, key string }
 
 // keyRef is a key as text and as it is stored.
@@ -105,56 +124,49 @@ type keyRef struct {
 // flight is one published envelope.
 type flight struct {
 	ref     keyRef
-	topics  []string // "" stands for all
-	partial bool     // it waits for more topics than these
-	alone   bool
+	topics  []string // contains allTopics if they are unknown
+	partial bool     // the envelope waits for more topics than these
+	alone   bool     // nothing else of the key may be published to these topics
 }
 
-// keyState is what is in flight of one key.
+// keyState counts the publications in flight of one key.
 type keyState struct {
-	n      int
+	count  int
 	topics map[string]int
 	alone  map[string]bool
-	broken bool // something came back: nothing more until all of it is back
-	resume map[string]struct{}
+	broken bool                // a record was refused or returned: publish nothing until count is 0
+	resume map[string]struct{} // topics to resume then
 }
 
-// sleeping is a key whose first envelope waits for its next attempt.
-type sleeping struct {
+// sleepingKey is a key whose first envelope waits for its next attempt.
+type sleepingKey struct {
 	until  int64    // Unix milliseconds
-	topics []string // that it waits for
+	topics []string // the topics that the envelope waits for
 }
 
-// jobs is what has a reason to be looked at.
-type jobs struct {
-	all    bool
-	due    bool // more retries are due than were asked for
-	topics map[string]struct{}
-	keys   map[orderKey]bson.RawValue
-	later  map[orderKey]bson.RawValue // at the next poll
-	ahead  map[orderKey]ahead         // when the watermark has come to them
-	aheadN string                     // the lowest position that found no room there; "" for none
-}
-
-type ahead struct {
-	stored bson.RawValue
-	pos    string
-}
-
-func (x *Exceptions) init() {
+// ensureInit sets the defaults and makes the maps and channels at the first call.
+func (x *Exceptions) ensureInit() {
 	x.once.Do(func() {
 		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
-		x.flying, x.keys, x.landed = map[string]*flight{}, map[orderKey]*keyState{}, map[string]bool{}
-		x.parked, x.held, x.asleep = map[string]struct{}{}, map[orderKey]bool{}, map[orderKey]sleeping{}
-		x.jobs = jobs{
-			all: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
-			later: map[orderKey]bson.RawValue{}, ahead: map[orderKey]ahead{},
+		x.inFlight = map[string]*flight{}
+		x.keyStates = map[orderKey]*keyState{}
+		x.landedIDs = map[string]bool{}
+		x.parked = map[string]struct{}{}
+		x.heldKeys = map[orderKey]bool{}
+		x.sleepingKeys = map[orderKey]sleepingKey{}
+		x.work = pendingWork{
+			scanAll:  true,
+			topics:   map[string]struct{}{},
+			keys:     map[orderKey]bson.RawValue{},
+			nextPoll: map[orderKey]bson.RawValue{},
+			ahead:    map[orderKey]keyAhead{},
 		}
+
 		if x.Poll <= 0 {
 			x.Poll = defaultPoll
 		}
 		if x.MaxFlying <= 0 {
-			x.MaxFlying = defaultFlying
+			x.MaxFlying = defaultMaxFlying
 		}
 		if x.Log == nil {
 			x.Log = slog.New(slog.DiscardHandler)
@@ -162,42 +174,52 @@ func (x *Exceptions) init() {
 	})
 }
 
-// Wake says that a topic can be written again, or, with "", that everything should be looked at. It does not block.
+// Wake requests a scan of the envelopes that wait for topic, which can be written again. With "" it
+// requests a scan of everything. It does not block.
 func (x *Exceptions) Wake(topic string) {
-	x.init()
+	x.ensureInit()
 	x.mu.Lock()
 	if topic == "" {
-		x.jobs.all = true
+		x.work.scanAll = true
 		clear(x.parked)
 	} else {
 		delete(x.parked, topic)
-		x.jobs.topics[topic] = struct{}{}
+		x.work.topics[topic] = struct{}{}
 	}
-	clear(x.held)
+	clear(x.heldKeys)
 	x.mu.Unlock()
-	poke(x.wake)
+
+	signal(x.wake)
 }
 
-// Written says that these exceptions were just written, so that those whose turn it is go on at once. It does not block.
+// Written requests scans for exceptions that were just written, so that those whose turn it is are
+// published at once. It does not block.
 func (x *Exceptions) Written(list []store.Exception) {
-	x.init()
+	x.ensureInit()
 	x.mu.Lock()
 	for i := range list {
 		e := &list[i]
-		if e.State == event.StateRetry && e.Delay > 0 || x.allParked(e.Pending) || x.stands(e) {
-			continue // its time, its topic, or what is before it will call
+
+		// These are scanned for another reason: when the attempt is due, when the topic can be written
+		// again, or when the earlier envelope has been finished.
+		waitsForAttempt := e.State == event.StateRetry && e.Delay > 0
+		if waitsForAttempt || x.allParkedLocked(e.Pending) || x.waitsBehindLocked(e) {
+			continue
 		}
+
 		ref := keyRef{orderKey{e.NS, e.Key}, e.Raw.Lookup("key")}
 		if ref.stored.Type != bson.TypeString {
-			ref.stored = text(e.Key)
+			ref.stored = stringValue(e.Key)
 		}
-		x.look(x.jobs.keys, ref)
+		x.queueKeyLocked(x.work.keys, ref)
 	}
 	x.mu.Unlock()
-	poke(x.wake)
+
+	signal(x.wake)
 }
 
-func (x *Exceptions) allParked(topics []string) bool {
+// allParkedLocked reports whether topics is not empty and all of them are parked.
+func (x *Exceptions) allParkedLocked(topics []string) bool {
 	for _, t := range topics {
 		if _, ok := x.parked[t]; !ok {
 			return false
@@ -206,63 +228,62 @@ func (x *Exceptions) allParked(topics []string) bool {
 	return len(topics) > 0
 }
 
-// look remembers that a key has to be looked at.
-func (x *Exceptions) look(at map[orderKey]bson.RawValue, ref keyRef) {
-	if len(at) >= mostKeys {
-		x.jobs.all = true
-		return
-	}
-	at[ref.orderKey] = keep(ref.stored)
-}
-
-// Flying tells of which keys something is published and not written down yet.
+// Flying calls each for every key with an envelope that is published and whose fate is not written
+// yet. It holds the lock during the calls.
 func (x *Exceptions) Flying(each func(ns, key string)) {
-	x.init()
+	x.ensureInit()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for k := range x.keys {
+	for k := range x.keyStates {
 		each(k.ns, k.key)
 	}
 }
 
-// Run publishes until ctx ends, and returns its cause. Faults of the server are waited out. What is in flight then is the
-// Finisher's to write.
+// Run publishes until ctx ends, and returns its cause. It retries failed reads until they succeed. The
+// fates of envelopes that are then in flight are left to the Finisher.
 func (x *Exceptions) Run(ctx context.Context) error {
-	x.init()
+	x.ensureInit()
 	tick := time.NewTicker(x.Poll)
 	defer tick.Stop()
-	back := retry.Reopen.Start()
-	probed, sure := time.Now(), time.Now()
+	backoff := retry.Reopen.Start()
+	lastProbe, lastScan := time.Now(), time.Now()
 	due := true
+
 	for {
-		switch now := time.Now(); {
-		case due && now.Sub(sure) >= sureEvery:
-			sure, probed = now, now
+		now := time.Now()
+		if due && now.Sub(lastScan) >= sureEvery {
+			lastScan, lastProbe = now, now
 			x.Wake("")
-		case due && now.Sub(probed) >= probeEvery:
-			probed = now
-			x.probe()
+		} else if due && now.Sub(lastProbe) >= probeEvery {
+			lastProbe = now
+			x.probeParkedTopics()
 		}
-		err := x.round(ctx, due)
-		switch {
-		case ctx.Err() != nil:
+
+		err := x.runRound(ctx, due)
+		if ctx.Err() != nil {
 			return context.Cause(ctx)
-		case err != nil:
+		}
+		if err != nil {
 			if x.Trouble != nil {
 				x.Trouble(err)
 			}
-			if back.Wait(ctx) != nil {
+			if backoff.Wait(ctx) != nil {
 				return context.Cause(ctx)
 			}
+
+			// The failed round has lost its reasons.
 			x.Wake("")
 			due = true
 			continue
-		case back.Attempts() > 0:
-			back.Reset()
+		}
+
+		if backoff.Attempts() > 0 {
+			backoff.Reset()
 			if x.Well != nil {
 				x.Well()
 			}
 		}
+
 		select {
 		case <-x.wake:
 			due = false
@@ -274,44 +295,46 @@ func (x *Exceptions) Run(ctx context.Context) error {
 	}
 }
 
-// probe tries the parked topics.
-func (x *Exceptions) probe() {
+// probeParkedTopics requests a scan of the envelopes that wait for parked topics.
+func (x *Exceptions) probeParkedTopics() {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for t := range x.parked {
-		x.jobs.topics[t] = struct{}{}
+		x.work.topics[t] = struct{}{}
 	}
 	clear(x.parked)
-	clear(x.held)
+	clear(x.heldKeys)
 }
 
-// round does what there is a reason for.
-func (x *Exceptions) round(ctx context.Context, due bool) error {
-	colls := x.Collections()
-	if err := x.reclaim(ctx, colls, due); err != nil {
+// runRound reads and publishes everything that there is a reason for. due is set at each poll.
+func (x *Exceptions) runRound(ctx context.Context, due bool) error {
+	collections := x.Collections()
+	if err := x.reclaimLateHits(ctx, collections, due); err != nil {
 		return err
 	}
-	if len(colls) == 0 {
+	if len(collections) == 0 {
 		return nil
 	}
-	x.promote(due)
-	all, more, topics := x.passes()
-	for _, c := range colls {
-		keys := x.keysOf(c.NS())
-		if due || more {
-			if err := x.retries(ctx, c); err != nil {
+
+	x.promoteKeys(due)
+	all, moreDue, topics := x.takeScanReasons()
+
+	for _, c := range collections {
+		keys := x.takeQueuedKeys(c.NS())
+		if due || moreDue {
+			if err := x.publishDueRetries(ctx, c); err != nil {
 				return err
 			}
 		}
-		if err := x.lookUp(ctx, c, keys); err != nil {
+		if err := x.scanKeys(ctx, c, keys); err != nil {
 			return err
 		}
+
 		var err error
-		switch {
-		case all:
-			err = x.pass(ctx, c, reading{sparing: true})
-		case len(topics) > 0:
-			err = x.pass(ctx, c, reading{sparing: true, only: topics})
+		if all {
+			err = x.scanCollection(ctx, c, scanPass{skipParked: true})
+		} else if len(topics) > 0 {
+			err = x.scanCollection(ctx, c, scanPass{skipParked: true, onlyTopics: topics})
 		}
 		if err != nil {
 			return err
@@ -320,154 +343,70 @@ func (x *Exceptions) round(ctx context.Context, due bool) error {
 	return nil
 }
 
-// lookUp makes passes over keys.
-func (x *Exceptions) lookUp(ctx context.Context, c store.Outbox, keys []bson.RawValue) error {
-	for len(keys) > 0 {
-		part := keys[:min(len(keys), keysAtOnce)]
-		keys = keys[len(part):]
-		if err := x.pass(ctx, c, reading{keys: part}); err != nil {
+// scanKeys scans only the given keys of c.
+func (x *Exceptions) scanKeys(ctx context.Context, c store.Outbox, keys []bson.RawValue) error {
+	for part := range slices.Chunk(keys, keysAtOnce) {
+		if err := x.scanCollection(ctx, c, scanPass{keys: part}); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// retries publishes what is due. Where more is due than one query tells, the next one follows as soon as most of this has
-// landed; if nothing of it may go yet, what may is behind it.
-func (x *Exceptions) retries(ctx context.Context, c store.Outbox) error {
-	keys, many, err := x.due(ctx, c)
+// publishDueRetries publishes the retries of c that are due. If there are more than one query returns,
+// the next query follows when most of these have ended. If none of these can be published, it scans
+// the whole collection, because publishable ones may follow them.
+func (x *Exceptions) publishDueRetries(ctx context.Context, c store.Outbox) error {
+	keys, many, err := x.findDueKeys(ctx, c)
 	if err != nil {
 		return err
 	}
+
 	x.mu.Lock()
-	before := x.taken
+	before := x.publishedCount
 	x.mu.Unlock()
-	if err := x.lookUp(ctx, c, keys); err != nil || !many {
+
+	if err := x.scanKeys(ctx, c, keys); err != nil || !many {
 		return err
 	}
+
 	x.mu.Lock()
-	stuck := x.taken == before && len(x.flying) == 0 && time.Now().After(x.stuck)
-	x.jobs.due = x.taken > before || len(x.flying) > 0
-	again := x.jobs.due && len(x.flying) < fewFlying
+	stuck := x.publishedCount == before && len(x.inFlight) == 0 && time.Now().After(x.nextStuckScan)
+	x.work.moreDue = x.publishedCount > before || len(x.inFlight) > 0
+	readMore := x.work.moreDue && len(x.inFlight) < fewInFlight
 	x.mu.Unlock()
-	if again {
-		poke(x.wake)
+	if readMore {
+		signal(x.wake)
 	}
 	if !stuck {
 		return nil
 	}
+
 	began := time.Now()
-	err = x.pass(ctx, c, reading{})
+	err = x.scanCollection(ctx, c, scanPass{})
+
 	x.mu.Lock()
-	x.stuck = time.Now().Add(max(stuckEvery, stuckShare*time.Since(began)))
+	x.nextStuckScan = time.Now().Add(max(stuckEvery, stuckShare*time.Since(began)))
 	x.mu.Unlock()
 	return err
 }
 
-// promote makes jobs of what has waited for the watermark or for the next poll.
-func (x *Exceptions) promote(due bool) {
-	reached := x.Outlet.Reached()
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for k, a := range x.jobs.ahead {
-		if a.pos <= reached {
-			delete(x.jobs.ahead, k)
-			x.look(x.jobs.keys, keyRef{k, a.stored})
-		}
-	}
-	if x.jobs.aheadN != "" && x.jobs.aheadN <= reached {
-		x.jobs.all, x.jobs.aheadN = true, ""
-	}
-	if due {
-		for k, stored := range x.jobs.later {
-			delete(x.jobs.later, k)
-			x.look(x.jobs.keys, keyRef{k, stored})
-		}
-	}
-}
-
-// passes takes the reasons for passes over whole collections.
-func (x *Exceptions) passes() (all, due bool, topics []string) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for t := range x.jobs.topics {
-		topics = append(topics, t)
-	}
-	clear(x.jobs.topics)
-	all, x.jobs.all = x.jobs.all, false
-	due, x.jobs.due = x.jobs.due, false
-	return all, due, topics
-}
-
-func (x *Exceptions) keysOf(ns string) []bson.RawValue {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	var refs []bson.RawValue
-	for k, stored := range x.jobs.keys {
-		if k.ns == ns {
-			delete(x.jobs.keys, k)
-			refs = append(refs, stored)
-		}
-	}
-	return refs
-}
-
-// due asks for retries whose time has come, and names their keys but for those that are in flight or wait for a parked topic. many says that there may
-// be more.
-func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawValue, many bool, err error) {
-	x.mu.Lock()
-	skip := x.parkedTopics()
-	x.mu.Unlock()
-	found, err := store.DueRetries(ctx, x.Client.Database(c.DB).Collection(c.Coll), x.Now(), skip, dueAtOnce, c.Part)
-	if err != nil {
-		return nil, false, err
-	}
-	seen := map[string]struct{}{}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for _, k := range found {
-		stored := keep(k.Key)
-		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
-		if _, again := seen[idKey(stored)]; again || x.keys[key] != nil || x.held[key] {
-			continue
-		}
-		seen[idKey(stored)] = struct{}{}
-		refs = append(refs, stored)
-	}
-	return refs, len(found) >= dueAtOnce, nil
-}
-
-func (x *Exceptions) parkedTopics() []string {
-	list := make([]string, 0, len(x.parked))
-	for t := range x.parked {
-		list = append(list, t)
-	}
-	return list
-}
-
-// unusable reports an error of Publish that is not the envelope's.
-func unusable(err error) (why *record.Refusal, bad error) {
-	if errors.As(err, &why) {
-		return why, nil
+// splitRefusal returns err as a refusal if the envelope is at fault, and otherwise as other.
+func splitRefusal(err error) (refused *record.Refusal, other error) {
+	if errors.As(err, &refused) {
+		return refused, nil
 	}
 	return nil, err
 }
 
-func poke(c chan struct{}) {
-	select {
-	case c <- struct{}{}:
-	default:
-	}
-}
-
-// text is a string as a value of BSON.
-func text(s string) bson.RawValue {
+// stringValue returns s as a BSON value.
+func stringValue(s string) bson.RawValue {
 	_, v, _ := bson.MarshalValue(s)
 	return bson.RawValue{Type: bson.TypeString, Value: v}
 }
 
-// keep copies a value, null for a missing one.
-func keep(v bson.RawValue) bson.RawValue {
+// copyValue returns a copy of v that does not alias a reply. A missing value becomes null.
+func copyValue(v bson.RawValue) bson.RawValue {
 	if v.Type == 0 {
 		v.Type = bson.TypeNull
 	}

@@ -94,8 +94,8 @@ func BenchmarkExceptions(b *testing.B) {
 					Collections: func() []store.Outbox { return []store.Outbox{{DB: db.Name(), Coll: "outbox"}} },
 				}
 				if state == "retry" { // only what the index of due ones tells
-					x.init()
-					x.jobs.all = false
+					x.ensureInit()
+					x.work.scanAll = false
 				}
 				var wg sync.WaitGroup
 				b.StartTimer()

@@ -85,7 +85,7 @@ func (h *house) begin() *term {
 		},
 	}
 	te.out.ready = te.x.Wake
-	te.x.init()
+	te.x.ensureInit()
 	return te
 }
 
@@ -100,7 +100,7 @@ func (te *term) run() *term {
 		te.out.mu.Lock()
 		te.out.dead = true
 		te.out.mu.Unlock()
-		poke(te.out.kick)
+		signal(te.out.kick)
 		<-te.out.over
 	})
 	te.h.t.Cleanup(te.stop)
@@ -201,8 +201,8 @@ func refused(reason string) *record.Refusal {
 
 // InFlight is how many envelopes are published and not written down yet.
 func (x *Exceptions) InFlight() int {
-	x.init()
+	x.ensureInit()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return len(x.flying)
+	return len(x.inFlight)
 }

@@ -179,7 +179,7 @@ func (o *wire) Flush() {
 		o.flushed[topic] = len(q)
 	}
 	o.mu.Unlock()
-	poke(o.kick)
+	signal(o.kick)
 }
 
 // run answers one record at a time, of any topic.
@@ -284,7 +284,7 @@ func (o *wire) hold(yes bool) {
 	o.mu.Lock()
 	o.held = yes
 	o.mu.Unlock()
-	poke(o.kick)
+	signal(o.kick)
 }
 
 // kill ends the term: of each topic a part of what was in flight is written, nothing without r, and nobody hears of it.
@@ -307,7 +307,7 @@ func (o *wire) kill(r *rand.Rand) {
 	}
 	o.mu.Unlock()
 	o.b.mu.Unlock()
-	poke(o.kick)
+	signal(o.kick)
 	<-o.over
 }
 

@@ -156,8 +156,8 @@ func TestAFateThatTheServerDoesNotTakeHoldsUpNobodyElse(t *testing.T) {
 	if err := h.db.RunCommand(t.Context(), bson.D{{Key: "collMod", Value: "outbox"}, {Key: "validator", Value: bson.D{}}}).Err(); err != nil {
 		t.Fatal(err)
 	}
-	te.f.retryAside()
-	te.f.poke()
+	te.f.retryPostponed()
+	te.f.wakeUp()
 	h.drained()
 	te.landed()
 	h.broker.ordered()

@@ -11,75 +11,91 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// reading is one pass over a collection in the order of its keys.
-type reading struct {
-	keys    []bson.RawValue // only these
-	only    []string        // only for these topics
-	sparing bool            // leave what waits for parked topics to the server
-	skip    map[string]struct{}
-	view    event.View
-	since   int    // envelopes since the last flush
-	held    int    // envelopes of the present key, one behind the other, that could not go
-	left    int    // topics of the present key that the server leaves out
-	reached string // the watermark's position as it was last asked for
-	db, co  []byte
+// scanPass is one pass over the exceptions of a collection, in the order of their keys.
+type scanPass struct {
+	keys       []bson.RawValue // only these keys; nil: all
+	onlyTopics []string        // only envelopes that wait for these topics; nil: all
+	skipParked bool            // the server leaves out envelopes that wait for parked topics
+	skip       map[string]struct{}
+
+	view       event.View
+	sinceFlush int    // envelopes published since the last flush
+	held       int    // consecutive envelopes of the current key that could not be published
+	leftTopics int    // number of topics that the server leaves out for the current key
+	reached    string // the position of the watermark when it was last read
+	db, coll   []byte
 }
 
-// turn is the key that a pass is at. It goes from its lowest position up, and what holds an envelope up holds up all that
-// is behind it.
-type turn struct {
+// keyTurn is the state of a pass for the current key. The pass reads a key from its lowest position
+// up, and an envelope that cannot be published stops all later ones.
+type keyTurn struct {
 	orderKey
-	at      bool
-	all     bool // nothing more of this key
-	stopped map[string]struct{}
+	started    bool
+	stoppedAll bool // publish nothing more of this key
+	stopped    map[string]struct{}
 }
 
-// item is an envelope that the pass is at.
-type item struct {
-	id      bson.RawValue
-	flyID   string
-	ref     keyRef
-	state   string
-	pos     string
-	origin  string
-	pending []string // nil: it does not say
-	refused bool     // it is malformed, or fails Check
-	topics  []string // pending, or those that it routes to, or "" for all of them
+// candidate is the envelope that a pass considers.
+type candidate struct {
+	id       bson.RawValue
+	flightID string
+	ref      keyRef
+	state    string
+	pos      string
+	origin   string
+	pending  []string // nil if the envelope does not list its targets
+	atFault  bool     // malformed, or refused by Check
+	topics   []string // pending, the routed topics, or allTopics if these are unknown
 }
 
-func (x *Exceptions) pass(ctx context.Context, c store.Outbox, p reading) error {
+// scanCollection reads the exceptions of c that p selects, and publishes those whose turn it is. It
+// blocks while too many envelopes are in flight.
+func (x *Exceptions) scanCollection(ctx context.Context, c store.Outbox, p scanPass) error {
 	ns := c.NS()
-	p.db, p.co, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
-	scan := store.ExceptionScan{Coll: x.Client.Database(c.DB).Collection(c.Coll), Keys: p.keys, Only: p.only, Part: c.Part}
+	p.db, p.coll, p.skip = []byte(c.DB), []byte(c.Coll), map[string]struct{}{}
+	coll := x.Client.Database(c.DB).Collection(c.Coll)
+	scan := store.ExceptionScan{Coll: coll, Keys: p.keys, Only: p.onlyTopics, Part: c.Part}
+
 	x.mu.Lock()
-	x.cur = turn{}
+	x.current = keyTurn{}
 	x.mu.Unlock()
+
 	docs, bytes, limit := 0, 0, firstReply
 	if p.keys != nil {
 		limit = keysAtOnce
 	}
+
 	for more := true; more; {
-		if x.page(&p) {
+		if x.beginPage(&p) {
 			break
 		}
-		if p.sparing {
-			scan.Skip = sorted(p.skip)
+		if p.skipParked {
+			scan.Skip = sortedNames(p.skip)
 		}
+
 		var err error
 		more, err = scan.Page(ctx, limit, func(raw bson.Raw) error {
 			docs++
 			bytes += len(raw)
-			if err := x.consider(ctx, &p, ns, raw); err != nil || p.held < heldAtOnce {
+			if err := x.publishInTurn(ctx, &p, ns, raw); err != nil {
 				return err
 			}
-			p.held = 0
-			if topics, all := x.stoppedTopics(); all {
-				scan.Leave(nil)
-			} else if len(topics) > p.left {
-				p.left = len(topics)
-				scan.Leave(topics)
-			} else {
+			if p.held < maxHeldInRow {
 				return nil
+			}
+
+			// Many envelopes in a row could not be published. The server leaves out the others that wait
+			// for the same topics.
+			p.held = 0
+			topics, all := x.stoppedTopics()
+			if !all && len(topics) <= p.leftTopics {
+				return nil
+			}
+			if all {
+				scan.Leave(nil)
+			} else {
+				p.leftTopics = len(topics)
+				scan.Leave(topics)
 			}
 			return store.ErrLeave
 		})
@@ -87,39 +103,48 @@ func (x *Exceptions) pass(ctx context.Context, c store.Outbox, p reading) error 
 		if err != nil {
 			return err
 		}
+
 		limit = max(firstReply, min(pageDocs, pageBytes*docs/max(bytes, 1)))
 	}
 	return nil
 }
 
-// stoppedTopics are those for which nothing more of the present key may go, or it is all of them.
+// stoppedTopics returns the topics to which nothing more of the current key may be published. all
+// reports that this holds for every topic.
 func (x *Exceptions) stoppedTopics() (topics []string, all bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	_, every := x.cur.stopped[everything]
-	return sorted(x.cur.stopped), every || x.cur.all
+	_, allStopped := x.current.stopped[allTopics]
+	return sortedNames(x.current.stopped), allStopped || x.current.stoppedAll
 }
 
-// page begins a page: what lands from here on may still be shown as it was before. It reports whether the pass is over because each
-// topic that it is for takes nothing.
-func (x *Exceptions) page(p *reading) (over bool) {
+// beginPage prepares for the next page. It reports whether the pass is over because all of its topics
+// are parked.
+func (x *Exceptions) beginPage(p *scanPass) (over bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	clear(x.landed)
-	if p.sparing { // never fewer than before: what was left out of an earlier page comes first
+
+	// The page may show an envelope whose outcome is written from now on as it was before.
+	clear(x.landedIDs)
+
+	// A topic stays in the set for the rest of the pass: envelopes that an earlier page left out
+	// precede the envelopes of later pages.
+	if p.skipParked {
 		for t := range x.parked {
 			p.skip[t] = struct{}{}
 		}
 	}
-	for _, t := range p.only {
+
+	for _, t := range p.onlyTopics {
 		if _, skip := p.skip[t]; !skip {
 			return false
 		}
 	}
-	return p.only != nil
+	return p.onlyTopics != nil
 }
 
-func sorted(set map[string]struct{}) []string {
+// sortedNames returns the elements of set in ascending order.
+func sortedNames(set map[string]struct{}) []string {
 	list := make([]string, 0, len(set))
 	for t := range set {
 		list = append(list, t)
@@ -128,81 +153,107 @@ func sorted(set map[string]struct{}) []string {
 	return list
 }
 
-// consider publishes the envelope for those topics for which it is its turn.
-func (x *Exceptions) consider(ctx context.Context, p *reading, ns string, raw bson.Raw) error {
-	if err := x.await(ctx, p); err != nil {
+// publishInTurn publishes the envelope raw to the topics for which it is its turn. An envelope at
+// fault goes to the Finisher instead. publishInTurn blocks while too many envelopes are in flight, and
+// returns an error if the outlet cannot publish at all.
+func (x *Exceptions) publishInTurn(ctx context.Context, p *scanPass, ns string, raw bson.Raw) error {
+	if err := x.awaitRoom(ctx, p); err != nil {
 		return err
 	}
+
 	malformed := event.Parse(raw, &p.view)
 	if malformed == nil && x.Check != nil {
 		malformed = x.Check(&p.view)
 	}
-	it := x.item(p, ns, raw, malformed)
+
+	it := x.newCandidate(p, ns, raw, malformed)
 	now := x.Now().UnixMilli()
 	if it.pos > p.reached {
 		p.reached = x.Outlet.Reached()
 	}
-	topics, fl := x.admit(p, it, now)
-	if p.held++; len(topics) == 0 {
+
+	topics, f := x.admitTopics(p, it, now)
+	if len(topics) == 0 {
+		p.held++
 		return nil
 	}
 	p.held = 0
-	d := x.delivery(p, it, fl)
-	var why *record.Refusal
+
+	d := x.newDelivery(p, it, f)
+	var refused *record.Refusal
 	switch {
 	case malformed != nil:
-		why = refusal(malformed)
+		refused = asRefusal(malformed)
 	case p.view.HasExpiresAt && p.view.ExpiresAt <= now:
-		why = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
+		refused = &record.Refusal{Class: record.Expired, Reason: "its expiresAt has passed"}
 	default:
-		again, _ := raw.Lookup("redelivered").BooleanOK()
-		e := Envelope{DB: p.db, Coll: p.co, TS: p.view.TS, Raw: raw, Redelivered: again || it.origin == store.OriginReplay}
-		if it.pending == nil && topics[0] == everything {
+		redelivered, _ := raw.Lookup("redelivered").BooleanOK()
+		e := Envelope{
+			DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw,
+			Redelivered: redelivered || it.origin == store.OriginReplay,
+		}
+		if it.pending == nil && topics[0] == allTopics {
 			topics = nil
 		} else if d.Pending == nil {
 			d.Pending = it.topics
 		}
+
 		err := x.Outlet.Publish(ctx, &e, topics, func(a record.Published) {
-			x.answered(fl, a.Answers)
+			x.noteAnswers(f, a.Answers)
 			x.Finisher.Answered(d, a)
 		})
 		if err == nil {
-			if p.since++; p.since >= flushEvery {
-				p.since = 0
+			p.sinceFlush++
+			if p.sinceFlush >= flushEvery {
+				p.sinceFlush = 0
 				x.Outlet.Flush()
 			}
 			return nil
 		}
-		if why, err = unusable(err); err != nil {
-			x.forget(it.flyID, fl)
+
+		refused, err = splitRefusal(err)
+		if err != nil {
+			x.undoFlight(it.flightID, f)
 			return err
 		}
 	}
-	x.breakKey(fl.ref.orderKey)
-	x.Finisher.Refused(d, why)
+
+	x.breakKey(f.ref.orderKey)
+	x.Finisher.Refused(d, refused)
 	return nil
 }
 
-// delivery is what the Finisher gets of an envelope that the pass is at.
-func (x *Exceptions) delivery(p *reading, it *item, fl *flight) *Delivery {
+// newDelivery returns the Delivery of it for the Finisher. Its Done ends f.
+func (x *Exceptions) newDelivery(p *scanPass, it *candidate, f *flight) *Delivery {
 	return &Delivery{
-		NS: it.ref.ns, ID: keep(it.id), Number: p.view.Delivery, Key: it.ref.key, State: it.state, Pos: it.pos, Origin: it.origin,
-		Pending: it.pending, Attempts: p.view.Attempts, Latched: true,
-		Done: func(f Fate) { x.land(it.flyID, fl, f) },
+		NS:       it.ref.ns,
+		ID:       copyValue(it.id),
+		Number:   p.view.Delivery,
+		Key:      it.ref.key,
+		State:    it.state,
+		Pos:      it.pos,
+		Origin:   it.origin,
+		Pending:  it.pending,
+		Attempts: p.view.Attempts,
+		Latched:  true,
+		Done:     func(fate Fate) { x.endFlight(it.flightID, f, fate) },
 	}
 }
 
-// await waits for room among what is in flight.
-func (x *Exceptions) await(ctx context.Context, p *reading) error {
+// awaitRoom blocks until fewer than MaxFlying envelopes are in flight, or returns the cause of ctx.
+func (x *Exceptions) awaitRoom(ctx context.Context, p *scanPass) error {
 	for {
 		x.mu.Lock()
-		full := len(x.flying) >= x.MaxFlying
+		full := len(x.inFlight) >= x.MaxFlying
 		x.mu.Unlock()
 		if !full {
 			return nil
 		}
-		p.since = 0
+
+		// Room comes only from records that the sink has sent.
+		p.sinceFlush = 0
 		x.Outlet.Flush()
+
 		select {
 		case <-x.room:
 		case <-ctx.Done():
@@ -211,47 +262,58 @@ func (x *Exceptions) await(ctx context.Context, p *reading) error {
 	}
 }
 
-// item reads what its turn depends on.
-func (x *Exceptions) item(p *reading, ns string, raw bson.Raw, malformed error) *item {
-	it := &item{id: raw.Lookup("_id"), state: string(p.view.State), refused: malformed != nil}
-	it.flyID = ns + "\x00" + idKey(it.id)
+// newCandidate reads the fields of raw that decide its turn. p.view holds the parsed envelope, and
+// malformed the error of parsing it.
+func (x *Exceptions) newCandidate(p *scanPass, ns string, raw bson.Raw, malformed error) *candidate {
+	it := &candidate{id: raw.Lookup("_id"), state: string(p.view.State), atFault: malformed != nil}
+	it.flightID = ns + "\x00" + idKey(it.id)
+
 	key := raw.Lookup("key")
 	it.ref = keyRef{orderKey{ns, keyText(key, raw.Lookup("aggregateid"))}, key}
 	if malformed == nil {
 		it.ref.key = string(p.view.OrderingKey())
 	}
+
 	it.pos, _ = raw.Lookup("pos").StringValueOK()
 	it.origin, _ = raw.Lookup("origin").StringValueOK()
-	if it.pending = texts(raw.Lookup("pending")); len(it.pending) == 0 {
-		it.pending = nil // a list that lists nothing says nothing
+
+	// An empty list means the same as no list.
+	it.pending = stringArray(raw.Lookup("pending"))
+	if len(it.pending) == 0 {
+		it.pending = nil
 	}
-	it.topics = it.pending
-	if it.pending == nil {
-		it.topics = []string{everything}
-		if x.Route != nil && malformed == nil {
-			if list, err := x.Route(&Envelope{DB: p.db, Coll: p.co, TS: p.view.TS, Raw: raw}); err == nil && len(list) > 0 {
-				it.topics = slices.Clone(list)
-			}
+	if it.pending != nil {
+		it.topics = it.pending
+		return it
+	}
+
+	it.topics = []string{allTopics}
+	if x.Route != nil && malformed == nil {
+		list, err := x.Route(&Envelope{DB: p.db, Coll: p.coll, TS: p.view.TS, Raw: raw})
+		if err == nil && len(list) > 0 {
+			it.topics = slices.Clone(list)
 		}
 	}
 	return it
 }
 
-// keyText is the canonical text of the ordering key.
+// keyText returns the canonical text of the ordering key: of key, or of aggregateID if key is missing
+// or empty.
 func keyText(key, aggregateID bson.RawValue) string {
 	for _, v := range []bson.RawValue{key, aggregateID} {
-		switch s, isText := v.StringValueOK(); {
-		case isText && s != "":
+		s, isText := v.StringValueOK()
+		if isText && s != "" {
 			return s
-		case !isText && v.Type != 0 && v.Type != bson.TypeNull:
-			return textOf(v)
+		}
+		if !isText && v.Type != 0 && v.Type != bson.TypeNull {
+			return nonStringKeyText(v)
 		}
 	}
 	return ""
 }
 
-// textOf is the text of a key that is not a string, as the codec has it.
-func textOf(v bson.RawValue) string {
+// nonStringKeyText returns the text that the envelope codec makes of a key that is not a string.
+func nonStringKeyText(v bson.RawValue) string {
 	raw, err := bson.Marshal(bson.D{
 		{Key: "_id", Value: "x"},
 		{Key: "aggregatetype", Value: "x"},
@@ -266,11 +328,11 @@ func textOf(v bson.RawValue) string {
 	return string(view.OrderingKey())
 }
 
-// refusal is the error of an envelope that cannot be read at all.
-func refusal(malformed error) *record.Refusal {
-	why, other := unusable(malformed)
+// asRefusal returns malformed as a refusal. An error without a class gets the class Malformed.
+func asRefusal(malformed error) *record.Refusal {
+	refused, other := splitRefusal(malformed)
 	if other != nil {
-		why = &record.Refusal{Class: record.Malformed, Reason: other.Error()}
+		return &record.Refusal{Class: record.Malformed, Reason: other.Error()}
 	}
-	return why
+	return refused
 }

@@ -62,7 +62,7 @@ func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 		h.until("the loop has been round", func() bool {
 			te.x.mu.Lock()
 			defer te.x.mu.Unlock()
-			return len(te.x.jobs.keys) == 0
+			return len(te.x.work.keys) == 0
 		})
 	}
 	if n := read.Load() - before; n > 100 {

@@ -23,7 +23,7 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 	h := newHouse(t)
 	h.route = func(*Envelope) ([]string, error) { return []string{"a"}, nil }
 	var docs []bson.D
-	for i := range dueAtOnce + 10 {
+	for i := range dueLimit + 10 {
 		docs = append(docs, h.exception(i, fmt.Sprint("k", i), "retry", bson.E{Key: "origin", Value: "requeue"},
 			bson.E{Key: "pending", Value: nil}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}))
 	}
@@ -42,13 +42,13 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 		te.out.mu.Lock()
 		te.out.dead = true
 		te.out.mu.Unlock()
-		poke(te.out.kick)
+		signal(te.out.kick)
 		<-te.out.over
 	})
 	te.x.parked["a"] = struct{}{}
 	poll := func() {
 		t.Helper()
-		if err := te.x.retries(t.Context(), store.Outbox{DB: h.db.Name(), Coll: "outbox"}); err != nil {
+		if err := te.x.publishDueRetries(t.Context(), store.Outbox{DB: h.db.Name(), Coll: "outbox"}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -59,11 +59,11 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 	if n := passes.Load(); n != 1 {
 		t.Errorf("%d passes over everything at 5 polls, want 1", n)
 	}
-	if wait := time.Until(te.x.stuck); wait < stuckEvery/2 {
+	if wait := time.Until(te.x.nextStuckScan); wait < stuckEvery/2 {
 		t.Errorf("the next pass over everything may follow after %v", wait)
 	}
 
-	te.x.stuck = time.Now() // the time has come
+	te.x.nextStuckScan = time.Now() // the time has come
 	poll()
 	if n := passes.Load(); n != 2 {
 		t.Errorf("%d passes over everything, want another one once its time has come", n)
@@ -91,7 +91,7 @@ func TestN17_ADueRetryOfAParkedTopicIsReadOnce(t *testing.T) {
 	te.x.parked["a"] = struct{}{}
 	outbox := store.Outbox{DB: h.db.Name(), Coll: "outbox"}
 	for range polls {
-		if err := te.x.retries(t.Context(), outbox); err != nil {
+		if err := te.x.publishDueRetries(t.Context(), outbox); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -100,7 +100,7 @@ func TestN17_ADueRetryOfAParkedTopicIsReadOnce(t *testing.T) {
 	}
 
 	te.x.Wake("a")
-	keys, _, err := te.x.due(t.Context(), outbox)
+	keys, _, err := te.x.findDueKeys(t.Context(), outbox)
 	if err != nil || len(keys) != due {
 		t.Errorf("%d keys are due when the topic can be written, want %d (%v)", len(keys), due, err)
 	}

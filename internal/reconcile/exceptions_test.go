@@ -30,7 +30,7 @@ func TestN15_ParkedEnvelopesDrainInOrder(t *testing.T) {
 	h.until("the topic is known to take nothing", func() bool {
 		te.x.mu.Lock()
 		defer te.x.mu.Unlock()
-		return len(te.x.parked) == 1 && len(te.x.flying) == 0
+		return len(te.x.parked) == 1 && len(te.x.inFlight) == 0
 	})
 	if got := h.left(); got != n {
 		t.Fatalf("%d are left of %d although the topic is parked", got, n)
@@ -253,7 +253,7 @@ func TestN18_ManyThatAreDueFollowOneAnother(t *testing.T) {
 	h.put(docs...)
 	te := h.begin()
 	te.x.Poll = time.Hour
-	te.x.jobs.all = false
+	te.x.work.scanAll = false
 	te.run()
 	h.until("all but those of the stuck key are there", func() bool { return h.left() == 51 })
 	te.landed()
@@ -392,7 +392,7 @@ func TestWrittenWakesTheKeyAtOnce(t *testing.T) {
 	te.run()
 	list := []store.Exception{{NS: h.ns(), State: "blocked", Pos: "82000001", Key: "k", Pending: []string{"a"}}}
 	list[0].Raw, _ = bson.Marshal(h.exception(1, "k", "x")[:6])
-	h.until("the first pass is over", func() bool { te.x.mu.Lock(); defer te.x.mu.Unlock(); return !te.x.jobs.all })
+	h.until("the first pass is over", func() bool { te.x.mu.Lock(); defer te.x.mu.Unlock(); return !te.x.work.scanAll })
 	if err := store.WriteExceptions(t.Context(), h.held, list); err != nil {
 		t.Fatal(err)
 	}

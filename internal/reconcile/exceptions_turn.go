@@ -9,102 +9,131 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// everything stands for all topics, of an envelope that does not say which.
-const everything = ""
+// allTopics stands for all topics of an envelope that does not list its targets.
+const allTopics = ""
 
-// admit decides for which topics it is the envelope's turn, and notes them as in flight. For the others it stops its key: what is
-// behind must not pass it.
-func (x *Exceptions) admit(p *reading, it *item, now int64) ([]string, *flight) {
+// admitTopics returns the topics to which it may be published now, and tracks these publications as
+// in flight. For the other topics it stops the key, because later envelopes of the key must not
+// overtake this one. It returns no topics and a nil flight if nothing may be published.
+func (x *Exceptions) admitTopics(p *scanPass, it *candidate, now int64) ([]string, *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.cur.orderKey != it.ref.orderKey || !x.cur.at {
-		x.cur = turn{orderKey: it.ref.orderKey, at: true, stopped: map[string]struct{}{}}
-		p.held, p.left = 0, 0
-		delete(x.asleep, it.ref.orderKey)
+
+	key := it.ref.orderKey
+	if x.current.orderKey != key || !x.current.started {
+		x.current = keyTurn{orderKey: key, started: true, stopped: map[string]struct{}{}}
+		p.held, p.leftTopics = 0, 0
+		delete(x.sleepingKeys, key)
 	}
-	k := x.keys[it.ref.orderKey]
-	if stop, landed := x.landed[it.flyID]; landed { // the page may still show it as it was
-		x.cur.all = x.cur.all || stop
+
+	// The page may have been read before the outcome of this envelope was written.
+	if stop, landed := x.landedIDs[it.flightID]; landed {
+		x.current.stoppedAll = x.current.stoppedAll || stop
 		return nil, nil
 	}
-	if f := x.flying[it.flyID]; f != nil {
+
+	if f := x.inFlight[it.flightID]; f != nil {
 		if f.partial || f.alone {
-			x.stop(it.topics, f.alone, f.topics)
+			x.stopTopicsLocked(it.topics, f.alone, f.topics)
 		}
 		return nil, nil
 	}
-	if x.cur.all || k != nil && k.broken {
-		x.cur.all = true
+
+	k := x.keyStates[key]
+	if x.current.stoppedAll || k != nil && k.broken {
+		x.current.stoppedAll = true
 		return nil, nil
 	}
-	if !x.ready(p, it, now) {
-		if it.state == event.StateRetry && p.view.NextAt > now && len(x.cur.stopped) == 0 {
-			x.sleeps(it, p.view.NextAt)
+
+	if !x.isReadyLocked(p, it, now) {
+		if it.state == event.StateRetry && p.view.NextAt > now && len(x.current.stopped) == 0 {
+			x.rememberSleepingLocked(it, p.view.NextAt)
 		}
-		x.stop(it.topics, true, nil)
+		x.stopTopicsLocked(it.topics, true, nil)
 		return nil, nil
 	}
+
 	alone := it.state == event.StateRetry && p.view.Attempts > 0
+	firstOfKey := len(x.current.stopped) == 0 && k == nil
+	parked := false
 	var topics []string
-	first, parked := len(x.cur.stopped) == 0 && k == nil, false
 	for _, t := range it.topics {
-		if x.free(p, k, t, alone || t == everything) {
+		if x.mayPublishLocked(p, k, t, alone || t == allTopics) {
 			topics = append(topics, t)
 			continue
 		}
-		x.cur.stopped[t] = struct{}{}
-		if _, is := x.parked[t]; is {
+
+		x.current.stopped[t] = struct{}{}
+		if _, ok := x.parked[t]; ok {
 			parked = true
 		}
 	}
+
 	if len(topics) == 0 {
-		if first && parked && len(x.held) < mostKeys {
-			x.held[it.ref.orderKey] = true
+		if firstOfKey && parked && len(x.heldKeys) < maxKeys {
+			x.heldKeys[key] = true
 		}
 		return nil, nil
 	}
-	f := &flight{ref: keyRef{it.ref.orderKey, keep(it.ref.stored)}, topics: topics, alone: alone || topics[0] == everything, partial: len(topics) < len(it.topics)}
-	x.take(it.flyID, f)
+
+	f := &flight{
+		ref:     keyRef{key, copyValue(it.ref.stored)},
+		topics:  topics,
+		alone:   alone || topics[0] == allTopics,
+		partial: len(topics) < len(it.topics),
+	}
+	x.trackLocked(it.flightID, f)
 	if f.alone {
-		x.stop(topics, true, nil)
+		x.stopTopicsLocked(topics, true, nil)
 	}
 	return topics, f
 }
 
-// sleeps remembers that a key waits for the next attempt of its first envelope, which will call.
-func (x *Exceptions) sleeps(it *item, until int64) {
-	if len(x.asleep) >= mostKeys {
-		clear(x.asleep)
+// rememberSleepingLocked records that the key of it waits until the next attempt of its first
+// envelope. The due retry then causes a scan of the key.
+func (x *Exceptions) rememberSleepingLocked(it *candidate, until int64) {
+	if len(x.sleepingKeys) >= maxKeys {
+		clear(x.sleepingKeys)
 	}
-	x.asleep[it.ref.orderKey] = sleeping{until, it.topics}
+	x.sleepingKeys[it.ref.orderKey] = sleepingKey{until, it.topics}
 }
 
-// stands reports whether an envelope that has just been written stands behind one of its key that is being tried alone, or that waits
-// for its next attempt: then a look at the key would find nothing that may go, and the end of that wait will look at it.
-func (x *Exceptions) stands(e *store.Exception) bool {
+// waitsBehindLocked reports whether e, which was just written, waits for an earlier envelope of its
+// key that is published alone or waits for its next attempt. A scan of the key would publish nothing
+// now, and the end of that wait causes one.
+func (x *Exceptions) waitsBehindLocked(e *store.Exception) bool {
 	if e.State != event.StateBlocked || len(e.Pending) == 0 {
 		return false
 	}
-	s, asleep := x.asleep[orderKey{e.NS, e.Key}]
-	asleep = asleep && s.until > x.Now().UnixMilli()
-	k := x.keys[orderKey{e.NS, e.Key}]
+
+	key := orderKey{e.NS, e.Key}
+	s, sleeps := x.sleepingKeys[key]
+	sleeps = sleeps && s.until > x.Now().UnixMilli()
+
+	k := x.keyStates[key]
 	for _, t := range e.Pending {
-		if !(asleep && slices.Contains(s.topics, t)) && (k == nil || !k.alone[t]) {
+		asleep := sleeps && slices.Contains(s.topics, t)
+		if !asleep && (k == nil || !k.alone[t]) {
 			return false
 		}
 	}
 	return true
 }
 
-// ready reports whether the envelope may go at all. N15: one of the stream only once the watermark has passed it, else one
-// before it could still come; N18: any other has no such bound.
-func (x *Exceptions) ready(p *reading, it *item, now int64) bool {
-	if it.refused { // it becomes a dead letter without waiting for a time that it may have made up
+// isReadyLocked reports whether it may be published at all. An exception of the stream is ready only
+// after the watermark has passed it, because an earlier event of its key could still come (N15). An
+// exception of any other origin has no such bound (N18).
+func (x *Exceptions) isReadyLocked(p *scanPass, it *candidate, now int64) bool {
+	// An envelope at fault becomes a dead letter. It may have invented its times, so it does not wait
+	// for them.
+	if it.atFault {
 		return true
 	}
+
 	if it.state == event.StateRetry && p.view.NextAt > now {
 		return false
 	}
+
 	switch it.origin {
 	case store.OriginScheduled, store.OriginRequeue, store.OriginReplay:
 		return true
@@ -112,58 +141,71 @@ func (x *Exceptions) ready(p *reading, it *item, now int64) bool {
 	if it.pos <= p.reached {
 		return true
 	}
-	if len(x.jobs.ahead) < mostKeys {
-		if a, again := x.jobs.ahead[it.ref.orderKey]; !again || it.pos < a.pos {
-			x.jobs.ahead[it.ref.orderKey] = ahead{keep(it.ref.stored), it.pos}
+
+	// The key is scanned again when the watermark has passed its lowest position.
+	if len(x.work.ahead) < maxKeys {
+		a, known := x.work.ahead[it.ref.orderKey]
+		if !known || it.pos < a.pos {
+			x.work.ahead[it.ref.orderKey] = keyAhead{copyValue(it.ref.stored), it.pos}
 		}
-	} else if x.jobs.aheadN == "" || it.pos < x.jobs.aheadN {
-		x.jobs.aheadN = it.pos
+	} else if x.work.aheadOverflow == "" || it.pos < x.work.aheadOverflow {
+		x.work.aheadOverflow = it.pos
 	}
 	return false
 }
 
-// free reports whether an envelope may go to the topic now.
-func (x *Exceptions) free(p *reading, k *keyState, topic string, alone bool) bool {
-	_, stopped := x.cur.stopped[topic]
-	_, every := x.cur.stopped[everything]
+// mayPublishLocked reports whether an envelope of the current key, whose state is k, may be published
+// to topic now. If alone is set, nothing else of the key may be in flight to the topic.
+func (x *Exceptions) mayPublishLocked(p *scanPass, k *keyState, topic string, alone bool) bool {
+	_, stopped := x.current.stopped[topic]
+	_, allStopped := x.current.stopped[allTopics]
 	_, parked := x.parked[topic]
 	_, skipped := p.skip[topic]
-	if stopped || every || parked || skipped {
+	if stopped || allStopped || parked || skipped {
 		return false
 	}
-	if topic == everything {
-		return len(x.cur.stopped) == 0 && k == nil && !p.sparing
+
+	if topic == allTopics {
+		return len(x.current.stopped) == 0 && k == nil && !p.skipParked
 	}
-	if p.only != nil && !slices.Contains(p.only, topic) {
-		return false // what is before it for this topic may not be in this pass
+
+	// A pass for some topics does not read all envelopes of the other topics. An earlier one of the
+	// key may be missing from it.
+	if p.onlyTopics != nil && !slices.Contains(p.onlyTopics, topic) {
+		return false
 	}
+
 	if k == nil {
 		return true
 	}
-	if k.alone[topic] || k.alone[everything] {
+	if k.alone[topic] || k.alone[allTopics] {
 		return false
 	}
 	return !alone || k.topics[topic] == 0
 }
 
-// stop holds up what comes behind, for all topics or for those that are not among flying.
-func (x *Exceptions) stop(topics []string, all bool, flying []string) {
+// stopTopicsLocked stops the current key for topics. Unless all is set, it leaves out the topics in
+// inFlight.
+func (x *Exceptions) stopTopicsLocked(topics []string, all bool, inFlight []string) {
 	for _, t := range topics {
-		if all || !slices.Contains(flying, t) {
-			x.cur.stopped[t] = struct{}{}
+		if all || !slices.Contains(inFlight, t) {
+			x.current.stopped[t] = struct{}{}
 		}
 	}
 }
 
-func (x *Exceptions) take(id string, f *flight) {
-	x.taken++
-	x.flying[id] = f
-	k := x.keys[f.ref.orderKey]
+// trackLocked adds f to the publications in flight.
+func (x *Exceptions) trackLocked(id string, f *flight) {
+	x.publishedCount++
+	x.inFlight[id] = f
+
+	k := x.keyStates[f.ref.orderKey]
 	if k == nil {
 		k = &keyState{topics: map[string]int{}, alone: map[string]bool{}}
-		x.keys[f.ref.orderKey] = k
+		x.keyStates[f.ref.orderKey] = k
 	}
-	k.n++
+
+	k.count++
 	for _, t := range f.topics {
 		k.topics[t]++
 		if f.alone {
@@ -172,11 +214,13 @@ func (x *Exceptions) take(id string, f *flight) {
 	}
 }
 
-// answered looks at what came back before anything more is published: what a topic gave back, all that is behind it in its
-// key would otherwise overtake. It is called by the sink and calls nothing.
-func (x *Exceptions) answered(f *flight, answers []record.Answer) {
+// noteAnswers stops the key of f if a topic refused or returned its record. The sink calls it before
+// anything else of the key is published, because later envelopes would overtake the returned one. It
+// does not call the sink.
+func (x *Exceptions) noteAnswers(f *flight, answers []record.Answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+
 	for _, a := range answers {
 		if a.Refused == nil && a.Held == nil {
 			continue
@@ -184,36 +228,41 @@ func (x *Exceptions) answered(f *flight, answers []record.Answer) {
 		if errors.Is(a.Held, record.ErrParked) {
 			x.parked[a.Topic] = struct{}{}
 		}
-		x.spoil(f.ref.orderKey)
+		x.breakKeyLocked(f.ref.orderKey)
 	}
 }
 
+// breakKey is breakKeyLocked for callers without the lock.
 func (x *Exceptions) breakKey(key orderKey) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.spoil(key)
+	x.breakKeyLocked(key)
 }
 
-func (x *Exceptions) spoil(key orderKey) {
-	if k := x.keys[key]; k != nil {
+// breakKeyLocked stops key until all of its publications in flight have ended.
+func (x *Exceptions) breakKeyLocked(key orderKey) {
+	if k := x.keyStates[key]; k != nil {
 		k.broken = true
 	}
-	if x.cur.orderKey == key {
-		x.cur.all = true
+	if x.current.orderKey == key {
+		x.current.stoppedAll = true
 	}
 }
 
-// land takes an envelope whose fate is written out of what is in flight, and decides whether its key has to be looked at
-// again.
-func (x *Exceptions) land(id string, f *flight, fate Fate) {
+// endFlight removes a publication whose outcome is written from those in flight, and queues its key
+// if more of it may be publishable now. The Finisher calls it.
+func (x *Exceptions) endFlight(id string, f *flight, fate Fate) {
 	x.mu.Lock()
-	k := x.keys[f.ref.orderKey]
+
+	// A page that was read before still shows this envelope. Later envelopes of the key on that page
+	// may be published only if this one waits no more.
 	waits := fate.End == Retrying || fate.End == Waiting
-	// A page that was read before still shows it; what is behind it there may go on only if it is gone.
-	x.landed[id] = waits
-	if waits && x.cur.orderKey == f.ref.orderKey {
-		x.cur.all = true
+	x.landedIDs[id] = waits
+	if waits && x.current.orderKey == f.ref.orderKey {
+		x.current.stoppedAll = true
 	}
+
+	k := x.keyStates[f.ref.orderKey]
 	for _, topics := range [][]string{fate.Refused, fate.Held} {
 		for _, t := range topics {
 			if k.resume == nil {
@@ -222,52 +271,66 @@ func (x *Exceptions) land(id string, f *flight, fate Fate) {
 			k.resume[t] = struct{}{}
 		}
 	}
+
 	switch {
 	case f.alone && !waits:
-		x.look(x.jobs.keys, f.ref) // those that stood behind it
+		// Envelopes that waited for this one may be published now.
+		x.queueKeyLocked(x.work.keys, f.ref)
 	case f.partial && !k.broken:
-		x.look(x.jobs.later, f.ref) // the topics that it did not go to
+		// The envelope still waits for its other topics.
+		x.queueKeyLocked(x.work.nextPoll, f.ref)
 	}
+
 	var resume map[string]struct{}
-	if x.remove(id, f); k.n == 0 && k.broken {
+	x.untrackLocked(id, f)
+	if k.count == 0 && k.broken {
 		resume = k.resume
-		x.look(x.jobs.later, f.ref)
-		if !waits { // dead: its key flows at once
-			x.look(x.jobs.keys, f.ref)
+		x.queueKeyLocked(x.work.nextPoll, f.ref)
+
+		// A dead envelope no longer blocks its key.
+		if !waits {
+			x.queueKeyLocked(x.work.keys, f.ref)
 		}
 	}
-	now := len(x.jobs.keys) > 0 || x.jobs.all || x.jobs.due && len(x.flying) < fewFlying
+
+	wake := len(x.work.keys) > 0 || x.work.scanAll || x.work.moreDue && len(x.inFlight) < fewInFlight
 	x.mu.Unlock()
+
 	for t := range resume {
 		x.Outlet.Resume(f.ref.ns, t, f.ref.key)
 	}
-	poke(x.room)
-	if now {
-		poke(x.wake)
+	signal(x.room)
+	if wake {
+		signal(x.wake)
 	}
 }
 
-// forget takes back what was not published after all.
-func (x *Exceptions) forget(id string, f *flight) {
+// undoFlight removes a publication that the sink did not accept. It breaks the key, so that a later
+// pass starts with its first envelope.
+func (x *Exceptions) undoFlight(id string, f *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.remove(id, f)
-	x.spoil(f.ref.orderKey) // so that all of it begins anew
+	x.untrackLocked(id, f)
+	x.breakKeyLocked(f.ref.orderKey)
 }
 
-// remove undoes take.
-func (x *Exceptions) remove(id string, f *flight) {
-	delete(x.flying, id)
-	k := x.keys[f.ref.orderKey]
+// untrackLocked reverts trackLocked.
+func (x *Exceptions) untrackLocked(id string, f *flight) {
+	delete(x.inFlight, id)
+
+	k := x.keyStates[f.ref.orderKey]
 	for _, t := range f.topics {
-		if k.topics[t]--; k.topics[t] == 0 {
+		k.topics[t]--
+		if k.topics[t] == 0 {
 			delete(k.topics, t)
 		}
 		if f.alone {
 			delete(k.alone, t)
 		}
 	}
-	if k.n--; k.n == 0 {
-		delete(x.keys, f.ref.orderKey)
+
+	k.count--
+	if k.count == 0 {
+		delete(x.keyStates, f.ref.orderKey)
 	}
 }

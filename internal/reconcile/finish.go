@@ -79,7 +79,7 @@ const (
 	Dead                // it is a dead letter
 	Dropped             // it expired and was discarded
 	Gone                // somebody removed it, or made it another delivery, while it was on its way
-	ends
+	endCount
 )
 
 func (e End) String() string {
@@ -110,21 +110,21 @@ type Finishing struct {
 	Count func(end End, class record.Class, n int)
 }
 
-// answered is a delivery whose fate is decided.
-type answered struct {
+// decision is a delivery whose fate is decided.
+type decision struct {
 	*Delivery
-	fate    Fate
-	ticket  record.Ticket
-	settle  bool // there is a ticket
-	acked   []store.SentTo
-	outcome *store.Outcome // what to write, nil for nothing or for a letter
-	letter  *letter        // to move, nil for none
-	buried  bool           // it was moved
-	aside   bool           // the server does not take it
+	fate      Fate
+	ticket    record.Ticket
+	hasTicket bool // there is a ticket
+	acked     []store.SentTo
+	outcome   *store.Outcome // what to write, nil for nothing or for a letter
+	dead      *deadReason    // to move, nil for none
+	moved     bool           // it was moved
+	postponed bool           // the server does not take it
 }
 
-// letter is why a delivery is dead.
-type letter struct {
+// deadReason is why a delivery is dead.
+type deadReason struct {
 	class     record.Class
 	reason    string
 	topic     string
@@ -138,67 +138,67 @@ type letter struct {
 //
 // Answered, Refused and Drain may be called from any goroutine. What it holds is bounded by what is in flight.
 type Finisher struct {
-	c Finishing
+	config Finishing
 
-	mu      sync.Mutex
-	queue   []*answered
-	spent   spentList
-	waiting time.Time     // since when those of spent give way; zero if they do not
-	busy    int           // taken from the queues, not told yet
-	table   timetable     // of the scheduled ones; nil if there are none
-	wake    chan struct{} // holds one token
-	drained chan struct{} // closed when nothing is left; nil while nobody waits
-	aside   []*answered   // what the server did not take, for another time
-	seq     uint32
-	trouble bool
-	size    *store.PartSize // deliveries in one transaction
+	mu            sync.Mutex
+	queue         []*decision
+	removals      removalQueue
+	yieldingSince time.Time     // since when those of spent give way; zero if they do not
+	writing       int           // taken from the queues, not told yet
+	scheduled     dueSource     // of the scheduled ones; nil if there are none
+	wake          chan struct{} // holds one token
+	drained       chan struct{} // closed when nothing is left; nil while nobody waits
+	postponed     []*decision   // what the server did not take, for another time
+	seq           uint32
+	failing       bool
+	partSize      *store.PartSize // deliveries in one transaction
 }
 
-// asideFor is how long what the server does not take waits for the next try.
-const asideFor = 5 * time.Second
+// postponeFor is how long what the server does not take waits for the next try.
+const postponeFor = 5 * time.Second
 
 // NewFinisher makes a Finisher. It writes nothing until Run.
 func NewFinisher(c Finishing) *Finisher {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Finisher{c: c, wake: make(chan struct{}, 1), size: store.NewPartSize(store.MaxExceptions)}
+	return &Finisher{config: c, wake: make(chan struct{}, 1), partSize: store.NewPartSize(store.MaxExceptions)}
 }
 
 // Answered takes over a delivery with all of its answers. It does not block.
 func (f *Finisher) Answered(d *Delivery, p record.Published) {
-	if f.done(d, p.Answers) {
+	if f.onlyRemovalLeft(d, p.Answers) {
 		f.mu.Lock()
-		f.spent.add(spent{ns: d.NS, id: d.ID, flight: d.Flight, ticket: p.Ticket, number: d.Number})
+		f.removals.appendRemoval(removal{ns: d.NS, id: d.ID, flight: d.Flight, ticket: p.Ticket, number: d.Number})
 		f.mu.Unlock()
-		f.poke()
+		f.wakeUp()
 		return
 	}
-	a := &answered{Delivery: d, ticket: p.Ticket, settle: true}
-	f.decide(a, p.Answers)
-	f.push(a)
+	a := &decision{Delivery: d, ticket: p.Ticket, hasTicket: true}
+	f.decideFate(a, p.Answers)
+	f.enqueue(a)
 }
 
 // Refused takes over a delivery that was not published, because it is at fault itself. It does not block.
 func (f *Finisher) Refused(d *Delivery, why *record.Refusal) {
-	a := &answered{Delivery: d}
-	if why.Class == record.Expired && f.c.DropExpired {
+	a := &decision{Delivery: d}
+	if why.Class == record.Expired && f.config.DropExpired {
 		a.fate = Fate{End: Dropped, Class: why.Class, Left: d.Pending, Refused: d.Pending}
-		a.outcome = a.result(store.FateDropped)
+		a.outcome = a.newOutcome(store.FateDropped)
 	} else {
-		f.refused(a, why, d.Pending, d.Pending, record.Answer{Partition: record.AnyPartition})
+		f.decideRefused(a, why, d.Pending, d.Pending, record.Answer{Partition: record.AnyPartition})
 	}
-	f.push(a)
+	f.enqueue(a)
 }
 
-func (f *Finisher) push(a *answered) {
+func (f *Finisher) enqueue(a *decision) {
 	f.mu.Lock()
 	f.queue = append(f.queue, a)
 	f.mu.Unlock()
-	f.poke()
+	f.wakeUp()
 }
 
-func (f *Finisher) poke() {
+func (f *Finisher) wakeUp() {
 	select {
 	case f.wake <- struct{}{}:
 	default:
@@ -207,13 +207,13 @@ func (f *Finisher) poke() {
 
 // Run writes until ctx ends or the lease is lost, and returns the cause.
 func (f *Finisher) Run(ctx context.Context) error {
-	again := time.NewTicker(asideFor)
+	again := time.NewTicker(postponeFor)
 	defer again.Stop()
 	for {
-		next, wait := f.tidying()
-		batch := f.take(next && !wait)
+		next, wait := f.checkRemovals()
+		batch := f.nextBatch(next && !wait)
 		if len(batch) > 0 {
-			if err := f.finish(ctx, batch); err != nil {
+			if err := f.writeAndRelease(ctx, batch); err != nil {
 				return err
 			}
 			continue
@@ -226,27 +226,27 @@ func (f *Finisher) Run(ctx context.Context) error {
 		case <-f.wake:
 		case <-later:
 		case <-again.C:
-			f.retryAside()
+			f.retryPostponed()
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		}
 	}
 }
 
-// take is what the next transaction gets, in the order in which it was answered; tidy says that it may be what was sent.
-func (f *Finisher) take(tidy bool) []*answered {
+// nextBatch is what the next transaction gets, in the order in which it was answered; tidy says that it may be what was sent.
+func (f *Finisher) nextBatch(tidy bool) []*decision {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var batch []*answered
+	var batch []*decision
 	if n := min(len(f.queue), store.MaxExceptions); n > 0 || !tidy {
 		batch = f.queue[:n:n]
 		if f.queue = f.queue[n:]; len(f.queue) == 0 {
 			f.queue = nil
 		}
 	} else {
-		batch = f.unspent()
+		batch = f.nextRemovalsLocked()
 	}
-	f.busy = len(batch)
+	f.writing = len(batch)
 	return batch
 }
 
@@ -255,7 +255,7 @@ func (f *Finisher) take(tidy bool) []*answered {
 func (f *Finisher) Drain(ctx context.Context) error {
 	for {
 		f.mu.Lock()
-		if len(f.queue) == 0 && len(f.spent) == 0 && f.busy == 0 {
+		if len(f.queue) == 0 && len(f.removals) == 0 && f.writing == 0 {
 			f.mu.Unlock()
 			return nil
 		}
@@ -272,25 +272,25 @@ func (f *Finisher) Drain(ctx context.Context) error {
 	}
 }
 
-// finish makes the fate of a batch durable, then tells of it.
-func (f *Finisher) finish(ctx context.Context, batch []*answered) error {
-	if err := f.write(ctx, batch); err != nil {
+// writeAndRelease makes the fate of a batch durable, then tells of it.
+func (f *Finisher) writeAndRelease(ctx context.Context, batch []*decision) error {
+	if err := f.writeBatch(ctx, batch); err != nil {
 		return err
 	}
 	told := batch[:0]
 	f.mu.Lock()
 	for _, a := range batch {
-		if a.aside {
-			f.aside = append(f.aside, a)
+		if a.postponed {
+			f.postponed = append(f.postponed, a)
 		} else {
 			told = append(told, a)
 		}
 	}
 	f.mu.Unlock()
-	f.tell(told)
+	f.releaseBatch(told)
 	f.mu.Lock()
-	f.busy = 0
-	if len(f.queue) == 0 && len(f.spent) == 0 && f.drained != nil {
+	f.writing = 0
+	if len(f.queue) == 0 && len(f.removals) == 0 && f.drained != nil {
 		close(f.drained)
 		f.drained = nil
 	}
@@ -298,43 +298,43 @@ func (f *Finisher) finish(ctx context.Context, batch []*answered) error {
 	return nil
 }
 
-func (f *Finisher) retryAside() {
+func (f *Finisher) retryPostponed() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, a := range f.aside {
-		a.aside = false
+	for _, a := range f.postponed {
+		a.postponed = false
 	}
-	f.queue = append(f.queue, f.aside...)
-	f.aside = nil
+	f.queue = append(f.queue, f.postponed...)
+	f.postponed = nil
 }
 
-// write tries until everything is written, ctx ends or the lease is lost.
-func (f *Finisher) write(ctx context.Context, batch []*answered) error {
-	if err := f.patiently(ctx, func(ctx context.Context) error { return f.outcomes(ctx, batch) }); err != nil {
+// writeBatch tries until everything is written, ctx ends or the lease is lost.
+func (f *Finisher) writeBatch(ctx context.Context, batch []*decision) error {
+	if err := f.retryWrite(ctx, func(ctx context.Context) error { return f.writeOutcomes(ctx, batch) }); err != nil {
 		return err
 	}
-	return f.patiently(ctx, func(ctx context.Context) error { return f.letters(ctx, batch) })
+	return f.retryWrite(ctx, func(ctx context.Context) error { return f.moveDead(ctx, batch) })
 }
 
-func (f *Finisher) patiently(ctx context.Context, op func(context.Context) error) error {
+func (f *Finisher) retryWrite(ctx context.Context, op func(context.Context) error) error {
 	back := retry.Reopen.Start()
 	for {
 		err := op(ctx)
 		switch {
 		case err == nil:
-			if f.trouble && f.c.Well != nil {
-				f.c.Well()
+			if f.failing && f.config.Well != nil {
+				f.config.Well()
 			}
-			f.trouble = false
+			f.failing = false
 			return nil
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
 		case errors.Is(err, lease.ErrLeaseLost):
 			return err
 		}
-		f.trouble = true
-		if f.c.Trouble != nil {
-			f.c.Trouble(err)
+		f.failing = true
+		if f.config.Trouble != nil {
+			f.config.Trouble(err)
 		}
 		if back.Wait(ctx) != nil {
 			return context.Cause(ctx)
@@ -342,26 +342,26 @@ func (f *Finisher) patiently(ctx context.Context, op func(context.Context) error
 	}
 }
 
-// outcomes writes what the batch leaves on documents, in transactions that end within what is left of the lease: with a slow
+// writeOutcomes writes what the batch leaves on documents, in transactions that end within what is left of the lease: with a slow
 // server they become smaller, and stay so for the batches to come until it is quicker again.
-func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
+func (f *Finisher) writeOutcomes(ctx context.Context, batch []*decision) error {
 	for len(batch) > 0 {
-		part := batch[:min(len(batch), f.size.Most())]
-		switch err := store.WriteHalves(part, func(part []*answered) error { return f.outcomesOf(ctx, part) }, f.setAside); {
+		part := batch[:min(len(batch), f.partSize.Most())]
+		switch err := store.WriteHalves(part, func(part []*decision) error { return f.writeOutcomePart(ctx, part) }, f.postpone); {
 		case errors.Is(err, store.ErrSlow):
-			f.size.Slow(len(part))
+			f.partSize.Slow(len(part))
 			continue
 		case err != nil:
 			return err
 		}
-		f.size.Ended()
+		f.partSize.Ended()
 		batch = batch[len(part):]
 	}
 	return nil
 }
 
-// outcomesOf is one transaction.
-func (f *Finisher) outcomesOf(ctx context.Context, batch []*answered) error {
+// writeOutcomePart is one transaction.
+func (f *Finisher) writeOutcomePart(ctx context.Context, batch []*decision) error {
 	list := make([]store.Outcome, 0, len(batch))
 	for _, a := range batch {
 		if a.outcome == nil {
@@ -376,31 +376,31 @@ func (f *Finisher) outcomesOf(ctx context.Context, batch []*answered) error {
 		return nil
 	}
 	var matched int64
-	err := store.FencedSoon(ctx, f.c.Fencer, nil, len(list), func(tx context.Context) (err error) {
+	err := store.FencedSoon(ctx, f.config.Fencer, nil, len(list), func(tx context.Context) (err error) {
 		matched, err = store.WriteOutcomes(tx, list)
 		return err
 	})
 	if err == nil && matched < int64(len(list)) {
-		return f.missed(ctx, batch)
+		return f.markGone(ctx, batch)
 	}
 	return err
 }
 
-// setAside keeps a fate for another time.
-func (f *Finisher) setAside(a *answered, why error) error {
-	f.c.Log.Error("the fate of an envelope cannot be written; its key waits and it is tried again; does a validator of the collection know nothing of exceptions?",
+// postpone keeps a fate for another time.
+func (f *Finisher) postpone(a *decision, why error) error {
+	f.config.Log.Error("the fate of an envelope cannot be written; its key waits and it is tried again; does a validator of the collection know nothing of exceptions?",
 		"collection", a.NS, "error", why)
-	a.aside = true
+	a.postponed = true
 	return nil
 }
 
-// tell gives free what the deliveries held.
-func (f *Finisher) tell(batch []*answered) {
+// releaseBatch gives free what the deliveries held.
+func (f *Finisher) releaseBatch(batch []*decision) {
 	tickets := make([]record.Ticket, 0, len(batch))
-	var count [ends]int
+	var count [endCount]int
 	var flights []uint64
 	for _, a := range batch {
-		if a.settle {
+		if a.hasTicket {
 			tickets = append(tickets, a.ticket)
 		}
 		if a.Flight != 0 {
@@ -409,29 +409,29 @@ func (f *Finisher) tell(batch []*answered) {
 		count[a.fate.End]++
 	}
 	if len(tickets) > 0 {
-		f.c.Outlet.Settle(tickets)
+		f.config.Outlet.Settle(tickets)
 	}
-	if len(flights) > 0 && f.table != nil {
-		f.table.landed(flights)
+	if len(flights) > 0 && f.scheduled != nil {
+		f.scheduled.endFlights(flights)
 	}
 	for _, a := range batch {
-		f.release(a)
+		f.openGates(a)
 		if a.Done != nil {
 			a.Done(a.fate)
 		}
-		if f.c.Count != nil {
-			f.c.Count(a.fate.End, a.fate.Class, 1)
+		if f.config.Count != nil {
+			f.config.Count(a.fate.End, a.fate.Class, 1)
 		}
 	}
-	f.c.Log.Debug("exceptions were written", "finished", count[Finished], "retrying", count[Retrying], "waiting", count[Waiting],
+	f.config.Log.Debug("exceptions were written", "finished", count[Finished], "retrying", count[Retrying], "waiting", count[Waiting],
 		"dead", count[Dead], "dropped", count[Dropped])
 }
 
-// release opens the gates that an exception of the stream held, and lets its key go on.
-func (f *Finisher) release(a *answered) {
+// openGates opens the gates that an exception of the stream held, and lets its key go on.
+func (f *Finisher) openGates(a *decision) {
 	if a.Origin == store.OriginStream && a.Claim == "" {
-		for _, topic := range a.gates() {
-			f.c.Outlet.Open(a.NS, topic, a.Key)
+		for _, topic := range a.gatesToOpen() {
+			f.config.Outlet.Open(a.NS, topic, a.Key)
 		}
 	}
 	if a.Latched {
@@ -439,14 +439,14 @@ func (f *Finisher) release(a *answered) {
 	}
 	for _, topics := range [][]string{a.fate.Refused, a.fate.Held} {
 		for _, topic := range topics {
-			f.c.Outlet.Resume(a.NS, topic, a.Key)
+			f.config.Outlet.Resume(a.NS, topic, a.Key)
 		}
 	}
 }
 
-// gates are the topics for which the envelope is no exception any more. One without a list of targets had one gate, of no
+// gatesToOpen are the topics for which the envelope is no exception any more. One without a list of targets had one gate, of no
 // topic, which opens as soon as there is a list.
-func (a *answered) gates() []string {
+func (a *decision) gatesToOpen() []string {
 	if a.Pending == nil {
 		if a.fate.End == Waiting && a.outcome == nil {
 			return nil

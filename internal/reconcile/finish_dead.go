@@ -11,23 +11,23 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// buryAtOnce bounds how many dead envelopes are read and moved at a time: they are not kept while they are in flight.
-const buryAtOnce = 100
+// deadAtOnce bounds how many dead envelopes are read and moved at a time: they are not kept while they are in flight.
+const deadAtOnce = 100
 
-// letters moves the dead ones of the batch. Their envelopes are read again: one that is gone, or that somebody changed
+// moveDead moves the dead ones of the batch. Their envelopes are read again: one that is gone, or that somebody changed
 // into another delivery, is no letter.
-func (f *Finisher) letters(ctx context.Context, batch []*answered) error {
-	byNS := map[string][]*answered{}
+func (f *Finisher) moveDead(ctx context.Context, batch []*decision) error {
+	byNS := map[string][]*decision{}
 	for _, a := range batch {
-		if a.letter != nil && !a.buried {
+		if a.dead != nil && !a.moved {
 			byNS[a.NS] = append(byNS[a.NS], a)
 		}
 	}
 	for ns, dead := range byNS {
 		for len(dead) > 0 {
-			part := dead[:min(len(dead), buryAtOnce)]
+			part := dead[:min(len(dead), deadAtOnce)]
 			dead = dead[len(part):]
-			if err := f.bury(ctx, ns, part); err != nil {
+			if err := f.moveDeadPart(ctx, ns, part); err != nil {
 				return err
 			}
 		}
@@ -35,27 +35,27 @@ func (f *Finisher) letters(ctx context.Context, batch []*answered) error {
 	return nil
 }
 
-// bury moves a part of them. One that is not found is gone; one that got further attempts meanwhile waits for them.
-func (f *Finisher) bury(ctx context.Context, ns string, part []*answered) error {
-	coll, err := store.Outboxed(f.c.Client, ns)
+// moveDeadPart moves a part of them. One that is not found is gone; one that got further attempts meanwhile waits for them.
+func (f *Finisher) moveDeadPart(ctx context.Context, ns string, part []*decision) error {
+	coll, err := store.Outboxed(f.config.Client, ns)
 	if err != nil {
 		return err
 	}
-	by := make(map[string]*answered, len(part))
+	by := make(map[string]*decision, len(part))
 	ids := make([]bson.RawValue, 0, len(part))
 	for _, a := range part {
 		by[idKey(a.ID)] = a
 		ids = append(ids, a.ID)
 	}
 	var letters []deadletter.Letter
-	var moving []*answered
-	found, size := map[*answered]bool{}, 0
+	var moving []*decision
+	found, size := map[*decision]bool{}, 0
 	move := func() error {
-		if _, err := deadletter.Move(ctx, f.c.Fencer, letters); err != nil {
+		if _, err := deadletter.Move(ctx, f.config.Fencer, letters); err != nil {
 			return err
 		}
 		for _, a := range moving {
-			a.buried = true
+			a.moved = true
 		}
 		letters, moving, size = letters[:0], moving[:0], 0
 		return nil
@@ -66,11 +66,11 @@ func (f *Finisher) bury(ctx context.Context, ns string, part []*answered) error 
 			return nil
 		}
 		found[a] = true
-		if spent, _ := raw.Lookup("attempts").AsInt64OK(); a.letter.class == record.AttemptsExhausted && int32(spent) != a.Attempts {
+		if spent, _ := raw.Lookup("attempts").AsInt64OK(); a.dead.class == record.AttemptsExhausted && int32(spent) != a.Attempts {
 			a.fate.End, a.fate.Left = Waiting, a.Pending // somebody has given it further attempts
 			return nil
 		}
-		l, err := f.letter(a, raw)
+		l, err := f.newLetter(a, raw)
 		if err != nil {
 			return err
 		}
@@ -90,17 +90,17 @@ func (f *Finisher) bury(ctx context.Context, ns string, part []*answered) error 
 		if !found[a] {
 			a.fate.End = Gone
 		}
-		if !a.buried {
+		if !a.moved {
 			continue
 		}
-		f.c.Log.Warn("an envelope is dead", "collection", ns, "class", string(a.letter.class), "reason", a.letter.reason,
-			"topic", a.letter.topic, "attempts", a.Attempts)
+		f.config.Log.Warn("an envelope is dead", "collection", ns, "class", string(a.dead.class), "reason", a.dead.reason,
+			"topic", a.dead.topic, "attempts", a.Attempts)
 	}
 	return nil
 }
 
-// letter is the envelope as it was before it became an exception, and all that was tried.
-func (f *Finisher) letter(a *answered, raw bson.Raw) (deadletter.Letter, error) {
+// newLetter is the envelope as it was before it became an exception, and all that was tried.
+func (f *Finisher) newLetter(a *decision, raw bson.Raw) (deadletter.Letter, error) {
 	var told struct {
 		History  []deadletter.Attempt `bson:"history"`
 		ReplayOf bson.RawValue        `bson:"replayOf"`
@@ -112,34 +112,34 @@ func (f *Finisher) letter(a *answered, raw bson.Raw) (deadletter.Letter, error) 
 		return deadletter.Letter{}, fmt.Errorf("reading a dead envelope: %w", err)
 	}
 	l := deadletter.Letter{
-		NS: a.NS, Raw: plain, Class: a.letter.class, Reason: a.letter.reason, Topic: a.letter.topic, Partition: a.letter.partition,
-		Source: deadletter.Source{Kind: "relay", Watcher: f.c.Watcher, Node: f.c.Node, Epoch: f.c.Epoch, Version: f.c.Version},
+		NS: a.NS, Raw: plain, Class: a.dead.class, Reason: a.dead.reason, Topic: a.dead.topic, Partition: a.dead.partition,
+		Source: deadletter.Source{Kind: "relay", Watcher: f.config.Watcher, Node: f.config.Node, Epoch: f.config.Epoch, Version: f.config.Version},
 	}
 	l.Pos, _ = told.Pos.StringValueOK()
 	l.ReplayOf, _ = told.ReplayOf.StringValueOK()
-	if len(told.History) > 0 || a.letter.class == record.AttemptsExhausted {
-		x := a.letter.failure
-		l.Attempts = append(told.History, deadletter.Attempt{At: f.c.Now(), Topic: x.Topic, Class: x.Class, Reason: x.Reason, Node: f.c.Node})
+	if len(told.History) > 0 || a.dead.class == record.AttemptsExhausted {
+		x := a.dead.failure
+		l.Attempts = append(told.History, deadletter.Attempt{At: f.config.Now(), Topic: x.Topic, Class: x.Class, Reason: x.Reason, Node: f.config.Node})
 	}
 	return l, nil
 }
 
-// missed looks at what the outcomes of a batch did not find. An envelope that is gone waits for nothing any more.
-func (f *Finisher) missed(ctx context.Context, batch []*answered) error {
-	byNS := map[string]map[string]*answered{}
+// markGone looks at what the outcomes of a batch did not find. An envelope that is gone waits for nothing any more.
+func (f *Finisher) markGone(ctx context.Context, batch []*decision) error {
+	byNS := map[string]map[string]*decision{}
 	ids := map[string][]bson.RawValue{}
 	for _, a := range batch {
 		if a.outcome == nil || a.fate.End != Retrying && a.fate.End != Waiting {
 			continue
 		}
 		if byNS[a.NS] == nil {
-			byNS[a.NS] = map[string]*answered{}
+			byNS[a.NS] = map[string]*decision{}
 		}
 		byNS[a.NS][idKey(a.ID)] = a
 		ids[a.NS] = append(ids[a.NS], a.ID)
 	}
 	for ns, gone := range byNS {
-		coll, err := store.Outboxed(f.c.Client, ns)
+		coll, err := store.Outboxed(f.config.Client, ns)
 		if err != nil {
 			return err
 		}

@@ -14,8 +14,8 @@ import (
 // OnlyAttempt begins the reason of a letter where one attempt is all that is allowed.
 const OnlyAttempt = "the only attempt failed with: "
 
-// decide is N17 for deliveries outside of the stream's order.
-func (f *Finisher) decide(a *answered, answers []record.Answer) {
+// decideFate is N17 for deliveries outside of the stream's order.
+func (f *Finisher) decideFate(a *decision, answers []record.Answer) {
 	left := slices.Clone(a.Pending)
 	if a.Pending == nil {
 		for _, x := range answers {
@@ -45,73 +45,73 @@ func (f *Finisher) decide(a *answered, answers []record.Answer) {
 	switch {
 	case len(left) == 0:
 		a.fate.End = Finished
-		a.outcome = a.result(store.FateSent)
-		a.outcome.Delete = f.c.Recording == "delete" || a.Claim != "" && f.c.Recording != "mark"
+		a.outcome = a.newOutcome(store.FateSent)
+		a.outcome.Delete = f.config.Recording == "delete" || a.Claim != "" && f.config.Recording != "mark"
 	case why != nil:
-		f.refused(a, why, left, a.fate.Refused, by)
+		f.decideRefused(a, why, left, a.fate.Refused, by)
 	default:
-		a.waits(left, held)
-		f.place(a)
+		a.decideWaiting(left, held)
+		f.setPosition(a)
 	}
-	if a.outcome != nil && f.c.Recording == "mark" {
+	if a.outcome != nil && f.config.Recording == "mark" {
 		a.outcome.Sent = a.acked
 	}
 }
 
-// refused decides between a further attempt and the dead letters. Where other targets wait, the envelope does, too: a letter
+// decideRefused decides between a further attempt and the dead letters. Where other targets wait, the envelope does, too: a letter
 // would take it away from them.
-func (f *Finisher) refused(a *answered, why *record.Refusal, left, refused []string, by record.Answer) {
+func (f *Finisher) decideRefused(a *decision, why *record.Refusal, left, refused []string, by record.Answer) {
 	failure := &store.ExceptionError{Class: why.Class, Reason: why.Reason, Topic: by.Topic}
 	a.fate.Left, a.fate.Refused, a.fate.Class = left, refused, why.Class
-	exhausted := int(a.Attempts)+1 >= f.c.MaxAttempts
+	exhausted := int(a.Attempts)+1 >= f.config.MaxAttempts
 	if len(left) == len(refused) && (why.Class.DeadAtOnce() || exhausted) {
 		a.fate.End = Dead
-		a.letter = &letter{class: why.Class, reason: why.Reason, topic: by.Topic, partition: by.Partition, failure: failure}
+		a.dead = &deadReason{class: why.Class, reason: why.Reason, topic: by.Topic, partition: by.Partition, failure: failure}
 		if !why.Class.DeadAtOnce() {
 			a.fate.Class = record.AttemptsExhausted
-			a.letter.class = record.AttemptsExhausted
-			a.letter.reason = fmt.Sprintf("%d attempts failed, the last one with: %s", a.Attempts+1, why.Reason)
+			a.dead.class = record.AttemptsExhausted
+			a.dead.reason = fmt.Sprintf("%d attempts failed, the last one with: %s", a.Attempts+1, why.Reason)
 			if a.Attempts == 0 {
-				a.letter.reason = OnlyAttempt + why.Reason
+				a.dead.reason = OnlyAttempt + why.Reason
 			}
 		}
 		return
 	}
 	a.fate.End = Retrying
-	a.outcome = a.result(store.FateFailed)
-	a.outcome.Pending, a.outcome.Error, a.outcome.Node = left, failure, f.c.Node
-	a.outcome.Attempts, a.outcome.Delay = a.Attempts, f.c.Retry.Delay(int(a.Attempts))
-	f.place(a)
+	a.outcome = a.newOutcome(store.FateFailed)
+	a.outcome.Pending, a.outcome.Error, a.outcome.Node = left, failure, f.config.Node
+	a.outcome.Attempts, a.outcome.Delay = a.Attempts, f.config.Retry.Delay(int(a.Attempts))
+	f.setPosition(a)
 }
 
-// waits puts the delivery back to what it was, without the targets that have it. No attempt is spent.
-func (a *answered) waits(left []string, held error) {
+// decideWaiting puts the delivery back to what it was, without the targets that have it. No attempt is spent.
+func (a *decision) decideWaiting(left []string, held error) {
 	a.fate.End, a.fate.Left = Waiting, left
 	switch {
 	case a.Claim != "":
-		a.outcome = a.result(store.FateHeld)
+		a.outcome = a.newOutcome(store.FateHeld)
 		a.outcome.State = "blocked"
 		if errors.Is(held, record.ErrParked) {
 			a.outcome.State = "parked"
 		}
 	case len(a.acked) > 0:
-		a.outcome = a.result(store.FateNarrowed)
+		a.outcome = a.newOutcome(store.FateNarrowed)
 	default:
 		return // as it stands on the document
 	}
 	a.outcome.Pending = left
 }
 
-func (a *answered) result(fate store.Fate) *store.Outcome {
+func (a *decision) newOutcome(fate store.Fate) *store.Outcome {
 	return &store.Outcome{Fate: fate, NS: a.NS, ID: a.ID, Delivery: a.Number, Claim: a.Claim, Key: a.Key, Pos: a.Pos}
 }
 
-// place gives a scheduled envelope that becomes an exception its position and the seal.
-func (f *Finisher) place(a *answered) {
+// setPosition gives a scheduled envelope that becomes an exception its position and the seal.
+func (f *Finisher) setPosition(a *decision) {
 	if a.outcome == nil || a.Claim == "" {
 		return
 	}
-	a.outcome.Seal = f.c.Seal
+	a.outcome.Seal = f.config.Seal
 	if a.outcome.Pos != "" {
 		return
 	}
@@ -119,5 +119,5 @@ func (f *Finisher) place(a *answered) {
 	f.seq++
 	n := f.seq
 	f.mu.Unlock()
-	a.outcome.Pos = store.PosAt(bson.Timestamp{T: uint32(f.c.Now().Unix()), I: n})
+	a.outcome.Pos = store.PosAt(bson.Timestamp{T: uint32(f.config.Now().Unix()), I: n})
 }

@@ -29,18 +29,18 @@ func TestN03_FatesAreWrittenInPartsWhereTheServerIsSlow(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	for from := range 2 {
-		var batch []*answered
+		var batch []*decision
 		for i := range 40 {
 			_, id, err := bson.MarshalValue(fmt.Sprintf("e%06d", 40*from+i))
 			if err != nil {
 				t.Fatal(err)
 			}
-			a := &answered{Delivery: &Delivery{NS: h.ns(), ID: bson.RawValue{Type: bson.TypeString, Value: id}, Origin: store.OriginStream}}
-			a.outcome = a.result(store.FateSent)
+			a := &decision{Delivery: &Delivery{NS: h.ns(), ID: bson.RawValue{Type: bson.TypeString, Value: id}, Origin: store.OriginStream}}
+			a.outcome = a.newOutcome(store.FateSent)
 			batch = append(batch, a)
 		}
 		before := slow.Late.Load()
-		if err := f.outcomes(ctx, batch); err != nil {
+		if err := f.writeOutcomes(ctx, batch); err != nil {
 			t.Fatal(err)
 		}
 		if n := slow.Late.Load() - before; from > 0 && n > 6 {

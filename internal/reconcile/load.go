@@ -9,39 +9,55 @@ import (
 	"github.com/outrelay/outrelay/internal/store"
 )
 
-// Loaded counts what Load found.
+// Loaded counts the results of Load.
 type Loaded struct {
 	Exceptions int64 // in all dirty collections
 	Gates      int64 // one for each topic that an exception of the stream waits for
-	Known      int64 // exceptions of the stream behind the position
+	Known      int64 // exceptions of the stream that it may repeat
 }
 
-// Load tells, before the stream of a new term is opened, which keys wait (N15): gate is called once for each topic that an
-// exception of the stream waits for, with "" for one that does not list them; known, for each of them whose position behind holds for
-// so that it may come in the stream once more and is sent by it to its other topics only. Call it behind Recover, with both functions
-// ready to be called a million times: nothing is collected here. idType and id are the type and the value of `_id`; id is
-// valid during the call only.
-func (x *Exceptions) Load(ctx context.Context, behind func(pos string) bool, gate func(ns, topic, key string), known func(ns string, idType byte, id []byte, topics []string)) (Loaded, error) {
-	x.init()
+// Load reads, before the stream of a new term is opened, which keys wait (N15). It calls gate once for
+// each topic that an exception of the stream waits for, with "" for an exception that does not list
+// its topics. It calls known for each of these exceptions whose position satisfies behind: the stream
+// may repeat it, and must then send it to its other topics only.
+//
+// Call Load after Recover. gate and known may be called a million times, because Load collects
+// nothing itself. idType and id are the type and the value of `_id`, and id is valid only during the
+// call.
+func (x *Exceptions) Load(
+	ctx context.Context,
+	behind func(pos string) bool,
+	gate func(ns, topic, key string),
+	known func(ns string, idType byte, id []byte, topics []string),
+) (Loaded, error) {
+	x.ensureInit()
+
 	var n Loaded
 	for _, c := range x.Collections() {
 		ns := c.NS()
-		err := store.EachException(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, func(raw bson.Raw) error {
+		coll := x.Client.Database(c.DB).Collection(c.Coll)
+		err := store.EachException(ctx, coll, c.Part, func(raw bson.Raw) error {
 			n.Exceptions++
-			switch origin, _ := raw.Lookup("origin").StringValueOK(); origin {
+
+			// These do not block events of the stream.
+			origin, _ := raw.Lookup("origin").StringValueOK()
+			switch origin {
 			case store.OriginScheduled, store.OriginRequeue, store.OriginReplay:
-				return nil // they are in nobody's way
+				return nil
 			}
+
 			key := keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
-			topics := texts(raw.Lookup("pending"))
+			topics := stringArray(raw.Lookup("pending"))
 			if len(topics) == 0 {
-				topics = []string{everything}
+				topics = []string{allTopics}
 			}
 			for _, t := range topics {
 				n.Gates++
 				gate(ns, t, key)
 			}
-			if pos, _ := raw.Lookup("pos").StringValueOK(); behind(pos) {
+
+			pos, _ := raw.Lookup("pos").StringValueOK()
+			if behind(pos) {
 				n.Known++
 				id := raw.Lookup("_id")
 				known(ns, byte(id.Type), id.Value, topics)
@@ -49,15 +65,16 @@ func (x *Exceptions) Load(ctx context.Context, behind func(pos string) bool, gat
 			return nil
 		})
 		if err != nil {
-			return n, fmt.Errorf("loading what waits: %w", err)
+			return n, fmt.Errorf("loading waiting envelopes: %w", err)
 		}
 	}
 	return n, nil
 }
 
-// Counts tells how much waits in the dirty collections, by state and topic.
+// Counts returns the number of waiting envelopes in the dirty collections, by state and topic.
 func (x *Exceptions) Counts(ctx context.Context) ([]store.ExceptionCount, error) {
-	x.init()
+	x.ensureInit()
+
 	var all []store.ExceptionCount
 	for _, c := range x.Collections() {
 		list, err := store.CountExceptions(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part)
@@ -69,8 +86,8 @@ func (x *Exceptions) Counts(ctx context.Context) ([]store.ExceptionCount, error)
 	return all, nil
 }
 
-// texts are the strings of an array; nil if it is none.
-func texts(v bson.RawValue) []string {
+// stringArray returns the strings of an array, or nil if v is not an array.
+func stringArray(v bson.RawValue) []string {
 	arr, ok := v.ArrayOK()
 	if !ok {
 		return nil
@@ -79,6 +96,7 @@ func texts(v bson.RawValue) []string {
 	if err != nil {
 		return nil
 	}
+
 	list := make([]string, 0, len(vals))
 	for _, e := range vals {
 		if s, ok := e.StringValueOK(); ok {

@@ -11,103 +11,124 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// found is a call of Found.
-type found struct {
-	ready func() bool
-	let   func()
+// lateRead holds the arguments of a call of Found.
+type lateRead struct {
+	ready   func() bool
+	release func()
 }
 
-// late is what Found has told of and what is not written down of it yet.
-type late struct {
-	lets []func()
-	left map[store.Outbox][]bson.RawValue // stand in a partition and were on their way, or somebody else's, when they were looked at
+// lateWork is the unfinished part of earlier calls of Found.
+type lateWork struct {
+	releases []func()
+	// left are envelopes with a record in the partition that could not be taken yet: they were in
+	// flight, or Scheduled had them.
+	left map[store.Outbox][]bson.RawValue
 }
 
-// Found says that a partition which could not be read at the take-over has been read, and that its stored offset waits (N8).
-// What stands there of the envelopes that are not the stream's to send is finished without being sent, whether its turn has
-// come or not; let is called, from the goroutine of Run, when a successor finds all of it written down, or held by
-// deliveries of its own. If Run ends before, it is not called. It is looked for as soon as ready reports that the exceptions of
-// before are written. Found does not block.
+// Found is called when a partition that could not be read at the takeover has been read. The stored
+// offset of the partition waits until release is called (N8).
 //
-// An envelope that is on its way just then takes its record from what was found by itself, and is looked at again when it
-// has landed. So is a scheduled one, which belongs to Scheduled until it is finished or an exception. Nothing that matters
-// is missed: what an earlier owner has sent beside the stream had a state or a claim before this term began, and keeps one
-// of them until it is finished.
-func (x *Exceptions) Found(ready func() bool, let func()) {
-	x.init()
+// Run finishes the waiting and scheduled envelopes whose records are in the partition, without
+// sending them and whether or not it is their turn. It starts when ready reports that the earlier
+// exceptions are written. It then calls release, from its own goroutine, when a successor would find
+// all of them written, or held by deliveries in flight. If Run ends before, release is not called.
+// Found does not block.
+//
+// The sink itself finds the record of an envelope that is in flight at that time. Such an envelope is
+// looked at again when its delivery has ended. The same holds for a scheduled envelope, which belongs
+// to Scheduled until it is finished or becomes an exception. No envelope is missed: all envelopes that
+// the previous owner sent outside of the stream had a state or a claim before this term began, and
+// keep one of them until they are finished.
+func (x *Exceptions) Found(ready func() bool, release func()) {
+	x.ensureInit()
 	x.mu.Lock()
-	x.found = append(x.found, found{ready, let})
+	x.lateReads = append(x.lateReads, lateRead{ready, release})
 	x.mu.Unlock()
-	poke(x.wake)
+
+	signal(x.wake)
 }
 
-// reclaim does what Found asks for. What it could not take is looked at again at each poll.
-func (x *Exceptions) reclaim(ctx context.Context, colls []store.Outbox, due bool) error {
-	var fresh, waiting []found
+// reclaimLateHits does the work of Found. Envelopes that it could not take are looked at again at each
+// poll, which due announces.
+func (x *Exceptions) reclaimLateHits(ctx context.Context, collections []store.Outbox, due bool) error {
+	var fresh, waiting []lateRead
 	x.mu.Lock()
-	for _, f := range x.found {
+	for _, f := range x.lateReads {
 		if f.ready() {
 			fresh = append(fresh, f)
 		} else {
 			waiting = append(waiting, f)
 		}
 	}
-	x.found = waiting
+	x.lateReads = waiting
 	x.mu.Unlock()
-	if len(fresh) == 0 && (!due || len(x.late.lets) == 0) {
+
+	if len(fresh) == 0 && (!due || len(x.late.releases) == 0) {
 		return nil
 	}
-	left, n, err := x.reclaimAll(ctx, colls, len(fresh) > 0)
+
+	left, n, err := x.reclaimCollections(ctx, collections, len(fresh) > 0)
 	if err != nil {
 		x.mu.Lock()
-		x.found = append(fresh, x.found...)
+		x.lateReads = append(fresh, x.lateReads...)
 		x.mu.Unlock()
 		return err
 	}
 	if n > 0 {
-		x.Log.Info("an earlier owner had sent envelopes to partitions that were read late", "envelopes", n)
+		x.Log.Info("found records of an earlier owner in partitions that were read late", "envelopes", n)
 	}
+
 	x.late.left = left
 	for _, f := range fresh {
-		x.late.lets = append(x.late.lets, f.let)
+		x.late.releases = append(x.late.releases, f.release)
 	}
 	if len(left) > 0 {
 		return nil
 	}
-	for _, let := range x.late.lets {
-		let()
+
+	for _, release := range x.late.releases {
+		release()
 	}
-	x.late = late{}
+	x.late = lateWork{}
 	return nil
 }
 
-// reclaimAll looks at everything that may have been sent, or at what was left of it the last time.
-func (x *Exceptions) reclaimAll(ctx context.Context, colls []store.Outbox, all bool) (left map[store.Outbox][]bson.RawValue, taken int, err error) {
+// reclaimCollections finishes envelopes whose records were found. If all is set, it reads every
+// envelope that an earlier owner may have sent, and otherwise only x.late.left. It returns the
+// envelopes that could not be taken, and the number of those that were.
+func (x *Exceptions) reclaimCollections(
+	ctx context.Context, collections []store.Outbox, all bool,
+) (left map[store.Outbox][]bson.RawValue, taken int, err error) {
 	left = map[store.Outbox][]bson.RawValue{}
 	if x.Standing == nil || x.Take == nil {
 		return left, 0, nil
 	}
+
+	// The reads may show an envelope whose outcome is written from now on as it was before.
 	x.mu.Lock()
-	clear(x.landed) // what lands from here on may still be shown as it was before
+	clear(x.landedIDs)
 	x.mu.Unlock()
-	for _, c := range colls {
+
+	for _, c := range collections {
 		coll := x.Client.Database(c.DB).Collection(c.Coll)
-		p := reading{db: []byte(c.DB), co: []byte(c.Coll)}
-		one := func(raw bson.Raw) error {
-			took, wait, err := x.reclaimOne(ctx, &p, c.NS(), raw)
+		p := scanPass{db: []byte(c.DB), coll: []byte(c.Coll)}
+		reclaim := func(raw bson.Raw) error {
+			took, wait, err := x.reclaimEnvelope(ctx, &p, c.NS(), raw)
 			if took {
 				taken++
 			}
 			if wait {
-				left[c] = append(left[c], keep(raw.Lookup("_id")))
+				left[c] = append(left[c], copyValue(raw.Lookup("_id")))
 			}
 			return err
 		}
+
 		if all {
-			err = store.EachTaken(ctx, coll, c.Part, x.Now().Add(lookahead), one)
+			err = store.EachTaken(ctx, coll, c.Part, x.Now().Add(lookahead), reclaim)
 		} else {
 			for ids := range slices.Chunk(x.late.left[c], recoverAtOnce) {
-				if err = store.EachOf(ctx, coll, ids, one); err != nil {
+				err = store.EachOf(ctx, coll, ids, reclaim)
+				if err != nil {
 					break
 				}
 			}
@@ -119,28 +140,41 @@ func (x *Exceptions) reclaimAll(ctx context.Context, colls []store.Outbox, all b
 	return left, taken, nil
 }
 
-// reclaimOne finishes an envelope for the topics in which it stands, or says that it has to be looked at again.
-func (x *Exceptions) reclaimOne(ctx context.Context, p *reading, ns string, raw bson.Raw) (took, wait bool, err error) {
+// reclaimEnvelope finishes an envelope for the topics in which its record was found, and then reports
+// took. It reports wait if the envelope has to be looked at again.
+func (x *Exceptions) reclaimEnvelope(
+	ctx context.Context, p *scanPass, ns string, raw bson.Raw,
+) (took, wait bool, err error) {
+	// A malformed envelope was never sent.
 	if event.Parse(raw, &p.view) != nil {
-		return false, false, nil // it was never sent
+		return false, false, nil
 	}
+
+	// The envelope is finished, or has neither a state nor a claim.
 	claim, _ := raw.Lookup("claim", "token").StringValueOK()
 	state := string(p.view.State)
 	if !store.SameDelivery(raw, "", p.view.Delivery) && (state != "" || claim == "") {
-		return false, false, nil // finished, or not taken by anybody
+		return false, false, nil
 	}
-	it := x.item(p, ns, raw, nil)
-	e := Envelope{DB: p.db, Coll: p.co, Raw: raw}
+
+	it := x.newCandidate(p, ns, raw, nil)
+	e := Envelope{DB: p.db, Coll: p.coll, Raw: raw}
 	hits := x.Standing(&e, it.pending)
 	if len(hits) == 0 {
 		return false, false, nil
 	}
-	if state == "" || slices.ContainsFunc(hits, func(h Hit) bool { return x.Compacted != nil && x.Compacted(h.Topic) }) {
-		return false, true, nil // a compacted topic's finds it in its turn, behind the earlier ones of its key (N10)
+
+	// The record in a compacted topic is found when the envelope's turn comes, after the earlier
+	// envelopes of its key (N10).
+	compacted := slices.ContainsFunc(hits, func(h Hit) bool { return x.Compacted != nil && x.Compacted(h.Topic) })
+	if state == "" || compacted {
+		return false, true, nil
 	}
-	if err := x.await(ctx, p); err != nil {
+
+	if err := x.awaitRoom(ctx, p); err != nil {
 		return false, false, err
 	}
+
 	topics := make([]string, len(hits))
 	for i := range hits {
 		topics[i] = hits[i].Topic
@@ -148,26 +182,33 @@ func (x *Exceptions) reclaimOne(ctx context.Context, p *reading, ns string, raw 
 	if it.pending == nil {
 		it.pending = hits[0].Targets
 	}
-	f := &flight{ref: keyRef{it.ref.orderKey, keep(it.ref.stored)}, topics: topics, alone: true, partial: len(topics) < len(it.pending)}
-	if !x.depart(it.flyID, f) {
+	f := &flight{
+		ref:     keyRef{it.ref.orderKey, copyValue(it.ref.stored)},
+		topics:  topics,
+		alone:   true,
+		partial: len(topics) < len(it.pending),
+	}
+	if !x.trackUnlessSeen(it.flightID, f) {
 		return false, true, nil
 	}
-	d := x.delivery(p, it, f)
+
+	d := x.newDelivery(p, it, f)
 	if !x.Take(&e, topics, func(a record.Published) { x.Finisher.Answered(d, a) }) {
-		x.forget(it.flyID, f)
+		x.undoFlight(it.flightID, f)
 		return false, true, nil
 	}
 	return true, false, nil
 }
 
-// depart notes an envelope as in flight, so that nothing else publishes it, unless it is, or has landed since it was read.
-func (x *Exceptions) depart(id string, f *flight) bool {
+// trackUnlessSeen adds f to the publications in flight, so that nothing else publishes the envelope.
+// It returns false if the envelope is in flight already, or has landed since it was read.
+func (x *Exceptions) trackUnlessSeen(id string, f *flight) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	_, landed := x.landed[id]
-	if landed || x.flying[id] != nil {
+	_, landed := x.landedIDs[id]
+	if landed || x.inFlight[id] != nil {
 		return false
 	}
-	x.take(id, f)
+	x.trackLocked(id, f)
 	return true
 }

@@ -164,7 +164,7 @@ func TestN08_WhatIsOnItsWayIsLookedAtAgain(t *testing.T) {
 	var let atomic.Bool
 	show(func() { let.Store(true) })
 	te.x.Wake("a")
-	h.until("it was looked at", func() bool { te.x.mu.Lock(); defer te.x.mu.Unlock(); return len(te.x.found) == 0 })
+	h.until("it was looked at", func() bool { te.x.mu.Lock(); defer te.x.mu.Unlock(); return len(te.x.lateReads) == 0 })
 	te.out.hold(false)
 	h.until("the first is finished", func() bool { return h.left() == 0 })
 	te.landed()
@@ -198,23 +198,23 @@ func TestN08_AFailedLookAtWhatWasFoundLateIsRepeated(t *testing.T) {
 	te.x.Client = h.reader
 	show := te.conceal("a")
 	var n int
-	if err := te.x.reclaim(t.Context(), nil, true); err != nil {
+	if err := te.x.reclaimLateHits(t.Context(), nil, true); err != nil {
 		t.Fatal("nothing was asked for: ", err)
 	}
 	show(func() { n++ })
 	broken, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := te.x.reclaim(broken, te.x.Collections(), true); !errors.Is(err, context.Canceled) || n != 0 {
+	if err := te.x.reclaimLateHits(broken, te.x.Collections(), true); !errors.Is(err, context.Canceled) || n != 0 {
 		t.Fatalf("%v; let go %d times", err, n)
 	}
-	if err := te.x.reclaim(t.Context(), te.x.Collections(), false); err != nil || n != 1 {
+	if err := te.x.reclaimLateHits(t.Context(), te.x.Collections(), false); err != nil || n != 1 {
 		t.Fatalf("%v; let go %d times", err, n)
 	}
 	te.run()
 	h.drained()
 	te.landed()
 	te.stop()
-	if err := te.x.reclaim(t.Context(), te.x.Collections(), true); err != nil || n != 1 {
+	if err := te.x.reclaimLateHits(t.Context(), te.x.Collections(), true); err != nil || n != 1 {
 		t.Fatalf("%v; let go %d times", err, n)
 	}
 	te.out.quiet()

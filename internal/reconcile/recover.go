@@ -13,62 +13,74 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Hit is a record of ours that a take-over found in the tail of a partition (N7).
+// Hit is a record of ours that a takeover found at the end of a partition (N7).
 type Hit struct {
-	NSHash   *[8]byte // of the namespace; nil where the watcher has one collection
+	NSHash   *[8]byte // of the namespace; nil if the watcher has one collection
 	ID       string   // canonical text
 	StringID bool     // the id is a string although its text reads like another type
 	Delivery int32
 	Topic    string
-	Targets  []string // all that an envelope that does not list its targets goes to; nil if that is not known
+	Targets  []string // all topics of an envelope that does not list its targets; nil if unknown
 	TP       record.TopicPartition
 	Offset   int64
 
-	order order  // of a hit that Find has collected
-	pos   string // likewise; empty if it has no place in the order of its key
+	// Find sets these. pos is empty if the envelope has no place in the order of its key.
+	order orderScope
+	pos   string
 }
 
-// order is the scope within which envelopes keep their order in a topic.
-type order struct{ ns, topic, key string }
+// orderScope is the scope within which envelopes keep their order in a topic.
+type orderScope struct{ ns, topic, key string }
 
-// Widen lets exceptions of the stream for which unsure holds by their position wait for all topics that they route to; it
-// asks for none at or below after. Call it at a take-over before Find. Such an exception was written as soon as one of its
-// topics could not be had; what became of the others was known to the earlier owner alone: they may be queued still when it
-// dies, and neither the stream nor a sweep sends an envelope that has a state. Those that have it are then found by Find.
+// Widen adds topics to exceptions that may be incomplete after a crash: an exception of the stream
+// with a position above after for which unsure holds then waits for all topics that it routes to. Call
+// Widen at a takeover before Find. It returns the number of exceptions it changed.
+//
+// The previous owner wrote such an exception as soon as one of its topics could not be written. The
+// records for its other topics may still have been queued when that owner died, and neither the stream
+// nor a sweep sends an envelope that has a state. Find then finds the topics that have the record.
 func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos string) bool) (widened int, err error) {
-	x.init()
+	x.ensureInit()
 	if x.Route == nil {
 		return 0, nil
 	}
+
 	var list []store.Wider
 	write := func() error {
-		if err := store.WidenExceptions(ctx, x.Finisher.c.Fencer, list); err != nil {
+		if err := store.WidenExceptions(ctx, x.Finisher.config.Fencer, list); err != nil {
 			return err
 		}
 		widened += len(list)
 		list = list[:0]
 		return nil
 	}
+
 	for _, c := range x.Collections() {
 		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		err := store.EachBehind(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, after, func(raw bson.Raw) error {
+		coll := x.Client.Database(c.DB).Collection(c.Coll)
+		err := store.EachBehind(ctx, coll, c.Part, after, func(raw bson.Raw) error {
 			e.Raw = raw
 			pos, _ := raw.Lookup("pos").StringValueOK()
 			origin, _ := raw.Lookup("origin").StringValueOK()
-			pending := texts(raw.Lookup("pending"))
+			pending := stringArray(raw.Lookup("pending"))
 			if origin != store.OriginStream || len(pending) == 0 || !unsure(pos) {
 				return nil
 			}
+
+			// An envelope that cannot be routed is rejected when its turn comes.
 			all, err := x.Route(&e)
 			if err != nil {
-				return nil //nolint:nilerr // it is judged when its turn comes
+				return nil //nolint:nilerr // see above
 			}
+
 			more := slices.DeleteFunc(slices.Clone(all), func(t string) bool { return slices.Contains(pending, t) })
 			if len(more) == 0 {
 				return nil
 			}
+
 			number, _ := raw.Lookup("delivery").AsInt64OK()
-			list = append(list, store.Wider{NS: c.NS(), ID: keep(raw.Lookup("_id")), Delivery: int32(number), Topics: more})
+			id := copyValue(raw.Lookup("_id"))
+			list = append(list, store.Wider{NS: c.NS(), ID: id, Delivery: int32(number), Topics: more})
 			if len(list) < store.MaxExceptions {
 				return nil
 			}
@@ -81,12 +93,13 @@ func (x *Exceptions) Widen(ctx context.Context, after string, unsure func(pos st
 	return widened, write()
 }
 
-// Disown frees the scheduled envelopes with claims of this epoch or a later one. Call it at a take-over, before anything is
-// claimed: then they are of another life of the watcher document, whose epochs have begun anew since, and nobody else would
-// ever have them (N19).
+// Disown removes claims of this epoch or a later one from scheduled envelopes. Call it at a takeover,
+// before anything is claimed. Such claims belong to an earlier watcher document of the same name, whose
+// epochs have started again since. Without Disown, no owner would ever send these envelopes (N19).
 func (x *Exceptions) Disown(ctx context.Context) error {
-	x.init()
-	epoch := x.Finisher.c.Epoch
+	x.ensureInit()
+	epoch := x.Finisher.config.Epoch
+
 	for _, c := range x.Collections() {
 		coll := x.Client.Database(c.DB).Collection(c.Coll)
 		ids, err := store.StrayClaims(ctx, coll, epoch, x.Now().Add(lookahead), c.Part)
@@ -96,30 +109,36 @@ func (x *Exceptions) Disown(ctx context.Context) error {
 		if len(ids) == 0 {
 			continue
 		}
-		if err := store.DisownClaims(ctx, x.Finisher.c.Fencer, coll, epoch, ids); err != nil {
+
+		if err := store.DisownClaims(ctx, x.Finisher.config.Fencer, coll, epoch, ids); err != nil {
 			return err
 		}
-		x.Log.Warn("scheduled envelopes bear claims of a watcher document that is no more; they are sent now", "collection", c.NS(), "envelopes", len(ids))
+		x.Log.Warn("scheduled envelopes have claims of a deleted watcher document; sending them now",
+			"collection", c.NS(), "envelopes", len(ids))
 	}
 	return nil
 }
 
-// Find collects the hits of what an earlier owner may have sent outside of the stream's order, for Recover: found tells which
-// records of an envelope, for those topics (nil: all that it routes to), stand where. The envelope has no payload. What it
-// returns grows with what the earlier owner had sent and not written down, which is bounded.
-func (x *Exceptions) Find(ctx context.Context, found func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
-	x.init()
+// Find returns, for Recover, the hits of envelopes that an earlier owner may have sent outside of the
+// stream. find returns the records of an envelope that were found in topics (nil: in all topics that it
+// routes to). Its envelope has no payload. The size of the result is bounded by the envelopes that the
+// earlier owner had in flight.
+func (x *Exceptions) Find(ctx context.Context, find func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
+	x.ensureInit()
+
 	var hits []Hit
 	for _, c := range x.Collections() {
 		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
 		hash := routing.NamespaceHash(c.NS())
-		err := store.EachTaken(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, x.Now().Add(lookahead), func(raw bson.Raw) error {
+		coll := x.Client.Database(c.DB).Collection(c.Coll)
+		err := store.EachTaken(ctx, coll, c.Part, x.Now().Add(lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
-			topics := texts(raw.Lookup("pending"))
+			topics := stringArray(raw.Lookup("pending"))
 			if len(topics) == 0 {
 				topics = nil
 			}
-			for _, h := range found(&e, topics) {
+
+			for _, h := range find(&e, topics) {
 				h.NSHash = (*[8]byte)(hash[:8])
 				h.order, h.pos = placeOf(c, raw, h.Topic)
 				hits = append(hits, h)
@@ -130,21 +149,26 @@ func (x *Exceptions) Find(ctx context.Context, found func(e *Envelope, topics []
 			return nil, err
 		}
 	}
-	return x.firstOnes(ctx, hits, found)
+	return x.dropOvertakingHits(ctx, hits, find)
 }
 
-// placeOf is the place of an envelope among those of its key in a topic.
-func placeOf(c store.Outbox, raw bson.Raw, topic string) (order, string) {
+// placeOf returns the scope in which an envelope keeps its order, and its position there.
+func placeOf(c store.Outbox, raw bson.Raw, topic string) (orderScope, string) {
 	pos, _ := raw.Lookup("pos").StringValueOK()
-	return order{c.NS(), topic, keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))}, pos
+	return orderScope{c.NS(), topic, keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))}, pos
 }
 
-// firstOnes leaves out what was found in a compacted topic behind an earlier envelope of its key that was not. Compaction may
-// have removed the record of that one, which is sent again: the later one has to stand behind it once more (N10).
-func (x *Exceptions) firstOnes(ctx context.Context, hits []Hit, found func(e *Envelope, topics []string) []Hit) ([]Hit, error) {
-	missing := map[order]string{} // the lowest position of what was not found, of the keys that matter
+// dropOvertakingHits removes a hit in a compacted topic if an earlier envelope of the same key was not
+// found. Compaction may have removed the record of the earlier envelope, which is then sent again. The
+// later envelope has to follow it once more (N10).
+func (x *Exceptions) dropOvertakingHits(
+	ctx context.Context, hits []Hit, find func(e *Envelope, topics []string) []Hit,
+) ([]Hit, error) {
+	// The lowest position without a record, for the keys that have hits in compacted topics.
+	missing := map[orderScope]string{}
 	for i := range hits {
-		if h := &hits[i]; h.pos != "" && x.Compacted != nil && x.Compacted(h.Topic) {
+		h := &hits[i]
+		if h.pos != "" && x.Compacted != nil && x.Compacted(h.Topic) {
 			missing[h.order] = ""
 		}
 	}
@@ -154,12 +178,14 @@ func (x *Exceptions) firstOnes(ctx context.Context, hits []Hit, found func(e *En
 
 	for _, c := range x.Collections() {
 		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll)}
-		err := store.EachTaken(ctx, x.Client.Database(c.DB).Collection(c.Coll), c.Part, x.Now().Add(lookahead), func(raw bson.Raw) error {
+		coll := x.Client.Database(c.DB).Collection(c.Coll)
+		err := store.EachTaken(ctx, coll, c.Part, x.Now().Add(lookahead), func(raw bson.Raw) error {
 			e.Raw = raw
-			for _, topic := range texts(raw.Lookup("pending")) {
+			for _, topic := range stringArray(raw.Lookup("pending")) {
 				o, pos := placeOf(c, raw, topic)
 				lowest, matters := missing[o]
-				if matters && pos != "" && (lowest == "" || pos < lowest) && len(found(&e, []string{topic})) == 0 {
+				lower := pos != "" && (lowest == "" || pos < lowest)
+				if matters && lower && len(find(&e, []string{topic})) == 0 {
 					missing[o] = pos
 				}
 			}
@@ -176,57 +202,64 @@ func (x *Exceptions) firstOnes(ctx context.Context, hits []Hit, found func(e *En
 	}), nil
 }
 
-// recoverAtOnce is how many ids are looked up at a time.
+// recoverAtOnce is the number of ids in one query.
 const recoverAtOnce = 500
 
-// Recover finishes exceptions and claimed envelopes whose records an earlier owner had sent already, so that they are not sent again
-// (N8, N19). Call it at a take-over, behind the read-back, before Load and before anything is published; the read-back's offsets may be
-// given free when it has returned without an error. A hit that is of no exception is the stream's. An envelope that does
-// not list its targets is finished only if Route tells them; another's are found by the sink when they are sent again.
+// Recover finishes exceptions and claimed envelopes whose records an earlier owner has sent, so that
+// they are not sent again (N8, N19). Call it at a takeover, after the read-back, before Load and before
+// anything is published. After it has returned without an error, the offsets of the read-back may be
+// released.
+//
+// Recover leaves the hits that are of no exception to the stream. It finishes an envelope that does not
+// list its targets only if Route returns them. Otherwise the sink finds the records when the envelope
+// is sent again.
 func (x *Exceptions) Recover(ctx context.Context, hits []Hit) (finished int, err error) {
-	x.init()
+	x.ensureInit()
 	if len(hits) == 0 {
 		return 0, nil
 	}
+
 	for _, c := range x.Collections() {
-		mine := hitsOf(c.NS(), hits)
-		ids := make([]bson.RawValue, 0, len(mine))
-		for _, h := range mine {
-			ids = append(ids, h[0].id())
+		byID := hitsByID(c.NS(), hits)
+		ids := make([]bson.RawValue, 0, len(byID))
+		for _, h := range byID {
+			ids = append(ids, h[0].idValue())
 		}
-		for len(ids) > 0 {
-			part := ids[:min(len(ids), recoverAtOnce)]
-			ids = ids[len(part):]
-			n, err := x.recoverSome(ctx, c, part, mine)
+
+		for part := range slices.Chunk(ids, recoverAtOnce) {
+			n, err := x.recoverIDs(ctx, c, part, byID)
 			finished += n
 			if err != nil {
-				return finished, fmt.Errorf("finishing what an earlier owner had sent: %w", err)
+				return finished, fmt.Errorf("finishing envelopes that an earlier owner sent: %w", err)
 			}
 		}
 	}
 	return finished, nil
 }
 
-// hitsOf sorts the hits that may be of a collection by their id.
-func hitsOf(ns string, hits []Hit) map[string][]*Hit {
+// hitsByID returns the hits that may belong to the collection ns, by the map key of their id.
+func hitsByID(ns string, hits []Hit) map[string][]*Hit {
 	hash := routing.NamespaceHash(ns)
-	mine := map[string][]*Hit{}
+	byID := map[string][]*Hit{}
 	for i := range hits {
 		h := &hits[i]
 		if h.NSHash != nil && *h.NSHash != [8]byte(hash[:8]) {
 			continue
 		}
-		id := idKey(h.id())
-		mine[id] = append(mine[id], h)
+
+		id := idKey(h.idValue())
+		byID[id] = append(byID[id], h)
 	}
-	return mine
+	return byID
 }
 
-func (h *Hit) id() bson.RawValue {
+// idValue returns the id as it is stored in the outbox.
+func (h *Hit) idValue() bson.RawValue {
 	id := event.ParseID(h.ID)
 	if h.StringID {
 		id = event.NewID(h.ID)
 	}
+
 	kind, val, err := id.MarshalBSONValue()
 	if err != nil {
 		return bson.RawValue{Type: bson.TypeNull}
@@ -234,10 +267,15 @@ func (h *Hit) id() bson.RawValue {
 	return bson.RawValue{Type: bson.Type(kind), Value: val}
 }
 
-func (x *Exceptions) recoverSome(ctx context.Context, c store.Outbox, ids []bson.RawValue, hits map[string][]*Hit) (int, error) {
-	var batch []*answered
-	err := store.FetchMany(ctx, x.Client.Database(c.DB).Collection(c.Coll), ids, func(raw bson.Raw) error {
-		if a := x.recovered(c, raw, hits[idKey(raw.Lookup("_id"))]); a != nil {
+// recoverIDs finishes the envelopes of c with the given ids, as far as hits have their records. It
+// returns the number of envelopes it wrote.
+func (x *Exceptions) recoverIDs(
+	ctx context.Context, c store.Outbox, ids []bson.RawValue, hits map[string][]*Hit,
+) (int, error) {
+	var batch []*decision
+	coll := x.Client.Database(c.DB).Collection(c.Coll)
+	err := store.FetchMany(ctx, coll, ids, func(raw bson.Raw) error {
+		if a := x.decideFromHits(c, raw, hits[idKey(raw.Lookup("_id"))]); a != nil {
 			batch = append(batch, a)
 		}
 		return nil
@@ -245,23 +283,27 @@ func (x *Exceptions) recoverSome(ctx context.Context, c store.Outbox, ids []bson
 	if err != nil || len(batch) == 0 {
 		return 0, err
 	}
-	return len(batch), x.Finisher.write(ctx, batch)
+	return len(batch), x.Finisher.writeBatch(ctx, batch)
 }
 
-// recovered is what the hits make of an envelope, nil for nothing.
-func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answered {
+// decideFromHits returns the decision that follows from the hits of an envelope, or nil if none does.
+func (x *Exceptions) decideFromHits(c store.Outbox, raw bson.Raw, hits []*Hit) *decision {
+	// An envelope with neither a state nor a claim is left to the stream, or is not claimed yet.
 	claim, _ := raw.Lookup("claim", "token").StringValueOK()
 	state, _ := raw.Lookup("state").StringValueOK()
+	if state == "" && claim == "" {
+		return nil
+	}
 	if state != "" {
 		claim = ""
-	} else if claim == "" {
-		return nil // the stream's, or not yet taken
 	}
+
 	number, _ := raw.Lookup("delivery").AsInt64OK()
 	if !store.SameDelivery(raw, claim, int32(number)) {
 		return nil
 	}
-	pending := texts(raw.Lookup("pending"))
+
+	pending := stringArray(raw.Lookup("pending"))
 	if len(pending) == 0 {
 		pending = hits[0].Targets
 	}
@@ -269,6 +311,7 @@ func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answe
 		if x.Route == nil {
 			return nil
 		}
+
 		e := Envelope{DB: []byte(c.DB), Coll: []byte(c.Coll), Raw: raw}
 		list, err := x.Route(&e)
 		if err != nil || len(list) == 0 {
@@ -276,7 +319,15 @@ func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answe
 		}
 		pending = slices.Clone(list)
 	}
-	d := &Delivery{NS: c.NS(), ID: keep(raw.Lookup("_id")), Number: int32(number), State: state, Claim: claim, Pending: pending}
+
+	d := &Delivery{
+		NS:      c.NS(),
+		ID:      copyValue(raw.Lookup("_id")),
+		Number:  int32(number),
+		State:   state,
+		Claim:   claim,
+		Pending: pending,
+	}
 	var answers []record.Answer
 	for _, t := range pending {
 		for _, h := range hits {
@@ -289,10 +340,13 @@ func (x *Exceptions) recovered(c store.Outbox, raw bson.Raw, hits []*Hit) *answe
 	if len(answers) == 0 {
 		return nil
 	}
-	if len(answers) < len(pending) { // a claimed one becomes an exception that waits for the others
+
+	// A claimed envelope becomes an exception that waits for its other topics, and needs its key.
+	if len(answers) < len(pending) {
 		d.Key = keyText(raw.Lookup("key"), raw.Lookup("aggregateid"))
 	}
-	a := &answered{Delivery: d}
-	x.Finisher.decide(a, answers)
+
+	a := &decision{Delivery: d}
+	x.Finisher.decideFate(a, answers)
 	return a
 }

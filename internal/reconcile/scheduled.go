@@ -26,13 +26,13 @@ const (
 	lookahead = time.Second
 	// horizon is how far ahead an envelope of the stream is kept in memory: the index brings the others in time.
 	horizon = time.Minute
-	// recheck is how often a collection without scheduled envelopes is asked nevertheless: what is appended during a gap of
+	// idleRecheck is how often a collection without scheduled envelopes is asked nevertheless: what is appended during a gap of
 	// the stream is not told by Saw.
-	recheck = 5 * time.Second
+	idleRecheck = 5 * time.Second
 
-	maxAloft  = 100 * store.MaxClaim // claimed and not finished; 150 bytes each once they are sent
-	breath    = 20 * time.Millisecond
-	fewClaims = 100 // a claim of fewer is followed by a breath, so that a trickle is not a transaction for each envelope
+	maxScheduledInFlight = 100 * store.MaxClaim // claimed and not finished; 150 bytes each once they are sent
+	claimPause           = 20 * time.Millisecond
+	smallClaim           = 100 // a claim of fewer is followed by a breath, so that a trickle is not a transaction for each envelope
 )
 
 // ScheduledConfig is what a Scheduled works with. What has no default is needed.
@@ -76,52 +76,52 @@ type ScheduledConfig struct {
 // without them two reads each five seconds.
 type Scheduled struct {
 	ScheduledConfig
-	claim  store.DueClaim
-	timers *timers
-	ready  chan []claimed
-	asked  chan struct{}   // 1 slot: the index is to be asked now
-	room   chan struct{}   // 1 slot: something has landed
-	size   *store.PartSize // envelopes of one claim; for the one who claims
-	round  time.Duration   // that the latest look at all collections took; for the one who asks the index
+	claim         store.DueClaim
+	timers        *timerCache
+	claimedGroups chan []claimGroup
+	feedWake      chan struct{}   // 1 slot: the index is to be asked now
+	room          chan struct{}   // 1 slot: something has landed
+	claimSize     *store.PartSize // envelopes of one claim; for the one who claims
+	lastRound     time.Duration   // that the latest look at all collections took; for the one who asks the index
 
 	// For the one who publishes.
 	view     event.View
 	envelope Envelope
 
-	running atomic.Bool
-	feeding atomic.Bool // an index has more of what is due than the heap has room for
+	running      atomic.Bool
+	indexHasMore atomic.Bool // an index has more of what is due than the heap has room for
 
-	mu        sync.Mutex
-	calendars map[string]*calendar
+	mu          sync.Mutex
+	collections map[string]*scheduledCollection
 }
 
-// calendar is what is known of one collection.
-type calendar struct {
+// scheduledCollection is what is known of one collection.
+type scheduledCollection struct {
 	ns       string
 	db, name []byte
 	coll     *mongo.Collection
 
-	fed  atomic.Int64 // entries in the heap that came from the index
-	saw  atomic.Int64 // when the stream last brought a scheduled envelope, Unix milliseconds
-	idle atomic.Bool  // it holds no scheduled envelope, as far as is known
-	more atomic.Bool  // a pass over the index waits until the heap has room
+	indexEntries atomic.Int64 // entries in the heap that came from the index
+	lastHint     atomic.Int64 // when the stream last brought a scheduled envelope, Unix milliseconds
+	idle         atomic.Bool  // it holds no scheduled envelope, as far as is known
+	passPending  atomic.Bool  // a pass over the index waits until the heap has room
 
 	// For the one who asks the index.
-	cur     *mongo.Cursor
-	began   time.Time     // the pass
-	took    time.Duration // to read it
-	found   int           // in it
-	rested  bool          // idle after it
-	next    time.Time     // when to begin the next one
-	checked time.Time     // when it was last looked for anything ahead
-	failed  bool
+	cursor          *mongo.Cursor
+	passBegan       time.Time     // the pass
+	passTook        time.Duration // to read it
+	passFound       int           // in it
+	restedAfterPass bool          // idle after it
+	nextPass        time.Time     // when to begin the next one
+	checkedAhead    time.Time     // when it was last looked for anything ahead
+	failed          bool
 
 	// For the one who reads what is claimed.
-	weight int // bytes of an envelope, as last seen
+	envelopeSize int // bytes of an envelope, as last seen
 }
 
-// known is how long a collection is asked because the stream told of it, although it is not on the list.
-const known = 5 * time.Minute
+// keepAfterHint is how long a collection is asked because the stream told of it, although it is not on the list.
+const keepAfterHint = 5 * time.Minute
 
 // NewScheduled makes it ready for Saw; Run does the work.
 func NewScheduled(cfg ScheduledConfig) *Scheduled {
@@ -138,29 +138,29 @@ func NewScheduled(cfg ScheduledConfig) *Scheduled {
 		ScheduledConfig: cfg,
 		claim:           store.DueClaim{Token: rand.Text(), Epoch: cfg.Epoch},
 		timers:          newTimers(cfg.Cache),
-		ready:           make(chan []claimed, 1),
-		asked:           make(chan struct{}, 1),
+		claimedGroups:   make(chan []claimGroup, 1),
+		feedWake:        make(chan struct{}, 1),
 		room:            make(chan struct{}, 1),
-		size:            store.NewPartSize(store.MaxClaim),
-		calendars:       map[string]*calendar{},
+		claimSize:       store.NewPartSize(store.MaxClaim),
+		collections:     map[string]*scheduledCollection{},
 	}
-	cfg.Finisher.table = s
+	cfg.Finisher.scheduled = s
 	return s
 }
 
 // Saw hears of a scheduled envelope that the stream brought. It does not block; the id is copied.
 func (s *Scheduled) Saw(ns string, id bson.RawValue, dueAt time.Time) {
-	c := s.calendar(ns)
+	c := s.findOrAddCollection(ns)
 	if c == nil {
 		return
 	}
 	now := s.Now()
-	c.saw.Store(now.UnixMilli())
+	c.lastHint.Store(now.UnixMilli())
 	if c.idle.CompareAndSwap(true, false) {
-		signal(s.asked)
+		signal(s.feedWake)
 	}
 	if dueAt.Before(now.Add(horizon)) {
-		s.timers.add(c, id, dueAt.UnixMilli(), false)
+		s.timers.addCopy(c, id, dueAt.UnixMilli(), false)
 	}
 }
 
@@ -170,78 +170,78 @@ func (s *Scheduled) Run(ctx context.Context) error {
 	s.running.Store(true)
 	defer s.running.Store(false)
 	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return s.feed(ctx) })
+	g.Go(func() error { return s.feedTimers(ctx) })
 	g.Go(func() error { return s.claimDue(ctx) })
-	g.Go(func() error { return s.publish(ctx) })
+	g.Go(func() error { return s.publishClaimed(ctx) })
 	return g.Wait()
 }
 
-// behind implements timetable. What an index has still to bring counts as due.
-func (s *Scheduled) behind() bool {
+// hasClaimable implements timetable. What an index has still to bring counts as due.
+func (s *Scheduled) hasClaimable() bool {
 	if !s.running.Load() {
 		return false
 	}
 	now := s.Now().UnixMilli()
-	if s.timers.behind(now, maxAloft) {
+	if s.timers.hasDue(now, maxScheduledInFlight) {
 		return true
 	}
-	return s.feeding.Load() && s.timers.aloft() < maxAloft
+	return s.indexHasMore.Load() && s.timers.countInFlight() < maxScheduledInFlight
 }
 
-func (s *Scheduled) token() string { return s.claim.Token }
+func (s *Scheduled) claimToken() string { return s.claim.Token }
 
-func (s *Scheduled) landed(flights []uint64) { s.land(flights...) }
+func (s *Scheduled) endFlights(flights []uint64) { s.endTimers(flights...) }
 
-var _ timetable = (*Scheduled)(nil)
+var _ dueSource = (*Scheduled)(nil)
 
-// calendar is that of a collection, made at the first call; nil for what is no full name.
-func (s *Scheduled) calendar(ns string) *calendar {
+// findOrAddCollection is that of a collection, made at the first call; nil for what is no full name.
+func (s *Scheduled) findOrAddCollection(ns string) *scheduledCollection {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c, ok := s.calendars[ns]; ok {
+	if c, ok := s.collections[ns]; ok {
 		return c
 	}
 	db, name, ok := strings.Cut(ns, ".")
 	if !ok || db == "" || name == "" {
 		return nil
 	}
-	c := &calendar{ns: strings.Clone(ns), db: []byte(db), name: []byte(name), coll: s.Client.Database(db).Collection(name)}
-	s.calendars[c.ns] = c
+	c := &scheduledCollection{ns: strings.Clone(ns), db: []byte(db), name: []byte(name), coll: s.Client.Database(db).Collection(name)}
+	s.collections[c.ns] = c
 	return c
 }
 
-// watched are the calendars of the collections of now, and those that the stream has told of: they are on the list before
+// watchedCollections are the calendars of the collections of now, and those that the stream has told of: they are on the list before
 // the stream's position passes that. What is left out is forgotten.
-func (s *Scheduled) watched() []*calendar {
-	now := map[*calendar]struct{}{}
+func (s *Scheduled) watchedCollections() []*scheduledCollection {
+	now := map[*scheduledCollection]struct{}{}
 	for _, o := range s.Collections() {
-		if c := s.calendar(o.NS()); c != nil {
+		if c := s.findOrAddCollection(o.NS()); c != nil {
 			now[c] = struct{}{}
 		}
 	}
-	since := s.Now().Add(-known).UnixMilli()
+	since := s.Now().Add(-keepAfterHint).UnixMilli()
 	s.mu.Lock()
-	gone := map[*calendar]struct{}{}
-	out := make([]*calendar, 0, len(s.calendars))
-	for ns, c := range s.calendars {
-		if _, ok := now[c]; ok || c.saw.Load() > since {
+	gone := map[*scheduledCollection]struct{}{}
+	out := make([]*scheduledCollection, 0, len(s.collections))
+	for ns, c := range s.collections {
+		if _, ok := now[c]; ok || c.lastHint.Load() > since {
 			out = append(out, c)
 			continue
 		}
 		gone[c] = struct{}{}
-		delete(s.calendars, ns)
+		delete(s.collections, ns)
 	}
 	s.mu.Unlock()
 	if len(gone) > 0 {
-		s.timers.forget(func(c *calendar) bool { _, ok := gone[c]; return ok })
+		s.timers.removeEntries(func(c *scheduledCollection) bool { _, ok := gone[c]; return ok })
 		for c := range gone {
-			c.close()
+			c.closeCursor()
 		}
 	}
 	return out
 }
 
-func (s *Scheduled) trouble(err error) {
+func (s *Scheduled) reportTrouble(err error) {
 	if s.Trouble != nil {
 		s.Trouble(err)
 	}

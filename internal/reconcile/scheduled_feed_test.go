@@ -12,18 +12,18 @@ import (
 )
 
 // feeding is a Scheduled whose index is asked by the test.
-func feeding(t *testing.T, p *planned) (*Scheduled, *calendar) {
+func feeding(t *testing.T, p *planned) (*Scheduled, *scheduledCollection) {
 	t.Helper()
 	s := NewScheduled(ScheduledConfig{
 		Finisher: NewFinisher(Finishing{}),
 		Client:   p.client, Epoch: 1, Now: p.now, Outlet: newOutlet(),
 		Collections: func() []store.Outbox { return []store.Outbox{{DB: p.db.Name(), Coll: p.coll.Name()}} },
 	})
-	list := s.watched()
-	if len(list) != 1 || !s.due(list[0]) {
+	list := s.watchedCollections()
+	if len(list) != 1 || !s.shouldRead(list[0]) {
 		t.Fatalf("%d collections are asked", len(list))
 	}
-	t.Cleanup(list[0].close)
+	t.Cleanup(list[0].closeCursor)
 	return s, list[0]
 }
 
@@ -32,28 +32,28 @@ func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
 	s, c := feeding(t, p)
-	s.look(t.Context(), c)
-	if !c.idle.Load() || c.next.Sub(c.began) != recheck {
-		t.Fatalf("an empty collection is asked again after %s", c.next.Sub(c.began))
+	s.continuePass(t.Context(), c)
+	if !c.idle.Load() || c.nextPass.Sub(c.passBegan) != idleRecheck {
+		t.Fatalf("an empty collection is asked again after %s", c.nextPass.Sub(c.passBegan))
 	}
-	if c.next = time.Now().Add(time.Hour); s.due(c) {
+	if c.nextPass = time.Now().Add(time.Hour); s.shouldRead(c) {
 		t.Fatal("it is asked before its time")
 	}
 	p.schedule(1, time.Hour)
 	s.Saw(c.ns, timerID(1), time.Now().Add(time.Hour))
 	select {
-	case <-s.asked:
+	case <-s.feedWake:
 	default:
 		t.Error("nobody is woken")
 	}
-	if !s.due(c) || s.timers.len() != 0 {
-		t.Errorf("an envelope for later: due %v, %d remembered", s.due(c), s.timers.len())
+	if !s.shouldRead(c) || s.timers.entryCount() != 0 {
+		t.Errorf("an envelope for later: due %v, %d remembered", s.shouldRead(c), s.timers.entryCount())
 	}
-	c.checked = time.Time{}
-	s.look(t.Context(), c)
+	c.checkedAhead = time.Time{}
+	s.continuePass(t.Context(), c)
 	// A look that took long is repeated later.
-	if want := min(max(s.Poll, slowLook*c.took), mostWait); c.idle.Load() || c.next.Sub(c.began) != want {
-		t.Errorf("a collection with an envelope for later is asked again after %s, want %s", c.next.Sub(c.began), want)
+	if want := min(max(s.Poll, passPauseFactor*c.passTook), maxPassPause); c.idle.Load() || c.nextPass.Sub(c.passBegan) != want {
+		t.Errorf("a collection with an envelope for later is asked again after %s, want %s", c.nextPass.Sub(c.passBegan), want)
 	}
 }
 
@@ -61,29 +61,29 @@ func TestAnIdleCollectionIsAskedRarely(t *testing.T) {
 func TestManyAreReadInOnePass(t *testing.T) {
 	t.Parallel()
 	p := plan(t)
-	const n = feedMost + 3000
+	const n = feedHigh + 3000
 	p.schedule(n, -time.Minute)
 	s, c := feeding(t, p)
-	s.look(t.Context(), c)
-	if !c.more.Load() || c.fed.Load() != feedMost || s.due(c) {
-		t.Fatalf("%d are in the heap", c.fed.Load())
+	s.continuePass(t.Context(), c)
+	if !c.passPending.Load() || c.indexEntries.Load() != feedHigh || s.shouldRead(c) {
+		t.Fatalf("%d are in the heap", c.indexEntries.Load())
 	}
 	var got int
-	for c.more.Load() || s.timers.len() > 0 {
-		out, _, _ := s.timers.take(nil, time.Now().UnixMilli(), store.MaxClaim, 1)
+	for c.passPending.Load() || s.timers.entryCount() > 0 {
+		out, _, _ := s.timers.takeDue(nil, time.Now().UnixMilli(), store.MaxClaim, 1)
 		got += len(out)
-		s.hungry(out)
+		s.requestFeed(out)
 		select {
-		case <-s.asked:
-			s.look(t.Context(), c)
+		case <-s.feedWake:
+			s.continuePass(t.Context(), c)
 		default:
 		}
 		if len(out) == 0 {
 			t.Fatalf("after %d there is no more, and nobody asks for it", got)
 		}
 	}
-	if got != n || c.found != n || s.timers.aloft() != n {
-		t.Errorf("%d taken, %d found, %d aloft; want %d", got, c.found, s.timers.aloft(), n)
+	if got != n || c.passFound != n || s.timers.countInFlight() != n {
+		t.Errorf("%d taken, %d found, %d aloft; want %d", got, c.passFound, s.timers.countInFlight(), n)
 	}
 }
 
@@ -93,17 +93,17 @@ func TestCollectionsComeAndGo(t *testing.T) {
 	p := plan(t)
 	s, c := feeding(t, p)
 	s.Collections = func() []store.Outbox { return nil }
-	s.timers.add(c, timerID(1), 0, true)
-	if list := s.watched(); len(list) != 0 || s.timers.len() != 0 {
-		t.Errorf("%d are asked, %d remembered", len(list), s.timers.len())
+	s.timers.addCopy(c, timerID(1), 0, true)
+	if list := s.watchedCollections(); len(list) != 0 || s.timers.entryCount() != 0 {
+		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
 	}
 	s.Saw("new.outbox", timerID(1), time.Now())
 	s.Saw("nonsense", timerID(1), time.Now())
-	if list := s.watched(); len(list) != 1 || list[0].ns != "new.outbox" || s.timers.len() != 1 {
-		t.Errorf("%d are asked, %d remembered", len(list), s.timers.len())
+	if list := s.watchedCollections(); len(list) != 1 || list[0].ns != "new.outbox" || s.timers.entryCount() != 1 {
+		t.Errorf("%d are asked, %d remembered", len(list), s.timers.entryCount())
 	}
-	p.skew = 2 * known
-	if list := s.watched(); len(list) != 0 {
+	p.skew = 2 * keepAfterHint
+	if list := s.watchedCollections(); len(list) != 0 {
 		t.Errorf("one that is not on the list long after the stream told of it is asked")
 	}
 }

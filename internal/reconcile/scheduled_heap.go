@@ -11,32 +11,32 @@ import (
 
 // timer is one scheduled envelope that is due soon. It is a hint: the envelope may have been cancelled or moved since.
 type timer struct {
-	due   int64 // Unix milliseconds; when to try
-	key   uint64
-	cal   *calendar
-	id    bson.RawValue
-	tries int
-	fed   bool // it came from the index
+	due        int64 // Unix milliseconds; when to try
+	key        uint64
+	collection *scheduledCollection
+	id         bson.RawValue
+	tries      int
+	fed        bool // it came from the index
 }
 
-// timers is a bounded cache of what is due next, ordered by time, for any goroutine. It knows an envelope by a hash of 64
+// timerCache is a bounded cache of what is due next, ordered by time, for any goroutine. It knows an envelope by a hash of 64
 // bits, once at most: a collision hides a hint until the other is gone, and then the index brings it again.
-type timers struct {
+type timerCache struct {
 	seed maphash.Seed
 	max  int
 	wake chan struct{} // 1 slot: the next one may be due earlier than was thought
 
-	mu     sync.Mutex
-	heap   timerHeap
-	known  map[uint64]int64    // due time of the one entry that counts
-	flight map[uint64]struct{} // claimed and not finished: not to be claimed again
+	mu       sync.Mutex
+	heap     timerHeap
+	dueByKey map[uint64]int64    // due time of the one entry that counts
+	inFlight map[uint64]struct{} // claimed and not finished: not to be claimed again
 }
 
-func newTimers(most int) *timers {
-	return &timers{seed: maphash.MakeSeed(), max: most, wake: make(chan struct{}, 1), known: map[uint64]int64{}, flight: map[uint64]struct{}{}}
+func newTimers(most int) *timerCache {
+	return &timerCache{seed: maphash.MakeSeed(), max: most, wake: make(chan struct{}, 1), dueByKey: map[uint64]int64{}, inFlight: map[uint64]struct{}{}}
 }
 
-func (t *timers) key(cal *calendar, id bson.RawValue) uint64 {
+func (t *timerCache) hashID(cal *scheduledCollection, id bson.RawValue) uint64 {
 	var h maphash.Hash
 	h.SetSeed(t.seed)
 	_, _ = h.WriteString(cal.ns)
@@ -46,20 +46,20 @@ func (t *timers) key(cal *calendar, id bson.RawValue) uint64 {
 	return h.Sum64()
 }
 
-// add takes an envelope unless it is in flight, known as due no later, or the cache is full of earlier ones. The id is
+// addCopy takes an envelope unless it is in flight, known as due no later, or the cache is full of earlier ones. The id is
 // copied.
-func (t *timers) add(cal *calendar, id bson.RawValue, due int64, fed bool) bool {
+func (t *timerCache) addCopy(cal *scheduledCollection, id bson.RawValue, due int64, fed bool) bool {
 	id.Value = slices.Clone(id.Value)
-	return t.push(timer{due: due, key: t.key(cal, id), cal: cal, id: id, fed: fed})
+	return t.pushTimer(timer{due: due, key: t.hashID(cal, id), collection: cal, id: id, fed: fed})
 }
 
-func (t *timers) push(e timer) bool {
+func (t *timerCache) pushTimer(e timer) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if _, busy := t.flight[e.key]; busy {
+	if _, busy := t.inFlight[e.key]; busy {
 		return false
 	}
-	if old, ok := t.known[e.key]; ok && old <= e.due {
+	if old, ok := t.dueByKey[e.key]; ok && old <= e.due {
 		return false
 	}
 	room := t.max
@@ -71,12 +71,12 @@ func (t *timers) push(e timer) bool {
 		if t.heap[last].due <= e.due {
 			return false
 		}
-		t.drop(t.heap.Pop().(timer))
+		t.uncountLocked(t.heap.Pop().(timer))
 	}
-	t.known[e.key] = e.due // an entry that is there for a later time no longer counts
+	t.dueByKey[e.key] = e.due // an entry that is there for a later time no longer counts
 	heap.Push(&t.heap, e)
 	if e.fed {
-		e.cal.fed.Add(1)
+		e.collection.indexEntries.Add(1)
 	}
 	if t.heap[0].key == e.key {
 		signal(t.wake)
@@ -84,38 +84,38 @@ func (t *timers) push(e timer) bool {
 	return true
 }
 
-// drop accounts for an entry that left the heap, and reports whether it was the one that counts.
-func (t *timers) drop(e timer) bool {
+// uncountLocked accounts for an entry that left the heap, and reports whether it was the one that counts.
+func (t *timerCache) uncountLocked(e timer) bool {
 	if e.fed {
-		e.cal.fed.Add(-1)
+		e.collection.indexEntries.Add(-1)
 	}
-	if due, ok := t.known[e.key]; !ok || due != e.due {
+	if due, ok := t.dueByKey[e.key]; !ok || due != e.due {
 		return false
 	}
-	delete(t.known, e.key)
+	delete(t.dueByKey, e.key)
 	return true
 }
 
-// take moves up to n entries that are due by now into dst and marks them as in flight; of at most that many collections,
+// takeDue moves up to n entries that are due by now into dst and marks them as in flight; of at most that many collections,
 // because each costs a statement. next is when the first of the others is due, if there is one.
-func (t *timers) take(dst []timer, now int64, n, collections int) (out []timer, next int64, more bool) {
+func (t *timerCache) takeDue(dst []timer, now int64, n, collections int) (out []timer, next int64, more bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	seen := map[*calendar]struct{}{}
+	seen := map[*scheduledCollection]struct{}{}
 	for len(t.heap) > 0 && len(dst) < n {
 		head := t.heap[0]
 		if head.due > now {
 			break
 		}
-		if _, had := seen[head.cal]; !had && len(seen) >= collections {
+		if _, had := seen[head.collection]; !had && len(seen) >= collections {
 			break
 		}
-		seen[head.cal] = struct{}{}
+		seen[head.collection] = struct{}{}
 		heap.Pop(&t.heap)
-		if !t.drop(head) {
+		if !t.uncountLocked(head) {
 			continue // replaced by an earlier one
 		}
-		t.flight[head.key] = struct{}{}
+		t.inFlight[head.key] = struct{}{}
 		dst = append(dst, head)
 	}
 	if len(t.heap) == 0 {
@@ -124,43 +124,43 @@ func (t *timers) take(dst []timer, now int64, n, collections int) (out []timer, 
 	return dst, t.heap[0].due, true
 }
 
-// behind reports whether an entry is due by now, and less than most are in flight.
-func (t *timers) behind(now int64, most int) bool {
+// hasDue reports whether an entry is due by now, and less than most are in flight.
+func (t *timerCache) hasDue(now int64, most int) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.heap) > 0 && t.heap[0].due <= now && len(t.flight) < most
+	return len(t.heap) > 0 && t.heap[0].due <= now && len(t.inFlight) < most
 }
 
-// landed ends the flight of an envelope.
-func (t *timers) landed(keys ...uint64) {
+// endFlights ends the flight of an envelope.
+func (t *timerCache) endFlights(keys ...uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, k := range keys {
-		delete(t.flight, k)
+		delete(t.inFlight, k)
 	}
 }
 
-func (t *timers) aloft() int {
+func (t *timerCache) countInFlight() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.flight)
+	return len(t.inFlight)
 }
 
-// len is the number of entries, those that no longer count included.
-func (t *timers) len() int {
+// entryCount is the number of entries, those that no longer count included.
+func (t *timerCache) entryCount() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.heap)
 }
 
-// forget drops the entries of collections that are not watched any more.
-func (t *timers) forget(gone func(*calendar) bool) {
+// removeEntries drops the entries of collections that are not watched any more.
+func (t *timerCache) removeEntries(gone func(*scheduledCollection) bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	kept := t.heap[:0]
 	for _, e := range t.heap {
-		if gone(e.cal) {
-			t.drop(e)
+		if gone(e.collection) {
+			t.uncountLocked(e)
 			continue
 		}
 		kept = append(kept, e)

@@ -20,7 +20,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const room = 20
 		x := newTimers(room)
-		cals := []*calendar{{ns: "a.outbox"}, {ns: "b.outbox"}}
+		cals := []*scheduledCollection{{ns: "a.outbox"}, {ns: "b.outbox"}}
 		type known struct {
 			due int64
 			fed bool
@@ -33,10 +33,10 @@ func TestTimersAgainstAModel(t *testing.T) {
 			case 0, 1:
 				c, id := cals[rapid.IntRange(0, 1).Draw(t, "cal")], timerID(rapid.IntRange(0, 8).Draw(t, "id"))
 				due, fed := rapid.Int64Range(0, 30).Draw(t, "due"), rapid.Bool().Draw(t, "fed")
-				k := x.key(c, id)
+				k := x.hashID(c, id)
 				old, had := want[k]
-				full := x.len() >= room || !fed && x.len() >= room/2
-				took := x.add(c, id, due, fed)
+				full := x.entryCount() >= room || !fed && x.entryCount() >= room/2
+				took := x.addCopy(c, id, due, fed)
 				if should := !flight[k] && (!had || due < old.due); took != should && !full {
 					t.Fatalf("took %v, want %v", took, should)
 				}
@@ -44,14 +44,14 @@ func TestTimersAgainstAModel(t *testing.T) {
 					want[k] = known{due, fed}
 				}
 				for k := range want { // a full heap may have given up another
-					if _, ok := x.known[k]; !ok {
+					if _, ok := x.dueByKey[k]; !ok {
 						delete(want, k)
 					}
 				}
 			case 2:
 				now += rapid.Int64Range(0, 10).Draw(t, "later")
 				n := rapid.IntRange(1, 5).Draw(t, "n")
-				out, next, more := x.take(nil, now, n, 2)
+				out, next, more := x.takeDue(nil, now, n, 2)
 				last := int64(-1)
 				for _, e := range out {
 					if k, ok := want[e.key]; !ok || k.due != e.due || e.due > now || e.due < last || flight[e.key] {
@@ -73,7 +73,7 @@ func TestTimersAgainstAModel(t *testing.T) {
 				}
 			case 3:
 				for k := range flight {
-					x.landed(k)
+					x.endFlights(k)
 					delete(flight, k)
 					break
 				}
@@ -84,8 +84,8 @@ func TestTimersAgainstAModel(t *testing.T) {
 					fed++
 				}
 			}
-			if len(want) != len(x.known) || x.aloft() != len(flight) || cals[0].fed.Load()+cals[1].fed.Load() != fed || x.len() > room {
-				t.Fatalf("%d known, want %d; %d aloft, want %d; %d entries", len(x.known), len(want), x.aloft(), len(flight), x.len())
+			if len(want) != len(x.dueByKey) || x.countInFlight() != len(flight) || cals[0].indexEntries.Load()+cals[1].indexEntries.Load() != fed || x.entryCount() > room {
+				t.Fatalf("%d known, want %d; %d aloft, want %d; %d entries", len(x.dueByKey), len(want), x.countInFlight(), len(flight), x.entryCount())
 			}
 		}
 	})
@@ -94,17 +94,17 @@ func TestTimersAgainstAModel(t *testing.T) {
 // A full cache gives up what is due later for what is due earlier, and never the next one.
 func TestTimersAreBounded(t *testing.T) {
 	t.Parallel()
-	x, c := newTimers(100), &calendar{ns: "a.outbox"}
+	x, c := newTimers(100), &scheduledCollection{ns: "a.outbox"}
 	dues := rand.Perm(1000)
 	for i, due := range dues {
-		x.add(c, bson.RawValue{Type: bson.TypeObjectID, Value: []byte{byte(i), byte(i >> 8)}}, int64(due), i%2 == 0)
-		if x.len() > 100 || x.heap[0].due != int64(slices.Min(dues[:i+1])) {
-			t.Fatalf("%d entries, the next is due at %d", x.len(), x.heap[0].due)
+		x.addCopy(c, bson.RawValue{Type: bson.TypeObjectID, Value: []byte{byte(i), byte(i >> 8)}}, int64(due), i%2 == 0)
+		if x.entryCount() > 100 || x.heap[0].due != int64(slices.Min(dues[:i+1])) {
+			t.Fatalf("%d entries, the next is due at %d", x.entryCount(), x.heap[0].due)
 		}
 	}
-	x.forget(func(*calendar) bool { return true })
-	if x.len() > 0 || len(x.known) > 0 {
-		t.Errorf("%d entries are left of a collection that is gone", x.len())
+	x.removeEntries(func(*scheduledCollection) bool { return true })
+	if x.entryCount() > 0 || len(x.dueByKey) > 0 {
+		t.Errorf("%d entries are left of a collection that is gone", x.entryCount())
 	}
 }
 
@@ -113,14 +113,14 @@ func TestTimersOfManyCollections(t *testing.T) {
 	t.Parallel()
 	x := newTimers(1000)
 	for i := range 30 {
-		c := &calendar{ns: string(rune('a'+i)) + ".outbox"}
-		x.add(c, timerID(1), int64(i), false)
-		x.add(c, timerID(2), int64(i), false)
+		c := &scheduledCollection{ns: string(rune('a'+i)) + ".outbox"}
+		x.addCopy(c, timerID(1), int64(i), false)
+		x.addCopy(c, timerID(2), int64(i), false)
 	}
 	var got int
 	for range 3 {
-		out, _, _ := x.take(nil, 100, 1000, 10)
-		if n := len(group(out)); n != 10 || len(out) != 20 {
+		out, _, _ := x.takeDue(nil, 100, 1000, 10)
+		if n := len(groupByCollection(out)); n != 10 || len(out) != 20 {
 			t.Fatalf("%d envelopes of %d collections", len(out), n)
 		}
 		got += len(out)

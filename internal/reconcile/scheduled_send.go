@@ -20,11 +20,11 @@ const (
 	claimTimeout = time.Minute
 )
 
-// publish sends what is claimed, until ctx ends or there is no way out.
-func (s *Scheduled) publish(ctx context.Context) error {
+// publishClaimed sends what is claimed, until ctx ends or there is no way out.
+func (s *Scheduled) publishClaimed(ctx context.Context) error {
 	for {
 		select {
-		case groups := <-s.ready:
+		case groups := <-s.claimedGroups:
 			for i := range groups {
 				if err := s.sendGroup(ctx, &groups[i]); err != nil {
 					return err
@@ -42,16 +42,16 @@ type outletError struct{ error }
 
 // sendGroup reads the claimed envelopes of a group and publishes them. What it cannot read it reads again: it is claimed,
 // and nobody else will send it.
-func (s *Scheduled) sendGroup(ctx context.Context, g *claimed) error {
+func (s *Scheduled) sendGroup(ctx context.Context, g *claimGroup) error {
 	waiting := make(map[string]timer, len(g.timers))
 	for _, e := range g.timers {
 		waiting[idKey(e.id)] = e
 	}
-	left := g.have
+	left := g.claimedCount
 	back := retry.Reopen.Start()
 	var at bson.Timestamp
 	for left > 0 {
-		n, err := s.read(ctx, g, waiting, at)
+		n, err := s.readAndPublish(ctx, g, waiting, at)
 		left -= n
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -67,27 +67,27 @@ func (s *Scheduled) sendGroup(ctx context.Context, g *claimed) error {
 			at, err = store.ClusterTime(ctx, s.Client)
 		}
 		if err != nil {
-			s.trouble(err)
+			s.reportTrouble(err)
 			if back.Wait(ctx) != nil {
 				return context.Cause(ctx)
 			}
 		}
 	}
 	for _, e := range waiting {
-		s.notHad(e)
+		s.releaseUnclaimed(e)
 	}
 	return nil
 }
 
-// read publishes those of waiting that bear the claim, and takes them off it.
-func (s *Scheduled) read(over context.Context, g *claimed, waiting map[string]timer, at bson.Timestamp) (int64, error) {
+// readAndPublish publishes those of waiting that bear the claim, and takes them off it.
+func (s *Scheduled) readAndPublish(over context.Context, g *claimGroup, waiting map[string]timer, at bson.Timestamp) (int64, error) {
 	ctx, cancel := context.WithTimeout(over, claimTimeout)
 	defer cancel()
 	batch := claimUnknown
-	if g.cal.weight > 0 {
-		batch = max(1, min(store.MaxClaim, claimReply/g.cal.weight))
+	if g.collection.envelopeSize > 0 {
+		batch = max(1, min(store.MaxClaim, claimReply/g.collection.envelopeSize))
 	}
-	due := store.Due{Coll: g.cal.coll, IDs: make([]bson.RawValue, 0, len(waiting))}
+	due := store.Due{Coll: g.collection.coll, IDs: make([]bson.RawValue, 0, len(waiting))}
 	for _, e := range waiting {
 		due.IDs = append(due.IDs, e.id)
 	}
@@ -98,7 +98,7 @@ func (s *Scheduled) read(over context.Context, g *claimed, waiting map[string]ti
 		if !ok {
 			return nil
 		}
-		if err := s.send(over, g.cal, e, raw); err != nil {
+		if err := s.publishEnvelope(over, g.collection, e, raw); err != nil {
 			return err
 		}
 		delete(waiting, idKey(id))
@@ -107,13 +107,13 @@ func (s *Scheduled) read(over context.Context, g *claimed, waiting map[string]ti
 		return nil
 	})
 	if n > 0 {
-		g.cal.weight = int(size / n)
+		g.collection.envelopeSize = int(size / n)
 	}
 	return n, err
 }
 
-// send publishes one envelope, or hands it to the Finisher as it is at fault itself.
-func (s *Scheduled) send(ctx context.Context, c *calendar, e timer, raw bson.Raw) error {
+// publishEnvelope publishes one envelope, or hands it to the Finisher as it is at fault itself.
+func (s *Scheduled) publishEnvelope(ctx context.Context, c *scheduledCollection, e timer, raw bson.Raw) error {
 	d := &Delivery{NS: c.ns, ID: e.id, Claim: s.claim.Token, Flight: e.key}
 	if event.Parse(raw, &s.view) == nil { // else Publish refuses it
 		d.Number, d.Key = s.view.Delivery, string(s.view.OrderingKey())
@@ -123,7 +123,7 @@ func (s *Scheduled) send(ctx context.Context, c *calendar, e timer, raw bson.Raw
 	crash.At("before-scheduled-publish")
 	err := s.Outlet.Publish(ctx, &s.envelope, nil, func(p record.Published) {
 		crash.At("after-scheduled-publish")
-		s.note(due, p)
+		s.reportLateness(due, p)
 		s.Finisher.Answered(d, p)
 	})
 	var why *record.Refusal
@@ -139,8 +139,8 @@ func (s *Scheduled) send(ctx context.Context, c *calendar, e timer, raw bson.Raw
 	return outletError{err}
 }
 
-// note tells how late an envelope was, if it was sent.
-func (s *Scheduled) note(due int64, p record.Published) {
+// reportLateness tells how late an envelope was, if it was sent.
+func (s *Scheduled) reportLateness(due int64, p record.Published) {
 	if s.Late == nil {
 		return
 	}

@@ -8,28 +8,31 @@ import (
 	"go.mongodb.org/mongo-driver/v2/bson"
 )
 
-// skipEntry is what an id takes in memory, with the room that a map keeps free.
+// skipEntry is the memory of one id in bytes, including the room that a map keeps free.
 const skipEntry = 48
 
-// Skip remembers which envelopes a sweep has handed on that the stream behind it may bring once more: a transaction that was
-// open at the end of the stretch stamps its envelopes inside of it, and commits behind it. It is for one goroutine at a
-// time; the sweep fills it and then whoever reads the stream asks it.
+// Skip is the set of envelopes that a sweep has delivered and that the following stream may repeat. A
+// transaction that was open at the end of the stretch stamps its envelopes within the stretch, and
+// commits after it. Only one goroutine may use a Skip at a time: first the sweep, which fills it, and
+// then the reader of the stream.
 type Skip struct {
 	max     int
-	seen    map[[16]byte]struct{}
-	to      bson.Timestamp // end of the stretch: what has a later stamp was not swept
-	until   bson.Timestamp // what is committed later cannot have been seen by the sweep
-	partial bool           // it does not know all that was swept
+	ids     map[[16]byte]struct{}
+	to      bson.Timestamp // end of the stretch: an envelope with a later stamp was not swept
+	until   bson.Timestamp // the sweep cannot have seen a later commit
+	partial bool           // some swept envelopes are not in the set
 	buf     []byte
 }
 
-// NewSkip makes a set that takes at most that many bytes. When it is full it forgets nothing and takes no more.
+// NewSkip returns a set that uses at most the given bytes. When it is full, it keeps its ids and takes
+// no more.
 func NewSkip(bytes int64) *Skip {
-	return &Skip{max: int(max(bytes/skipEntry, 1)), seen: map[[16]byte]struct{}{}}
+	return &Skip{max: int(max(bytes/skipEntry, 1)), ids: map[[16]byte]struct{}{}}
 }
 
-// key is a hash of 128 bits of an id and its namespace: a set of hashes that could collide would lose envelopes.
-func (s *Skip) key(db, coll []byte, idType byte, id []byte) [16]byte {
+// hashID returns 128 bits of a cryptographic hash of an id and its namespace. Hashes that could collide
+// would lose envelopes.
+func (s *Skip) hashID(db, coll []byte, idType byte, id []byte) [16]byte {
 	b := binary.LittleEndian.AppendUint32(s.buf[:0], uint32(len(db)))
 	b = append(b, db...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(len(coll)))
@@ -39,42 +42,47 @@ func (s *Skip) key(db, coll []byte, idType byte, id []byte) [16]byte {
 	return [16]byte(sum[:])
 }
 
-func (s *Skip) has(db, coll []byte, idType byte, id []byte) bool {
-	if len(s.seen) == 0 {
+// contains reports whether the set has the id.
+func (s *Skip) contains(db, coll []byte, idType byte, id []byte) bool {
+	if len(s.ids) == 0 {
 		return false
 	}
-	_, ok := s.seen[s.key(db, coll, idType, id)]
+	_, ok := s.ids[s.hashID(db, coll, idType, id)]
 	return ok
 }
 
-// add remembers an id as long as there is room.
-func (s *Skip) add(db, coll []byte, idType byte, id []byte) {
-	if len(s.seen) >= s.max {
+// addID adds an id if there is room.
+func (s *Skip) addID(db, coll []byte, idType byte, id []byte) {
+	if len(s.ids) >= s.max {
 		s.partial = true
 		return
 	}
-	s.seen[s.key(db, coll, idType, id)] = struct{}{}
+	s.ids[s.hashID(db, coll, idType, id)] = struct{}{}
 }
 
-// Len is the number of ids.
-func (s *Skip) Len() int { return len(s.seen) }
+// Len returns the number of ids.
+func (s *Skip) Len() int { return len(s.ids) }
 
-// Over reports whether the stream has passed what the sweep can have seen, so that nobody needs the set any more.
+// Over reports whether commit is later than everything that the sweep can have seen, so that the set is
+// no longer needed.
 func (s *Skip) Over(commit bson.Timestamp) bool { return commit.After(s.until) }
 
-// Swept judges an insert of the stream. known: the sweep has handed this very envelope on. doubtful: it may have, because
-// the set was full or a sweep before a restart is not remembered; such an envelope is to be sent, and flagged.
+// Swept reports whether the sweep has delivered an insert of the stream. known means that it has.
+// doubtful means that it may have, because the set was full or an earlier process made a part of the
+// sweep. Send a doubtful envelope, marked as redelivered.
 func (s *Skip) Swept(db, coll []byte, idType byte, id, doc []byte) (known, doubtful bool) {
-	if ts := Stamp(doc); !ts.IsZero() && ts.After(s.to) {
+	ts := Stamp(doc)
+	if !ts.IsZero() && ts.After(s.to) {
 		return false, false
 	}
-	if s.has(db, coll, idType, id) {
+	if s.contains(db, coll, idType, id) {
 		return true, false
 	}
 	return false, s.partial
 }
 
-// Stamp is the time that the server wrote into the envelope when it was inserted; zero if there is none.
+// Stamp returns the timestamp that the server wrote into the envelope at its insert, or zero if there
+// is none.
 func Stamp(doc []byte) bson.Timestamp {
 	t, i, ok := bson.Raw(doc).Lookup("ts").TimestampOK()
 	if !ok {
@@ -83,8 +91,8 @@ func Stamp(doc []byte) bson.Timestamp {
 	return bson.Timestamp{T: t, I: i}
 }
 
-// before is t minus d, never below zero.
-func before(t bson.Timestamp, d time.Duration) bson.Timestamp {
+// subtractDuration returns t minus d in whole seconds, but never less than zero.
+func subtractDuration(t bson.Timestamp, d time.Duration) bson.Timestamp {
 	s := uint32(d / time.Second)
 	if t.T <= s {
 		return bson.Timestamp{}

@@ -83,18 +83,18 @@ var ErrMoved = errors.New("a collection was renamed or dropped while it was swep
 func (s *Sweep) Lower() bson.Timestamp {
 	low := s.To
 	for _, c := range s.Collections {
-		if at := s.lower(c); at.Before(low) {
+		if at := s.lowerBound(c); at.Before(low) {
 			low = at
 		}
 	}
 	return low
 }
 
-// lower is the stamp behind which the sweep of one collection begins.
-func (s *Sweep) lower(c store.Outbox) bson.Timestamp {
+// lowerBound is the stamp behind which the sweep of one collection begins.
+func (s *Sweep) lowerBound(c store.Outbox) bson.Timestamp {
 	low, known := s.ReadUpTo[c.NS()]
 	if !known {
-		low = before(s.From, cmp.Or(s.Margin, MinMargin))
+		low = subtractDuration(s.From, cmp.Or(s.Margin, MinMargin))
 	}
 	if s.Cursor.After(low) {
 		return s.Cursor
@@ -106,7 +106,7 @@ func (s *Sweep) lower(c store.Outbox) bson.Timestamp {
 func (s *Sweep) Count(ctx context.Context, c store.Outbox) (int64, error) {
 	coll := store.Majority(s.Client.Database(c.DB).Collection(c.Coll))
 	total := int64(0)
-	for _, filter := range []bson.D{unstamped(), stamped(s.lower(c), lastStamp)} {
+	for _, filter := range []bson.D{unstampedFilter(), stampedFilter(s.lowerBound(c), lastStamp)} {
 		n, err := coll.CountDocuments(ctx, c.Part.And(filter))
 		if err != nil {
 			return 0, fmt.Errorf("counting envelopes of %s: %w", c.NS(), err)
@@ -119,7 +119,7 @@ func (s *Sweep) Count(ctx context.Context, c store.Outbox) (int64, error) {
 // Run sweeps until the end of the stretch and returns nil, or until ctx ends or the publisher refuses; then it returns the
 // cause of the one or the error of the other. It may be called once.
 func (s *Sweep) Run(ctx context.Context) (Result, error) {
-	r := &pass{Sweep: s}
+	r := &sweepRun{Sweep: s}
 	if s.Margin == 0 {
 		s.Margin = MinMargin
 	}
@@ -128,57 +128,57 @@ func (s *Sweep) Run(ctx context.Context) (Result, error) {
 	}
 	s.Skip.to = s.To
 	s.Skip.partial = s.Skip.partial || !s.Cursor.IsZero()
-	err := r.run(ctx)
+	err := r.sweepAll(ctx)
 	if err == nil {
 		err = s.Publisher.Reached(ctx, s.To)
 	}
 	if err == nil {
-		s.Skip.until, err = r.now(ctx)
+		s.Skip.until, err = r.readClusterTime(ctx)
 	}
 	return r.Result, err
 }
 
-// pass is the state of one Run.
-type pass struct {
+// sweepRun is the state of one Run.
+type sweepRun struct {
 	*Sweep
 	Result
-	heap merge
-	done bson.Timestamp // everything up to here was handed on
-	n    int
+	heap          sourceHeap
+	deliveredUpTo bson.Timestamp // everything up to here was handed on
+	sinceReached  int
 }
 
-func (r *pass) run(ctx context.Context) error {
+func (r *sweepRun) sweepAll(ctx context.Context) error {
 	defer func() {
 		for _, s := range r.heap {
-			s.close(ctx)
+			s.closeCursor(ctx)
 		}
 	}()
 	if r.Cursor.IsZero() {
 		for _, c := range r.Collections {
-			if err := r.unstamped(ctx, c); err != nil {
+			if err := r.sweepUnstamped(ctx, c); err != nil {
 				return err
 			}
 		}
 	}
 	for _, c := range r.Collections {
-		s := r.source(c)
-		s.last = r.lower(c)
-		if err := r.push(ctx, s); err != nil {
+		s := r.newSource(c)
+		s.last = r.lowerBound(c)
+		if err := r.addSource(ctx, s); err != nil {
 			return err
 		}
 	}
-	r.done = r.Lower()
+	r.deliveredUpTo = r.Lower()
 	for len(r.heap) > 0 {
 		s := r.heap[0]
-		if err := r.passed(ctx, s.ts); err != nil {
+		if err := r.reportReached(ctx, s.ts); err != nil {
 			return err
 		}
 		// A stamp below this one is that of no open transaction at the end of the stretch.
-		keep := s.ts.After(before(r.To, r.Margin))
-		if err := r.deliver(ctx, s, keep); err != nil {
+		keep := s.ts.After(subtractDuration(r.To, r.Margin))
+		if err := r.deliverCurrent(ctx, s, keep); err != nil {
 			return err
 		}
-		more, err := r.next(ctx, s)
+		more, err := r.nextDocument(ctx, s)
 		switch {
 		case err != nil:
 			return err
@@ -191,71 +191,71 @@ func (r *pass) run(ctx context.Context) error {
 	return nil
 }
 
-// passed tells the publisher from time to time how far the sweep came: between two stamps, never among equal ones.
-func (r *pass) passed(ctx context.Context, ts bson.Timestamp) error {
-	if r.n++; r.n < markEvery || ts == r.done {
-		r.done = ts
+// reportReached tells the publisher from time to time how far the sweep came: between two stamps, never among equal ones.
+func (r *sweepRun) reportReached(ctx context.Context, ts bson.Timestamp) error {
+	if r.sinceReached++; r.sinceReached < markEvery || ts == r.deliveredUpTo {
+		r.deliveredUpTo = ts
 		return nil
 	}
-	r.n = 0
-	reached := r.done
-	r.done = ts
+	r.sinceReached = 0
+	reached := r.deliveredUpTo
+	r.deliveredUpTo = ts
 	return r.Publisher.Reached(ctx, reached)
 }
 
-func (r *pass) source(c store.Outbox) *source {
+func (r *sweepRun) newSource(c store.Outbox) *source {
 	return &source{
-		of: c, coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), part: c.Part, to: r.To,
-		at: map[string]struct{}{}, target: max(int(r.Memory)/max(len(r.Collections), 1), leastReply), wait: cmp.Or(r.reply, replyTimeout),
+		outbox: c, coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), part: c.Part, to: r.To,
+		idsAtLast: map[string]struct{}{}, replyBytes: max(int(r.Memory)/max(len(r.Collections), 1), leastReply), timeout: cmp.Or(r.reply, replyTimeout),
 	}
 }
 
-// unstamped sweeps what only its presence tells of, in the order of insertion.
-func (r *pass) unstamped(ctx context.Context, c store.Outbox) error {
-	s := r.source(c)
+// sweepUnstamped sweeps what only its presence tells of, in the order of insertion.
+func (r *sweepRun) sweepUnstamped(ctx context.Context, c store.Outbox) error {
+	s := r.newSource(c)
 	s.unstamped = true
-	defer s.close(ctx)
+	defer s.closeCursor(ctx)
 	for {
-		more, err := r.next(ctx, s)
+		more, err := r.nextDocument(ctx, s)
 		if err != nil || !more {
 			return err
 		}
-		if err := r.deliver(ctx, s, true); err != nil {
+		if err := r.deliverCurrent(ctx, s, true); err != nil {
 			return err
 		}
 	}
 }
 
-func (r *pass) push(ctx context.Context, s *source) error {
-	more, err := r.next(ctx, s)
+func (r *sweepRun) addSource(ctx context.Context, s *source) error {
+	more, err := r.nextDocument(ctx, s)
 	if more {
 		heap.Push(&r.heap, s)
 	}
 	return err
 }
 
-// next waits out the faults of the server: what is lost in the stream is nowhere else.
-func (r *pass) next(ctx context.Context, s *source) (more bool, err error) {
+// nextDocument waits out the faults of the server: what is lost in the stream is nowhere else.
+func (r *sweepRun) nextDocument(ctx context.Context, s *source) (more bool, err error) {
 	read := func(ctx context.Context) (err error) {
-		more, err = s.next(ctx)
+		more, err = s.nextWithTimeout(ctx)
 		return err
 	}
-	if err = r.waitOut(ctx, read(ctx), read); err != nil || more {
+	if err = r.retryReads(ctx, read(ctx), read); err != nil || more {
 		return more, err
 	}
 	// A collection that loses its name looks as if it ended.
-	holder := s.of.UUID
+	holder := s.outbox.UUID
 	look := func(ctx context.Context) (err error) {
-		holder, err = s.of.NameHolder(ctx, r.Client)
+		holder, err = s.outbox.NameHolder(ctx, r.Client)
 		return err
 	}
-	if err = r.waitOut(ctx, look(ctx), look); err == nil && holder != s.of.UUID {
-		err = fmt.Errorf("%s: %w", s.of.NS(), ErrMoved)
+	if err = r.retryReads(ctx, look(ctx), look); err == nil && holder != s.outbox.UUID {
+		err = fmt.Errorf("%s: %w", s.outbox.NS(), ErrMoved)
 	}
 	return false, err
 }
 
-func (r *pass) waitOut(ctx context.Context, err error, op func(context.Context) error) error {
+func (r *sweepRun) retryReads(ctx context.Context, err error, op func(context.Context) error) error {
 	back := retry.Reopen.Start()
 	for err != nil {
 		if ctx.Err() != nil {
@@ -270,8 +270,8 @@ func (r *pass) waitOut(ctx context.Context, err error, op func(context.Context) 
 	return nil
 }
 
-func (r *pass) deliver(ctx context.Context, s *source, keep bool) error {
-	if keep && r.Skip.has(s.db, s.name, byte(s.id.Type), s.id.Value) {
+func (r *sweepRun) deliverCurrent(ctx context.Context, s *source, keep bool) error {
+	if keep && r.Skip.contains(s.db, s.name, byte(s.id.Type), s.id.Value) {
 		r.Skipped++
 		return nil
 	}
@@ -279,32 +279,32 @@ func (r *pass) deliver(ctx context.Context, s *source, keep bool) error {
 		return context.Cause(ctx)
 	}
 	crash.At("mid-sweep")
-	e := Envelope{DB: s.db, Coll: s.name, TS: s.ts, Raw: s.cur.Current}
+	e := Envelope{DB: s.db, Coll: s.name, TS: s.ts, Raw: s.cursor.Current}
 	if err := r.Publisher.Deliver(ctx, &e); err != nil {
 		return err
 	}
 	r.Swept++
 	if keep {
-		r.Skip.add(s.db, s.name, byte(s.id.Type), s.id.Value)
+		r.Skip.addID(s.db, s.name, byte(s.id.Type), s.id.Value)
 	}
 	return nil
 }
 
-// now is the cluster's time after the last read: what is committed later was not seen.
-func (r *pass) now(ctx context.Context) (at bson.Timestamp, err error) {
+// readClusterTime is the cluster's time after the last read: what is committed later was not seen.
+func (r *sweepRun) readClusterTime(ctx context.Context) (at bson.Timestamp, err error) {
 	ask := func(ctx context.Context) (err error) {
 		at, err = store.ClusterTime(ctx, r.Client)
 		return err
 	}
-	err = r.waitOut(ctx, ask(ctx), ask)
+	err = r.retryReads(ctx, ask(ctx), ask)
 	return at, err
 }
 
-// merge orders sources by the stamp of their next envelope; equal stamps, by name, so that a repetition is the same.
-type merge []*source
+// sourceHeap orders sources by the stamp of their next envelope; equal stamps, by name, so that a repetition is the same.
+type sourceHeap []*source
 
-func (m merge) Len() int { return len(m) }
-func (m merge) Less(i, j int) bool {
+func (m sourceHeap) Len() int { return len(m) }
+func (m sourceHeap) Less(i, j int) bool {
 	if c := m[i].ts.Compare(m[j].ts); c != 0 {
 		return c < 0
 	}
@@ -313,9 +313,9 @@ func (m merge) Less(i, j int) bool {
 	}
 	return string(m[i].name) < string(m[j].name)
 }
-func (m merge) Swap(i, j int) { m[i], m[j] = m[j], m[i] }
-func (m *merge) Push(x any)   { *m = append(*m, x.(*source)) }
-func (m *merge) Pop() any {
+func (m sourceHeap) Swap(i, j int) { m[i], m[j] = m[j], m[i] }
+func (m *sourceHeap) Push(x any)   { *m = append(*m, x.(*source)) }
+func (m *sourceHeap) Pop() any {
 	old := *m
 	s := old[len(old)-1]
 	old[len(old)-1] = nil

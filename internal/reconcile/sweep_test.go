@@ -145,11 +145,11 @@ func TestUnstampedAreSweptByPresence(t *testing.T) {
 	}
 	p = &publisher{}
 	s = b.sweep(b.now(), p, "o")
-	s.Cursor = before(s.To, time.Hour)
+	s.Cursor = subtractDuration(s.To, time.Hour)
 	b.run(s)
 	p.wants(t, "stamped") // a cursor says that they are done
 	var plan bson.M
-	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstamped()}}}, {Key: "verbosity", Value: "executionStats"}}
+	explain := bson.D{{Key: "explain", Value: bson.D{{Key: "find", Value: "o"}, {Key: "filter", Value: unstampedFilter()}}}, {Key: "verbosity", Value: "executionStats"}}
 	if err := b.db.RunCommand(t.Context(), explain).Decode(&plan); err != nil {
 		t.Fatal(err)
 	}
