@@ -58,7 +58,7 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 			if err := o.Check(); err != nil {
 				return err
 			}
-			return p.measure(c.Context(), o, asJSON, kind(handlers, reconciler, observed))
+			return p.runBenchmark(c.Context(), o, asJSON, selectBenchmark(handlers, reconciler, observed))
 		},
 	}
 	f := c.Flags()
@@ -83,27 +83,29 @@ CPU time that others used is reported as foreign. The defaults take about six mi
 	return c
 }
 
-// measured is what any of the benchmarks found.
-type measured interface{ Print(w io.Writer) error }
+// benchmarkResult is what any of the benchmarks found.
+type benchmarkResult interface{ Print(w io.Writer) error }
 
-// kind is the benchmark that was asked for.
-func kind(handlers, reconciler, observed bool) func(context.Context, bench.Options) (measured, error) {
+// selectBenchmark is the benchmark that was asked for.
+func selectBenchmark(handlers, reconciler, observed bool) func(context.Context, bench.Options) (benchmarkResult, error) {
 	switch {
 	case handlers:
-		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunConsumer(ctx, o) }
+		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunConsumer(ctx, o) }
 	case reconciler:
-		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunReconciler(ctx, o) }
+		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) {
+			return bench.RunReconciler(ctx, o)
+		}
 	case observed:
-		return func(ctx context.Context, o bench.Options) (measured, error) { return bench.RunObserved(ctx, o) }
+		return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.RunObserved(ctx, o) }
 	}
-	return func(ctx context.Context, o bench.Options) (measured, error) { return bench.Run(ctx, o) }
+	return func(ctx context.Context, o bench.Options) (benchmarkResult, error) { return bench.Run(ctx, o) }
 }
 
-// measure runs one and prints what it found.
-func (p *program) measure(ctx context.Context, o bench.Options, asJSON bool, run func(context.Context, bench.Options) (measured, error)) error {
+// runBenchmark runs one and prints what it found.
+func (p *program) runBenchmark(ctx context.Context, o bench.Options, asJSON bool, run func(context.Context, bench.Options) (benchmarkResult, error)) error {
 	res, err := run(ctx, o)
 	if err != nil {
-		return temporary(err)
+		return markTemporary(err)
 	}
 	if asJSON {
 		return printJSON(p.out, res)
@@ -115,7 +117,7 @@ func (p *program) measure(ctx context.Context, o bench.Options, asJSON bool, run
 func newBenchChildCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: bench.ChildCommand, Hidden: true, Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return temporary(bench.Child(c.Context(), p.in, p.out)) },
+		RunE: func(c *cobra.Command, _ []string) error { return markTemporary(bench.Child(c.Context(), p.in, p.out)) },
 	}
 }
 
@@ -131,12 +133,12 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 				_, _ = io.Copy(io.Discard, p.in)
 				cancel()
 			}()
-			stop, err := profile(cpu, mem)
+			stop, err := startProfiles(cpu, mem)
 			if err != nil {
 				return err
 			}
 			defer stop()
-			return p.relay(ctx)
+			return p.runRelay(ctx)
 		},
 	}
 	c.Flags().StringVar(&cpu, "cpuprofile", "", "")
@@ -144,8 +146,8 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 	return c
 }
 
-// profile begins what is asked for; stop writes it.
-func profile(cpu, mem string) (stop func(), err error) {
+// startProfiles begins what is asked for; stop writes it.
+func startProfiles(cpu, mem string) (stop func(), err error) {
 	var stops []func()
 	if cpu != "" {
 		f, err := os.Create(cpu)

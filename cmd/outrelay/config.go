@@ -30,7 +30,7 @@ func newConfigPrintCommand(p *program) *cobra.Command {
 			if !redacted {
 				return errors.New("config print: secrets are never printed; leave --redacted as it is")
 			}
-			cfg, warnings, err := p.load()
+			cfg, warnings, err := p.loadConfig()
 			if err != nil {
 				return err
 			}

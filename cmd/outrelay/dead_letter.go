@@ -20,7 +20,7 @@ const maxPayload = 16 << 20
 
 func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "%-14s %s\n", name, oneLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
 	line("id", "%s", l.ID)
 	line("collection", "%s", l.Collection)
@@ -44,56 +44,56 @@ func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
 			line("edited", "%s", strings.Join(r.Edited, ", "))
 		}
 	}
-	fmt.Fprintf(w, "\n%s\n", count(int64(len(l.Attempts)), "attempt"))
-	err := table(w, "AT\tTOPIC\tCLASS\tNODE\tREASON", func(row func(...any)) {
+	fmt.Fprintf(w, "\n%s\n", countNoun(int64(len(l.Attempts)), "attempt"))
+	err := writeTable(w, "AT\tTOPIC\tCLASS\tNODE\tREASON", func(row func(...any)) {
 		for _, a := range l.Attempts {
-			row(a.At.Local().Format(time.DateTime), a.Topic, a.Class, a.Node, short(a.Reason, 120))
+			row(a.At.Local().Format(time.DateTime), a.Topic, a.Class, a.Node, truncate(a.Reason, 120))
 		}
 	})
 	if err != nil {
 		return err
 	}
 	if l.Envelope == nil {
-		_, err := fmt.Fprintf(w, "\nthe envelope, %s, cannot be shown as JSON\n", count(int64(l.Size), "byte"))
+		_, err := fmt.Fprintf(w, "\nthe envelope, %s, cannot be shown as JSON\n", countNoun(int64(l.Size), "byte"))
 		return err
 	}
 	var pretty bytes.Buffer
 	if err := json.Indent(&pretty, l.Envelope, "", "  "); err != nil {
 		return fmt.Errorf("showing the envelope: %w", err)
 	}
-	_, err = fmt.Fprintf(w, "\nenvelope, %s\n%s\n", count(int64(l.Size), "byte"), pretty.Bytes())
+	_, err = fmt.Fprintf(w, "\nenvelope, %s\n%s\n", countNoun(int64(l.Size), "byte"), pretty.Bytes())
 	return err
 }
 
 // deadEditFlags are those of an edit.
 type deadEditFlags struct {
-	version int32
-	payload string
-	as      string
-	headers []string
-	fields  []string
-	unset   []string
-	named   map[string]*string
+	version     int32
+	payload     string
+	payloadAs   string
+	headers     []string
+	fields      []string
+	unset       []string
+	namedFields map[string]*string
 }
 
-func deadEditFlagsOf(c *cobra.Command) *deadEditFlags {
-	e := &deadEditFlags{named: map[string]*string{}}
+func addDeadEditFlags(c *cobra.Command) *deadEditFlags {
+	e := &deadEditFlags{namedFields: map[string]*string{}}
 	flags := c.Flags()
 	flags.Int32Var(&e.version, "version", 0, "the letter's `version` as shown; a letter that was changed since is refused")
 	flags.StringVar(&e.payload, "payload", "", "a `file` with the new payload, or - for standard input")
-	flags.StringVar(&e.as, "payload-as", "", "binary, string, json or null; default: the type that the payload has")
+	flags.StringVar(&e.payloadAs, "payload-as", "", "binary, string, json or null; default: the type that the payload has")
 	flags.StringArrayVar(&e.headers, "header", nil, "a header as `name=value`; all that are given replace all that are there")
 	flags.StringArrayVar(&e.fields, "field", nil, "another field of the envelope as `name=value`; may be repeated")
 	flags.StringSliceVar(&e.unset, "unset", nil, "`fields` to remove, separated by commas")
 	for _, f := range []string{"topic", "key", "type"} {
-		e.named[f] = flags.String(f, "", "the new "+f)
+		e.namedFields[f] = flags.String(f, "", "the new "+f)
 	}
 	return e
 }
 
-// edit reads the flags, and the payload from where they say.
-func (e *deadEditFlags) edit(c *cobra.Command, in io.Reader) (admin.DeadEdit, error) {
-	out := admin.DeadEdit{Version: e.version, PayloadAs: e.as, Unset: e.unset, Fields: map[string]string{}}
+// parseEdit reads the flags, and the payload from where they say.
+func (e *deadEditFlags) parseEdit(c *cobra.Command, in io.Reader) (admin.DeadEdit, error) {
+	out := admin.DeadEdit{Version: e.version, PayloadAs: e.payloadAs, Unset: e.unset, Fields: map[string]string{}}
 	if !c.Flags().Changed("version") {
 		return out, fmt.Errorf("--version is missing: the version of the letter that the edit was made from, as outrelay dead show tells it")
 	}
@@ -104,7 +104,7 @@ func (e *deadEditFlags) edit(c *cobra.Command, in io.Reader) (admin.DeadEdit, er
 		}
 		out.Fields[name] = value
 	}
-	for name, value := range e.named {
+	for name, value := range e.namedFields {
 		if c.Flags().Changed(name) {
 			out.Fields[name] = *value
 		}
@@ -112,17 +112,17 @@ func (e *deadEditFlags) edit(c *cobra.Command, in io.Reader) (admin.DeadEdit, er
 	for _, h := range e.headers {
 		name, value, ok := strings.Cut(h, "=")
 		if !ok || name == "" {
-			return out, fmt.Errorf("--header %q is not name=value", oneLine(name))
+			return out, fmt.Errorf("--header %q is not name=value", sanitizeLine(name))
 		}
 		out.Headers = append(out.Headers, [2]string{name, value})
 	}
 	var err error
-	out.Payload, err = e.read(in)
+	out.Payload, err = e.readPayload(in)
 	return out, err
 }
 
-// read is the new payload; nil keeps the old one.
-func (e *deadEditFlags) read(in io.Reader) ([]byte, error) {
+// readPayload is the new payload; nil keeps the old one.
+func (e *deadEditFlags) readPayload(in io.Reader) ([]byte, error) {
 	switch e.payload {
 	case "":
 		return nil, nil
@@ -140,7 +140,7 @@ func (e *deadEditFlags) read(in io.Reader) ([]byte, error) {
 		return nil, fmt.Errorf("reading the payload: %w", err)
 	}
 	if len(b) > maxPayload {
-		return nil, fmt.Errorf("the payload is larger than %s bytes, more than an envelope can hold", thousands(maxPayload))
+		return nil, fmt.Errorf("the payload is larger than %s bytes, more than an envelope can hold", formatThousands(maxPayload))
 	}
 	if b == nil {
 		b = []byte{}
@@ -161,15 +161,15 @@ checked before anything is written.`,
   outrelay dead edit 0190b3c2-… --version 0 --field aggregatetype=order --field aggregateid=7 --type OrderPlaced --payload - --payload-as json`,
 		Args: cobra.ExactArgs(1),
 	}
-	a, ref, e := p.acting(c), deadRefOf(c), deadEditFlagsOf(c)
+	a, ref, e := p.addChangeFlags(c), addDeadRefFlags(c), addDeadEditFlags(c)
 	c.Flags().BoolVar(&o.IgnoreExpiry, "ignore-expiry", false, "also if it has expired; it does not expire again")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		edit, err := e.edit(c, p.in)
+		edit, err := e.parseEdit(c, p.in)
 		if err != nil {
 			return err
 		}
 		ref.ID, o.DryRun = args[0], a.dryRun
-		return a.run(c.Context(), func(ctx context.Context, op admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, op admin.Operator) error {
 			if !a.dryRun {
 				if err := a.confirm(ctx, "change 1 dead letter and requeue it, which consumers get with the same id"); err != nil {
 					return err
@@ -179,12 +179,12 @@ checked before anything is written.`,
 			if err != nil {
 				return err
 			}
-			return a.show(got, func(w io.Writer) error {
+			return a.printResult(got, func(w io.Writer) error {
 				verb := "is requeued"
 				if got.DryRun {
 					verb = "would be requeued"
 				}
-				_, err := fmt.Fprintf(w, "%s of %s %s as delivery %d with changed %s\n", oneLine(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
+				_, err := fmt.Fprintf(w, "%s of %s %s as delivery %d with changed %s\n", sanitizeLine(got.ID), got.Collection, verb, got.Delivery, strings.Join(got.Edited, ", "))
 				return err
 			})
 		})

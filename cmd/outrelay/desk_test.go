@@ -27,7 +27,7 @@ func deployed(t *testing.T) *deployment {
 	t.Helper()
 	env, coll := scheduledShop(t)
 	d := &deployment{t: t, env: env, shop: coll.Database()}
-	d.state = coll.Database().Client().Database(value(env, "OUTRELAY_MONGODB_STATE"))
+	d.state = coll.Database().Client().Database(envValue(env, "OUTRELAY_MONGODB_STATE"))
 	d.insert(d.state.Collection("watchers"), bson.D{
 		{Key: "_id", Value: "default/0of1"},
 		{Key: "owner", Value: "one/x"},
@@ -110,7 +110,7 @@ func TestNodesCommands(t *testing.T) {
 		t.Errorf("completion: %d %q", code, out)
 	}
 	sees(t, d.run(nil, exitOK, "nodes", "release", "one", "--dry-run"), "would release default/0of1")
-	var r nodeReleased
+	var r releasedNode
 	d.run(&r, exitOK, "nodes", "release", "one", "--hold", "5s", "--actor", "ann")
 	if !slices.Equal(r.Slots, []string{"default/0of1"}) {
 		t.Errorf("%+v", r)
@@ -173,8 +173,8 @@ func TestStorageCommands(t *testing.T) {
 func TestWordsAreTyped(t *testing.T) {
 	t.Parallel()
 	var errOut bytes.Buffer
-	a := &acting{p: &program{in: strings.NewReader(" clear orders \n"), errOut: &errOut}, asks: true}
-	if got, err := a.typed(t.Context(), "remove 7 documents", "clear orders"); err != nil || got != "clear orders" || !strings.Contains(errOut.String(), "This will remove 7 documents. Type clear orders to go on") {
+	a := &operatorCommand{p: &program{in: strings.NewReader(" clear orders \n"), errOut: &errOut}, interactive: true}
+	if got, err := a.askForWords(t.Context(), "remove 7 documents", "clear orders"); err != nil || got != "clear orders" || !strings.Contains(errOut.String(), "This will remove 7 documents. Type clear orders to go on") {
 		t.Errorf("%q, %v: %q", got, err, errOut.String())
 	}
 }

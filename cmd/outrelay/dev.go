@@ -38,16 +38,16 @@ held; --events and --rate then change how much of it there is:
 ` + scenarioList(),
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := checkDev(o); err != nil {
+			if err := checkDevOptions(o); err != nil {
 				return err
 			}
 			if c.Flags().Changed("scenario") {
-				return p.scenario(c, scenario, o, asJSON)
+				return p.runScenario(c, scenario, o, asJSON)
 			}
 			if o.RebalanceEvery > 0 {
 				return errors.New("--rebalance-every is for --scenario consumer")
 			}
-			return p.dev(c, o, asJSON)
+			return p.runDev(c, o, asJSON)
 		},
 	}
 	f := c.Flags()
@@ -87,7 +87,7 @@ While servers of dev or of a test run, nothing is removed.`,
 	}
 }
 
-func checkDev(o demo.Options) error {
+func checkDevOptions(o demo.Options) error {
 	var errs []error
 	if o.Events < 0 {
 		errs = append(errs, fmt.Errorf("--events %d: found a negative number; expected 0 or more", o.Events))
@@ -123,9 +123,9 @@ func scenarioList() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// scenario runs one: its account, or with asJSON one object, goes to standard output, what happens on the way to standard
+// runScenario runs one: its account, or with asJSON one object, goes to standard output, what happens on the way to standard
 // error.
-func (p *program) scenario(c *cobra.Command, name string, o demo.Options, asJSON bool) error {
+func (p *program) runScenario(c *cobra.Command, name string, o demo.Options, asJSON bool) error {
 	s, err := demo.FindScenario(name)
 	if err != nil {
 		return fmt.Errorf("--scenario: %w", err)
@@ -138,7 +138,7 @@ func (p *program) scenario(c *cobra.Command, name string, o demo.Options, asJSON
 	if !c.Flags().Changed("rate") {
 		o.Rate = 0 // the scenario's own
 	}
-	if err := p.here(&o); err != nil {
+	if err := p.fillOptions(&o); err != nil {
 		return err
 	}
 	f, err := demo.RunScenario(c.Context(), s, o)
@@ -152,13 +152,13 @@ func (p *program) scenario(c *cobra.Command, name string, o demo.Options, asJSON
 	}
 	if err == nil && f.Err() != nil {
 		fmt.Fprintf(p.errOut, "outrelay: %v\n", f.Err())
-		err = silent(exitConfig)
+		err = reportedError(exitConfig)
 	}
 	return err
 }
 
-// here fills in what a run needs of this process.
-func (p *program) here(o *demo.Options) error {
+// fillOptions fills in what a run needs of this process.
+func (p *program) fillOptions(o *demo.Options) error {
 	binary, err := os.Executable()
 	if err != nil {
 		return fmt.Errorf("finding this program, which is to be the relay: %w", err)
@@ -175,11 +175,11 @@ func devError(err error) error {
 	if errors.As(err, &none) {
 		return err
 	}
-	return temporary(fmt.Errorf("dev: %w", err))
+	return markTemporary(fmt.Errorf("dev: %w", err))
 }
 
-func (p *program) dev(c *cobra.Command, o demo.Options, asJSON bool) error {
-	if err := p.here(&o); err != nil {
+func (p *program) runDev(c *cobra.Command, o demo.Options, asJSON bool) error {
+	if err := p.fillOptions(&o); err != nil {
 		return err
 	}
 	var printed error
@@ -196,7 +196,7 @@ func (p *program) dev(c *cobra.Command, o demo.Options, asJSON bool) error {
 		return printed
 	case r.Err() != nil:
 		fmt.Fprintf(p.errOut, "outrelay: %v\n", r.Err())
-		return silent(exitConfig)
+		return reportedError(exitConfig)
 	}
 	return nil
 }

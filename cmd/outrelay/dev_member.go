@@ -15,7 +15,7 @@ func newDevMemberCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return temporary(member.Run(c.Context(), s, p.errOut))
+			return markTemporary(member.Run(c.Context(), s, p.errOut))
 		},
 	}
 }

@@ -33,7 +33,7 @@ Both are made from the commands themselves. Completions of shells come from outr
 			if man == "" && markdown == "" {
 				return errors.New("docs takes --man or --markdown")
 			}
-			root := reference()
+			root := newReferenceRoot()
 			if man != "" {
 				if err := writeMan(root, man); err != nil {
 					return err
@@ -59,8 +59,8 @@ Both are made from the commands themselves. Completions of shells come from outr
 	return c
 }
 
-// reference are all commands as they are on any machine: nothing of the environment shows in them.
-func reference() *cobra.Command {
+// newReferenceRoot are all commands as they are on any machine: nothing of the environment shows in them.
+func newReferenceRoot() *cobra.Command {
 	root := newRootCommand(&program{in: strings.NewReader(""), out: io.Discard, errOut: io.Discard})
 	root.InitDefaultCompletionCmd()
 	root.DisableAutoGenTag = true
@@ -115,7 +115,7 @@ func writeCommand(w io.Writer, c *cobra.Command) {
 	}
 	fmt.Fprintf(w, "\n%s %s\n\n%s.\n", level, c.CommandPath(), strings.TrimSuffix(c.Short, "."))
 	if long := strings.TrimSpace(c.Long); long != "" && c.Name() != "completion" && c.Parent().Name() != "completion" {
-		fmt.Fprintf(w, "\n%s\n", escape(long))
+		fmt.Fprintf(w, "\n%s\n", escapeHTML(long))
 	}
 	if c.Runnable() {
 		fmt.Fprintf(w, "\n```text\n%s\n```\n", c.UseLine())
@@ -143,17 +143,17 @@ func writeFlags(w io.Writer, flags *pflag.FlagSet) {
 		if kind != "" {
 			name += " " + kind
 		}
-		if !silentDefault(f.DefValue) {
+		if !isZeroDefault(f.DefValue) {
 			usage += " (default " + f.DefValue + ")"
 		}
 		fmt.Fprint(w, head)
 		head = ""
-		fmt.Fprintf(w, "| `%s` | %s |\n", name, escape(strings.ReplaceAll(usage, "|", `\|`)))
+		fmt.Fprintf(w, "| `%s` | %s |\n", name, escapeHTML(strings.ReplaceAll(usage, "|", `\|`)))
 	})
 }
 
-// silentDefault reports whether a default says nothing: the zero of its kind.
-func silentDefault(value string) bool {
+// isZeroDefault reports whether a default says nothing: the zero of its kind.
+func isZeroDefault(value string) bool {
 	switch value {
 	case "", "[]", "false", "0", "0s":
 		return true
@@ -161,5 +161,5 @@ func silentDefault(value string) bool {
 	return false
 }
 
-// escape keeps what looks like HTML from being taken for it.
-func escape(text string) string { return strings.ReplaceAll(text, "<", "&lt;") }
+// escapeHTML keeps what looks like HTML from being taken for it.
+func escapeHTML(text string) string { return strings.ReplaceAll(text, "<", "&lt;") }

@@ -68,7 +68,7 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 			visit(sub)
 		}
 	}
-	visit(reference())
+	visit(newReferenceRoot())
 	if n < 50 {
 		t.Errorf("%d commands", n)
 	}
@@ -86,7 +86,7 @@ func TestTheReadmeNamesEveryCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range reference().Commands() {
+	for _, c := range newReferenceRoot().Commands() {
 		if c.Hidden || c.Name() == "help" {
 			continue
 		}

@@ -16,7 +16,7 @@ found; one that warns or failed also says why it matters and what mends it. Noth
 not disturbed. Exit code 1 if a check fails. It takes at most ` + doctor.Limit.String() + `.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			cfg, _, err := p.loadAndLog()
+			cfg, _, err := p.loadWithLogger()
 			if err != nil {
 				return err
 			}
@@ -30,7 +30,7 @@ not disturbed. Exit code 1 if a check fails. It takes at most ` + doctor.Limit.S
 				err = r.Print(p.errOut)
 			}
 			if err == nil && r.Failed() {
-				return silent(exitConfig)
+				return reportedError(exitConfig)
 			}
 			return err
 		},

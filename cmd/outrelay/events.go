@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// followEvery is how often --follow looks.
-	followEvery = time.Second
-	// followBehind is how far back each look reaches: entries get their time before they are to be seen.
-	followBehind = 5 * time.Second
+	// followInterval is how often --follow looks.
+	followInterval = time.Second
+	// followOverlap is how far back each look reaches: entries get their time before they are to be seen.
+	followOverlap = 5 * time.Second
 )
 
 // eventFlags are the flags that say which entries.
@@ -48,7 +48,7 @@ With --follow it goes on with what happens from now until Ctrl-C; with --json as
   outrelay events --follow`,
 		Args: cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	flags := c.Flags()
 	flags.StringSliceVar(&f.Kinds, "kind", nil, "only these `kinds`, as took_over,gap_found")
 	flags.StringVar(&f.Node, "node", "", "only what this `node` wrote")
@@ -61,10 +61,10 @@ With --follow it goes on with what happens from now until Ctrl-C; with --json as
 	c.MarkFlagsMutuallyExclusive("follow", "to")
 	c.MarkFlagsMutuallyExclusive("follow", "after")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		if err := f.read(p); err != nil {
+		if err := f.parseArgs(p); err != nil {
 			return err
 		}
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			if f.follow {
 				return a.followEvents(ctx, k, f)
 			}
@@ -72,21 +72,21 @@ With --follow it goes on with what happens from now until Ctrl-C; with --json as
 			if err != nil {
 				return err
 			}
-			return a.show(page, func(w io.Writer) error { return printEvents(w, page) })
+			return a.printResult(page, func(w io.Writer) error { return printEvents(w, page) })
 		})
 	}
 	c.AddCommand(newEventsTrimCommand(p))
 	return c
 }
 
-func (f *eventFlags) read(p *program) (err error) {
+func (f *eventFlags) parseArgs(p *program) (err error) {
 	if f.limit < 1 || f.limit > admin.MaxPage {
 		return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 	}
-	f.Watcher = *p.named["watcher"] // said on the command line; the configuration's alone does not narrow
+	f.Watcher = *p.namedFlags["watcher"] // said on the command line; the configuration's alone does not narrow
 	now := time.Now()
-	if f.From, err = since("from", f.from, now); err == nil {
-		f.To, err = since("to", f.to, now)
+	if f.From, err = parsePastTime("from", f.from, now); err == nil {
+		f.To, err = parsePastTime("to", f.to, now)
 	}
 	return err
 }
@@ -96,23 +96,23 @@ func printEvents(w io.Writer, page admin.EventPage) error {
 		_, err := fmt.Fprintln(w, "no entry matches")
 		return err
 	}
-	err := table(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", func(row func(...any)) {
+	err := writeTable(w, "TIME\tWHAT\tWATCHER\tNODE\tBY\tDETAILS", func(row func(...any)) {
 		for _, e := range slices.Backward(page.Events) {
-			row(e.At.Local().Format(time.DateTime), e.Kind, e.Watcher, e.Node, e.Actor, details(e.Fields))
+			row(e.At.Local().Format(time.DateTime), e.Kind, e.Watcher, e.Node, e.Actor, formatFields(e.Fields))
 		}
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s of %s\n", thousands(int64(len(page.Events))), strings.Replace(count(page.Total, "entry"), "entrys", "entries", 1))
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Events))), strings.Replace(countNoun(page.Total, "entry"), "entrys", "entries", 1))
 	if page.Next != "" {
 		fmt.Fprintf(w, "older ones: --after %s\n", page.Next)
 	}
 	return nil
 }
 
-// details writes the fields of an entry as name=value, without those that have a column.
-func details(raw json.RawMessage) string {
+// formatFields writes the fields of an entry as name=value, without those that have a column.
+func formatFields(raw json.RawMessage) string {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(raw, &fields) != nil {
 		return ""
@@ -139,7 +139,7 @@ func details(raw json.RawMessage) string {
 }
 
 // followEvents writes the latest entries, and then each new one once, until ctx ends.
-func (a *acting) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) error {
+func (a *operatorCommand) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) error {
 	page, err := k.Events(ctx, f.EventFilter, f.limit, "")
 	if err != nil {
 		return err
@@ -159,13 +159,13 @@ func (a *acting) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) 
 				return err
 			}
 		}
-		maps.DeleteFunc(seen, func(_ string, at time.Time) bool { return at.Before(last.Add(-2 * followBehind)) })
+		maps.DeleteFunc(seen, func(_ string, at time.Time) bool { return at.Before(last.Add(-2 * followOverlap)) })
 		return nil
 	}
 	if err := write(page.Events); err != nil {
 		return err
 	}
-	tick := time.NewTicker(followEvery)
+	tick := time.NewTicker(followInterval)
 	defer tick.Stop()
 	for {
 		select {
@@ -173,12 +173,12 @@ func (a *acting) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) 
 			return nil
 		case <-tick.C:
 		}
-		list, err := newEvents(ctx, k, f.EventFilter, last)
+		list, err := readEventsSince(ctx, k, f.EventFilter, last)
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
-			fmt.Fprintln(a.p.errOut, oneLine("the events log cannot be read; trying again: "+err.Error()))
+			fmt.Fprintln(a.p.errOut, sanitizeLine("the events log cannot be read; trying again: "+err.Error()))
 			continue
 		}
 		if err := write(list); err != nil {
@@ -187,12 +187,12 @@ func (a *acting) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) 
 	}
 }
 
-// newEvents are the entries since last and some before, the newest first.
-func newEvents(ctx context.Context, k admin.Desk, f admin.EventFilter, last time.Time) ([]admin.LogEvent, error) {
+// readEventsSince are the entries since last and some before, the newest first.
+func readEventsSince(ctx context.Context, k admin.Desk, f admin.EventFilter, last time.Time) ([]admin.LogEvent, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
 	if !last.IsZero() {
-		f.From = last.Add(-followBehind)
+		f.From = last.Add(-followOverlap)
 	}
 	var all []admin.LogEvent
 	for after := ""; ; {
@@ -207,16 +207,16 @@ func newEvents(ctx context.Context, k admin.Desk, f admin.EventFilter, last time
 	}
 }
 
-func (a *acting) writeEvent(e admin.LogEvent) error {
+func (a *operatorCommand) writeEvent(e admin.LogEvent) error {
 	if a.json {
 		return json.NewEncoder(a.p.out).Encode(e)
 	}
-	_, err := fmt.Fprintf(a.p.errOut, "%s %-22s %-12s %-16s %s\n", e.At.Local().Format(time.DateTime), oneLine(e.Kind), oneLine(e.Watcher), oneLine(cmp.Or(e.Actor, e.Node)), oneLine(details(e.Fields)))
+	_, err := fmt.Fprintf(a.p.errOut, "%s %-22s %-12s %-16s %s\n", e.At.Local().Format(time.DateTime), sanitizeLine(e.Kind), sanitizeLine(e.Watcher), sanitizeLine(cmp.Or(e.Actor, e.Node)), sanitizeLine(formatFields(e.Fields)))
 	return err
 }
 
-// eventsTrimmed is the answer of `outrelay events trim --json`.
-type eventsTrimmed struct {
+// trimmedEvents is the answer of `outrelay events trim --json`.
+type trimmedEvents struct {
 	DryRun  bool  `json:"dry_run"`
 	Removed int64 `json:"removed"`
 }
@@ -230,37 +230,37 @@ func newEventsTrimCommand(p *program) *cobra.Command {
 and the server after 30 days.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.Flags().IntVar(&keep, "keep", 0, "how many of the newest stay")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if keep < 1 {
 			return errors.New("--keep must say how many of the newest entries stay, at least 1")
 		}
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error { return a.trimEvents(ctx, k, keep) })
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error { return a.trimEvents(ctx, k, keep) })
 	}
 	return c
 }
 
-func (a *acting) trimEvents(ctx context.Context, k admin.Desk, keep int) error {
+func (a *operatorCommand) trimEvents(ctx context.Context, k admin.Desk, keep int) error {
 	page, err := k.Events(ctx, admin.EventFilter{}, 1, "")
 	if err != nil {
 		return err
 	}
-	out := eventsTrimmed{DryRun: a.dryRun, Removed: max(page.Total-int64(keep), 0)}
+	out := trimmedEvents{DryRun: a.dryRun, Removed: max(page.Total-int64(keep), 0)}
 	if !a.dryRun && out.Removed > 0 {
-		if err := a.confirm(ctx, fmt.Sprintf("remove the oldest %s entries of the events log", thousands(out.Removed))); err != nil {
+		if err := a.confirm(ctx, fmt.Sprintf("remove the oldest %s entries of the events log", formatThousands(out.Removed))); err != nil {
 			return err
 		}
 		if out.Removed, err = k.EventsTrim(ctx, keep); err != nil {
 			return err
 		}
 	}
-	return a.show(out, func(w io.Writer) error {
+	return a.printResult(out, func(w io.Writer) error {
 		verb := "removed"
 		if a.dryRun {
 			verb = "would remove"
 		}
-		_, err := fmt.Fprintf(w, "%s %s entries\n", verb, thousands(out.Removed))
+		_, err := fmt.Fprintf(w, "%s %s entries\n", verb, formatThousands(out.Removed))
 		return err
 	})
 }

@@ -71,7 +71,7 @@ func TestEventsCommands(t *testing.T) {
 	for _, args := range [][]string{{"--limit", "0"}, {"--limit", "1001"}, {"--from", "soon"}, {"--after", "x"}, {"--follow", "--to", "1h"}, {"trim"}} {
 		d.run(nil, exitConfig, append([]string{"events"}, args...)...)
 	}
-	var trimmed eventsTrimmed
+	var trimmed trimmedEvents
 	d.run(&trimmed, exitOK, "events", "trim", "--keep", "2", "--dry-run")
 	if trimmed.Removed != 2 || !trimmed.DryRun {
 		t.Errorf("%+v", trimmed)
@@ -127,7 +127,7 @@ func (d *deployment) goes(args ...string) (out, errOut *heard, end func() int) {
 	ctx, cancel := context.WithCancel(d.t.Context())
 	code := make(chan int, 1)
 	p := &program{in: strings.NewReader(""), out: out, errOut: errOut, env: d.env, exit: func(int) {}}
-	go func() { code <- p.execute(ctx, args) }()
+	go func() { code <- p.executeCommand(ctx, args) }()
 	return out, errOut, func() int {
 		cancel()
 		select {

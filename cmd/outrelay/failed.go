@@ -32,19 +32,19 @@ func newFailedListCommand(p *program) *cobra.Command {
 		Short: "List failed envelopes, those that failed last first, at most 100",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
-	collectionFlag(c, &collection)
+	a := p.addReadFlags(c)
+	addCollectionFlag(c, &collection)
 	c.Flags().IntVar(&limit, "limit", 100, "envelopes, at most 100")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if limit < 1 || limit > 100 {
 			return fmt.Errorf("--limit must be from 1 to 100")
 		}
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			list, err := o.FailedList(ctx, collection, limit)
 			if err != nil {
 				return err
 			}
-			return a.show(struct {
+			return a.printResult(struct {
 				Failed []admin.FailedEnvelope `json:"failed"`
 			}{list}, func(w io.Writer) error { return printFailed(w, list) })
 		})
@@ -52,7 +52,7 @@ func newFailedListCommand(p *program) *cobra.Command {
 	return c
 }
 
-func collectionFlag(c *cobra.Command, collection *string) {
+func addCollectionFlag(c *cobra.Command, collection *string) {
 	c.Flags().StringVar(collection, "collection", "", "only those of this `outbox`, as database.collection; default: all of the watcher's")
 }
 
@@ -61,9 +61,9 @@ func printFailed(w io.Writer, list []admin.FailedEnvelope) error {
 		_, err := fmt.Fprintln(w, "no envelope has failed")
 		return err
 	}
-	return table(w, "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON", func(row func(...any)) {
+	return writeTable(w, "FAILED\tID\tTYPE\tKEY\tATTEMPTS\tNEXT\tTOPIC\tCLASS\tREASON", func(row func(...any)) {
 		for _, e := range list {
-			row(e.FailedAt.Local().Format(time.DateTime), e.ID, e.Type, short(e.Key, 40), e.Attempts, e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, short(e.Reason, 100))
+			row(e.FailedAt.Local().Format(time.DateTime), e.ID, e.Type, truncate(e.Key, 40), e.Attempts, e.NextAt.Local().Format(time.TimeOnly), e.Topic, e.Class, truncate(e.Reason, 100))
 		}
 	})
 }
@@ -75,7 +75,7 @@ func newFailedResetCommand(p *program) *cobra.Command {
 		Long:  `Envelopes of these ids that wait for another reason, or were sent meanwhile, are left alone.`,
 		Args:  cobra.MinimumNArgs(1),
 	}
-	return p.failedAction(c, "reset", admin.Operator.FailedReset)
+	return p.newFailedAction(c, "reset", admin.Operator.FailedReset)
 }
 
 func newFailedRetryCommand(p *program) *cobra.Command {
@@ -84,22 +84,22 @@ func newFailedRetryCommand(p *program) *cobra.Command {
 		Short: "Try failed envelopes again now instead of when they are due; their attempts still count",
 		Long:  `Without an id it is one batch: those that outrelay failed list shows.`,
 	}
-	return p.failedAction(c, "retried", admin.Operator.FailedRetry)
+	return p.newFailedAction(c, "retried", admin.Operator.FailedRetry)
 }
 
-func (p *program) failedAction(c *cobra.Command, done string, act func(admin.Operator, context.Context, string, []string, bool) (admin.FailedOutcome, error)) *cobra.Command {
+func (p *program) newFailedAction(c *cobra.Command, done string, act func(admin.Operator, context.Context, string, []string, bool) (admin.FailedOutcome, error)) *cobra.Command {
 	var collection string
-	a := p.acting(c)
-	collectionFlag(c, &collection)
+	a := p.addChangeFlags(c)
+	addCollectionFlag(c, &collection)
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			before, err := act(o, ctx, collection, ids, true)
 			if err != nil {
 				return err
 			}
 			got := before
 			if before.Failed > 0 && !a.dryRun {
-				if err := a.confirm(ctx, "try "+count(before.Failed, "failed envelope")+" again now"); err != nil {
+				if err := a.confirm(ctx, "try "+countNoun(before.Failed, "failed envelope")+" again now"); err != nil {
 					return err
 				}
 				if got, err = act(o, ctx, collection, ids, false); err != nil {
@@ -107,12 +107,12 @@ func (p *program) failedAction(c *cobra.Command, done string, act func(admin.Ope
 				}
 			}
 			got.DryRun = a.dryRun
-			return a.show(got, func(w io.Writer) error {
+			return a.printResult(got, func(w io.Writer) error {
 				if a.dryRun {
-					_, err := fmt.Fprintf(w, "%s would be %s\n", count(got.Failed, "failed envelope"), done)
+					_, err := fmt.Fprintf(w, "%s would be %s\n", countNoun(got.Failed, "failed envelope"), done)
 					return err
 				}
-				_, err := fmt.Fprintf(w, "%s %s\n", count(got.Done, "failed envelope"), done)
+				_, err := fmt.Fprintf(w, "%s %s\n", countNoun(got.Done, "failed envelope"), done)
 				return err
 			})
 		})

@@ -28,15 +28,15 @@ watcher reads. Where there is one inbox alone, it is meant; else say --database.
 // inboxFlags say which inbox.
 type inboxFlags struct{ database, collection string }
 
-func inboxFlagsOf(c *cobra.Command) *inboxFlags {
+func addInboxFlags(c *cobra.Command) *inboxFlags {
 	f := &inboxFlags{}
 	c.Flags().StringVar(&f.database, "database", "", "the service's `database`; needed where there are several inboxes")
 	c.Flags().StringVar(&f.collection, "collection", "", "the inbox's `collection`; default: inbox")
 	return f
 }
 
-// find is the database that was named, or the only one that has such an inbox.
-func (f *inboxFlags) find(ctx context.Context, k admin.Desk) (database, collection string, err error) {
+// findInbox is the database that was named, or the only one that has such an inbox.
+func (f *inboxFlags) findInbox(ctx context.Context, k admin.Desk) (database, collection string, err error) {
 	if f.database != "" {
 		return f.database, f.collection, nil
 	}
@@ -60,8 +60,8 @@ func (f *inboxFlags) find(ctx context.Context, k admin.Desk) (database, collecti
 	return "", "", fmt.Errorf("there are several inboxes; say --database and --collection, for one of %s", strings.Join(names, ", "))
 }
 
-// inboxes is the answer of `outrelay inbox counts --json`.
-type inboxes struct {
+// inboxList is the answer of `outrelay inbox counts --json`.
+type inboxList struct {
 	Inboxes []admin.InboxCounts `json:"inboxes"`
 }
 
@@ -71,21 +71,21 @@ func newInboxCountsCommand(p *program) *cobra.Command {
 		Short: "Count what each inbox remembers, and what is claimed by somebody",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			all, err := k.Inboxes(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(inboxes{all}, func(w io.Writer) error {
+			return a.printResult(inboxList{all}, func(w io.Writer) error {
 				if len(all) == 0 {
 					_, err := fmt.Fprintln(w, "there is no inbox in the databases of this watcher's outboxes")
 					return err
 				}
-				return table(w, "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED", func(row func(...any)) {
+				return writeTable(w, "DATABASE\tINBOX\tHANDLED\tCLAIMED\tOF THEM EXPIRED", func(row func(...any)) {
 					for _, x := range all {
-						row(x.Database, x.Collection, thousands(x.Handled), thousands(x.Claimed), thousands(x.Expired))
+						row(x.Database, x.Collection, formatThousands(x.Handled), formatThousands(x.Claimed), formatThousands(x.Expired))
 					}
 				})
 			})
@@ -105,10 +105,10 @@ func newInboxMarksCommand(p *program) *cobra.Command {
 		Short: "Show how far each consumer is in each partition, where it keeps watermarks",
 		Args:  cobra.NoArgs,
 	}
-	a, f := p.looking(c), inboxFlagsOf(c)
+	a, f := p.addReadFlags(c), addInboxFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.find(ctx, k)
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			database, collection, err := f.findInbox(ctx, k)
 			if err != nil {
 				return err
 			}
@@ -116,18 +116,18 @@ func newInboxMarksCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(inboxMarks{marks}, func(w io.Writer) error {
+			return a.printResult(inboxMarks{marks}, func(w io.Writer) error {
 				if len(marks) == 0 {
 					_, err := fmt.Fprintln(w, "no consumer of this inbox keeps watermarks")
 					return err
 				}
-				return table(w, "CONSUMER\tTOPIC\tPARTITION\tLANE\tNEXT OFFSET\tCOUNTS\tAT", func(row func(...any)) {
+				return writeTable(w, "CONSUMER\tTOPIC\tPARTITION\tLANE\tNEXT OFFSET\tCOUNTS\tAT", func(row func(...any)) {
 					for _, m := range marks {
 						counts := "yes"
 						if !m.Current {
 							counts = "no, of an older generation"
 						}
-						row(m.Consumer, m.Topic, m.Partition, m.Lane, m.Next, counts, local(&m.At))
+						row(m.Consumer, m.Topic, m.Partition, m.Lane, m.Next, counts, formatLocal(&m.At))
 					}
 				})
 			})
@@ -145,21 +145,21 @@ func newInboxPurgeCommand(p *program) *cobra.Command {
 after that, and that no watermark covers, is handled again.`,
 		Args: cobra.NoArgs,
 	}
-	a, f := p.acting(c), inboxFlagsOf(c)
+	a, f := p.addChangeFlags(c), addInboxFlags(c)
 	c.Flags().DurationVar(&older, "older-than", 0, "handled so long ago at least, as 72h")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		if older <= 0 {
 			return fmt.Errorf("--older-than must say how long ago, such as 72h")
 		}
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.find(ctx, k)
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			database, collection, err := f.findInbox(ctx, k)
 			if err != nil {
 				return err
 			}
 			order := admin.InboxPurge{Database: database, Collection: collection, OlderThan: older, DryRun: true}
 			out, err := k.InboxPurge(ctx, order)
 			if err == nil && !a.dryRun && out.Matched > 0 {
-				if err = a.confirm(ctx, "remove "+count(out.Matched, "marker")+" of handled messages from "+oneLine(database)); err == nil {
+				if err = a.confirm(ctx, "remove "+countNoun(out.Matched, "marker")+" of handled messages from "+sanitizeLine(database)); err == nil {
 					order.DryRun = false
 					out, err = k.InboxPurge(ctx, order)
 				}
@@ -168,10 +168,10 @@ after that, and that no watermark covers, is handled again.`,
 				return err
 			}
 			out.DryRun = a.dryRun
-			return a.show(out, func(w io.Writer) error {
-				text := "removed " + count(out.Removed, "marker")
+			return a.printResult(out, func(w io.Writer) error {
+				text := "removed " + countNoun(out.Removed, "marker")
 				if a.dryRun {
-					text = "would remove " + count(out.Matched, "marker")
+					text = "would remove " + countNoun(out.Matched, "marker")
 				}
 				_, err := fmt.Fprintln(w, text)
 				return err
@@ -190,17 +190,17 @@ func newInboxReleaseCommand(p *program) *cobra.Command {
 be taken anyway; live ones are refused without --force, which is for a process that is known to be gone.`,
 		Args: cobra.NoArgs,
 	}
-	a, f := p.acting(c), inboxFlagsOf(c)
+	a, f := p.addChangeFlags(c), addInboxFlags(c)
 	c.Flags().BoolVar(&force, "force", false, "also claims that somebody holds right now")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			database, collection, err := f.find(ctx, k)
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			database, collection, err := f.findInbox(ctx, k)
 			if err != nil {
 				return err
 			}
 			out, err := k.InboxRelease(ctx, database, collection, force, true)
 			if err == nil && !a.dryRun && out.Matched > 0 {
-				if err = a.confirm(ctx, fmt.Sprintf("release %s of %s, %s of them live", count(out.Matched, "claim"), oneLine(database), thousands(out.Live))); err == nil {
+				if err = a.confirm(ctx, fmt.Sprintf("release %s of %s, %s of them live", countNoun(out.Matched, "claim"), sanitizeLine(database), formatThousands(out.Live))); err == nil {
 					out, err = k.InboxRelease(ctx, database, collection, force, false)
 				}
 			}
@@ -208,10 +208,10 @@ be taken anyway; live ones are refused without --force, which is for a process t
 				return err
 			}
 			out.DryRun = a.dryRun
-			return a.show(out, func(w io.Writer) error {
-				text := "released " + count(out.Released, "claim")
+			return a.printResult(out, func(w io.Writer) error {
+				text := "released " + countNoun(out.Released, "claim")
 				if a.dryRun {
-					text = fmt.Sprintf("would release %s, %s of them live", count(out.Matched, "claim"), thousands(out.Live))
+					text = fmt.Sprintf("would release %s, %s of them live", countNoun(out.Matched, "claim"), formatThousands(out.Live))
 				}
 				_, err := fmt.Fprintln(w, text)
 				return err

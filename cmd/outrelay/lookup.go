@@ -25,7 +25,7 @@ what waits and what died is always found, the rest for --from to --to. The exit 
   outrelay lookup --key customer-17 --from 6h`,
 		Args: cobra.MaximumNArgs(1),
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.Flags().StringVar(&q.Key, "key", "", "the ordering `key`, instead of an id")
 	c.Flags().StringVar(&q.Collection, "collection", "", "only in this `outbox`, as database.collection; default: all of the watcher's")
 	c.Flags().StringVar(&from, "from", "", "of a key: written at this `time` or later, or as in 2h so long ago at most; default 1h")
@@ -42,22 +42,22 @@ what waits and what died is always found, the rest for --from to --to. The exit 
 			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 		}
 		now := time.Now()
-		if q.From, err = since("from", from, now); err == nil {
-			q.To, err = since("to", to, now)
+		if q.From, err = parsePastTime("from", from, now); err == nil {
+			q.To, err = parsePastTime("to", to, now)
 		}
 		if err != nil {
 			return err
 		}
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			found, err := k.Lookup(ctx, *q)
 			if err != nil {
 				return err
 			}
-			if err := a.show(found, func(w io.Writer) error { return printFound(w, found) }); err != nil {
+			if err := a.printResult(found, func(w io.Writer) error { return printFound(w, found) }); err != nil {
 				return err
 			}
 			if len(found.Envelopes)+len(found.Letters) == 0 {
-				return silent(exitConfig)
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -79,7 +79,7 @@ func printFound(w io.Writer, f admin.Found) error {
 	}
 	for i := range f.Letters {
 		if l := &f.Letters[i]; !known[l.Collection+" "+l.ID] {
-			fmt.Fprintf(w, "%s %s is dead since %s: %s: %s\n", oneLine(l.Collection), oneLine(l.ID), l.DiedAt.Local().Format(time.DateTime), oneLine(l.Class), oneLine(l.Reason))
+			fmt.Fprintf(w, "%s %s is dead since %s: %s: %s\n", sanitizeLine(l.Collection), sanitizeLine(l.ID), l.DiedAt.Local().Format(time.DateTime), sanitizeLine(l.Class), sanitizeLine(l.Reason))
 		}
 	}
 	if f.More {
@@ -89,17 +89,17 @@ func printFound(w io.Writer, f admin.Found) error {
 }
 
 func printFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
-	fmt.Fprintf(w, "%s %s: %s\n", oneLine(e.Collection), oneLine(e.ID), oneLine(e.State))
+	fmt.Fprintf(w, "%s %s: %s\n", sanitizeLine(e.Collection), sanitizeLine(e.ID), sanitizeLine(e.State))
 	line := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "  %-12s %s\n", name, oneLine(fmt.Sprintf(format, args...)))
+		fmt.Fprintf(w, "  %-12s %s\n", name, sanitizeLine(fmt.Sprintf(format, args...)))
 	}
 	line("type", "%s of %s/%s", e.Type, e.AggregateType, e.AggregateID)
 	line("key", "%s", e.Key)
 	if len(e.Waits) > 0 {
-		line("waits for", "%s, %s", strings.Join(e.Waits, ", "), count(int64(e.Attempts), "attempt"))
+		line("waits for", "%s, %s", strings.Join(e.Waits, ", "), countNoun(int64(e.Attempts), "attempt"))
 	}
 	if e.NextAt != nil {
-		line("tried again", "%s", local(e.NextAt))
+		line("tried again", "%s", formatLocal(e.NextAt))
 	}
 	for _, s := range e.Sent {
 		line("in Kafka", "topic %s, partition %d, offset %d", s.Topic, s.Partition, s.Offset)
@@ -112,7 +112,7 @@ func printFoundEnvelope(w io.Writer, e *admin.FoundEnvelope) {
 		if m.Node != "" {
 			text += " (" + m.Node + ")"
 		}
-		fmt.Fprintf(w, "  %s  %s\n", m.At.Local().Format(time.DateTime), oneLine(text))
+		fmt.Fprintf(w, "  %s  %s\n", m.At.Local().Format(time.DateTime), sanitizeLine(text))
 	}
 }
 
@@ -122,14 +122,14 @@ func newPingCommand(p *program) *cobra.Command {
 		Short: "Ask whether MongoDB answers and how fast; exit code 75 if not",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			pong, err := k.Ping(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(pong, func(w io.Writer) error {
+			return a.printResult(pong, func(w io.Writer) error {
 				state := "no watcher has run with this state database yet"
 				if pong.Storage {
 					state = "the state database is there"

@@ -36,7 +36,7 @@ const planted = "hunter2hunter2"
 func call(t *testing.T, env []string, args ...string) (code int, out, errOut string) {
 	t.Helper()
 	var o, e bytes.Buffer
-	code = run(t.Context(), args, env, strings.NewReader(""), &o, &e)
+	code = runCommandLine(t.Context(), args, env, strings.NewReader(""), &o, &e)
 	return code, o.String(), e.String()
 }
 
@@ -147,12 +147,12 @@ func TestCommandLineErrors(t *testing.T) {
 
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
-	for err, want := range map[error]int{nil: 0, errors.New("x"): 1, temporary(errors.New("x")): 75, fmt.Errorf("run: %w", temporary(errors.New("x"))): 75, silent(1): 1, &config.Problems{}: 1} {
+	for err, want := range map[error]int{nil: 0, errors.New("x"): 1, markTemporary(errors.New("x")): 75, fmt.Errorf("run: %w", markTemporary(errors.New("x"))): 75, reportedError(1): 1, &config.Problems{}: 1} {
 		if got := exitCode(err); got != want {
 			t.Errorf("%v: %d, want %d", err, got, want)
 		}
 	}
-	if temporary(nil) != nil {
+	if markTemporary(nil) != nil {
 		t.Error("no error became one")
 	}
 }
@@ -181,14 +181,14 @@ func TestNoOutputShowsASecret(t *testing.T) {
 
 	var logged bytes.Buffer
 	p := &program{errOut: &logged, env: env, configFile: good}
-	p.execute(t.Context(), []string{"validate", "--config", good})
+	p.executeCommand(t.Context(), []string{"validate", "--config", good})
 	for _, format := range []string{"text", "json"} {
-		cfg, _, err := p.loadAndLog()
+		cfg, _, err := p.loadWithLogger()
 		if err != nil {
 			t.Fatal(err)
 		}
 		cfg.Log.Format = format
-		p.logger(cfg.Log).Error("connecting", "config", cfg, "uri", cfg.MongoDB.URI, "sasl", cfg.Kafka.SASL, "err", fmt.Errorf("dialing %s: %v", cfg.MongoDB.URI.Reveal(), cfg.Kafka.SASL.Password))
+		p.newLogger(cfg.Log).Error("connecting", "config", cfg, "uri", cfg.MongoDB.URI, "sasl", cfg.Kafka.SASL, "err", fmt.Errorf("dialing %s: %v", cfg.MongoDB.URI.Reveal(), cfg.Kafka.SASL.Password))
 	}
 	all.WriteString(logged.String())
 	if i := strings.Index(all.String(), planted); i >= 0 {
@@ -208,7 +208,7 @@ func TestFirstSignalStopsSecondEnds(t *testing.T) {
 	p.onHardStop(func() { order = append(order, "first in") })
 	p.onHardStop(func() { order = append(order, "last in") })
 	ctx, cancel := context.WithCancelCause(t.Context())
-	go p.await(received, done, cancel)
+	go p.awaitSignals(received, done, cancel)
 	received <- os.Interrupt
 	<-ctx.Done()
 	if cause := context.Cause(ctx); cause == nil || cause.Error() != "stopped by interrupt" {
@@ -233,7 +233,7 @@ func TestFirstSignalStopsSecondEnds(t *testing.T) {
 func TestSignalsAreUndone(t *testing.T) {
 	t.Parallel()
 	p := &program{errOut: &bytes.Buffer{}, exit: func(int) { t.Error("exited") }}
-	ctx, stop := p.signals(t.Context())
+	ctx, stop := p.handleSignals(t.Context())
 	if ctx.Err() != nil {
 		t.Error("ended before a signal")
 	}

@@ -26,10 +26,10 @@ was done when, and compare what each collection has with what this version decla
 	return c
 }
 
-// migrates runs f with the migrations of the configured deployment.
-func (a *acting) migrates(ctx context.Context, f func(ctx context.Context, m admin.Migration) error) error {
-	return a.run(ctx, func(ctx context.Context, o admin.Operator) error {
-		cfg, _, err := a.p.load()
+// withMigration runs f with the migrations of the configured deployment.
+func (a *operatorCommand) withMigration(ctx context.Context, f func(ctx context.Context, m admin.Migration) error) error {
+	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
+		cfg, _, err := a.p.loadConfig()
 		if err != nil {
 			return err
 		}
@@ -43,23 +43,23 @@ func newMigrateStatusCommand(p *program) *cobra.Command {
 		Short: "Show the ledger: which migrations were applied, when and by whom",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.migrates(c.Context(), func(ctx context.Context, m admin.Migration) error {
+		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
 			ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 			defer cancel()
 			s, err := m.Status(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(s, func(w io.Writer) error { return printMigrations(w, s) })
+			return a.printResult(s, func(w io.Writer) error { return printMigrations(w, s) })
 		})
 	}
 	return c
 }
 
 func printMigrations(w io.Writer, s admin.MigrationStatus) error {
-	err := table(w, "ID\tNAME\tSTATE\tAT\tBY\tVERSION\tTOOK", func(row func(cells ...any)) {
+	err := writeTable(w, "ID\tNAME\tSTATE\tAT\tBY\tVERSION\tTOOK", func(row func(cells ...any)) {
 		for _, x := range s.Steps {
 			at, took := "", ""
 			if !x.At.IsZero() {
@@ -92,25 +92,25 @@ done as soon as it is granted and this is run again. An index is not made while 
 stays open, because inserts would have to wait: this is tried for a minute. Exit code 1 if something is left to do.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.migrates(c.Context(), func(ctx context.Context, m admin.Migration) error {
+		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
 			if a.dryRun {
 				s, err := m.Status(ctx)
 				if err != nil {
 					return err
 				}
-				return a.show(s, func(w io.Writer) error { return printMigrations(w, s) })
+				return a.printResult(s, func(w io.Writer) error { return printMigrations(w, s) })
 			}
 			r, err := m.Up(ctx)
 			if err != nil {
 				return err
 			}
-			if err := a.show(r, func(w io.Writer) error { return printUp(w, r) }); err != nil {
+			if err := a.printResult(r, func(w io.Writer) error { return printUp(w, r) }); err != nil {
 				return err
 			}
 			if !r.OK() {
-				return silent(exitConfig)
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -164,24 +164,24 @@ drops them; while one is rebuilt, purge and queries of the collection are slow. 
 alone. Exit code 1 if something differs in the end.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&repair, "repair", false, "mend what differs")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.migrates(c.Context(), func(ctx context.Context, m admin.Migration) error {
+		return a.withMigration(c.Context(), func(ctx context.Context, m admin.Migration) error {
 			v, err := m.Verify(ctx, false)
 			if err == nil && repair && !a.dryRun && len(v.Drift) > 0 {
-				if err = a.confirm(ctx, "mend "+count(int64(len(v.Drift)), "difference")+" of indexes"); err == nil {
+				if err = a.confirm(ctx, "mend "+countNoun(int64(len(v.Drift)), "difference")+" of indexes"); err == nil {
 					v, err = m.Verify(ctx, true)
 				}
 			}
 			if err != nil {
 				return err
 			}
-			if err := a.show(v, func(w io.Writer) error { return printVerification(w, v) }); err != nil {
+			if err := a.printResult(v, func(w io.Writer) error { return printVerification(w, v) }); err != nil {
 				return err
 			}
 			if !v.OK() {
-				return silent(exitConfig)
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -191,7 +191,7 @@ alone. Exit code 1 if something differs in the end.`,
 
 func printVerification(w io.Writer, v admin.Verification) error {
 	if len(v.Drift) > 0 {
-		if err := table(w, "COLLECTION\tINDEX\tIS\tNOW\tDETAIL", func(row func(cells ...any)) {
+		if err := writeTable(w, "COLLECTION\tINDEX\tIS\tNOW\tDETAIL", func(row func(cells ...any)) {
 			for _, d := range v.Drift {
 				now := ""
 				if d.Repaired {
@@ -213,6 +213,6 @@ func printVerification(w io.Writer, v admin.Verification) error {
 	for _, g := range v.Missing {
 		printGrant(w, g.Action, g.On, g.Advice)
 	}
-	fmt.Fprintf(w, "%s compared\n", count(int64(v.Collections), "collection"))
+	fmt.Fprintf(w, "%s compared\n", countNoun(int64(v.Collections), "collection"))
 	return nil
 }

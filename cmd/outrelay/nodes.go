@@ -25,19 +25,19 @@ knows; one that differs in CONFIG from others of its watcher would deliver other
 With --check the exit code is 1 if no node lives, or one that lives does not reach Kafka.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.Flags().BoolVar(&check, "check", false, "exit code 1 if no node lives, or one does not reach Kafka")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			list, err := k.Nodes(ctx)
 			if err != nil {
 				return err
 			}
-			if err := a.show(nodeList{list}, func(w io.Writer) error { return printNodes(w, list) }); err != nil {
+			if err := a.printResult(nodeList{list}, func(w io.Writer) error { return printNodes(w, list) }); err != nil {
 				return err
 			}
-			if check && !sound(list) {
-				return silent(exitConfig)
+			if check && !allReachKafka(list) {
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -51,7 +51,7 @@ type nodeList struct {
 	Nodes []admin.Node `json:"nodes"`
 }
 
-func sound(list []admin.Node) bool {
+func allReachKafka(list []admin.Node) bool {
 	alive := 0
 	for _, n := range list {
 		if n.Stale {
@@ -70,7 +70,7 @@ func printNodes(w io.Writer, list []admin.Node) error {
 		_, err := fmt.Fprintln(w, "no process runs with this state database")
 		return err
 	}
-	return table(w, "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tSCHEMA\tROLES\tCONFIG\tADDRESS", func(row func(...any)) {
+	return writeTable(w, "NODE\tIS\tOWNS\tWATCHERS\tSEEN\tUP SINCE\tKAFKA\tVERSION\tSCHEMA\tROLES\tCONFIG\tADDRESS", func(row func(...any)) {
 		for _, n := range list {
 			is, kafka := n.Role, "reached"
 			if n.Stale {
@@ -79,7 +79,7 @@ func printNodes(w io.Writer, list []admin.Node) error {
 			if !n.KafkaReachable {
 				kafka = "away"
 			}
-			row(n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), ago(n.AgeS)+" ago", n.StartedAt.Local().Format(time.DateTime), kafka,
+			row(n.Node, is, strings.Join(n.Slots, " "), strings.Join(n.Watchers, " "), formatAge(n.AgeS)+" ago", n.StartedAt.Local().Format(time.DateTime), kafka,
 				n.Version, n.Schema, strings.Join(n.Roles, " "), n.Config[:min(len(n.Config), 6)], n.Address)
 		}
 	})
@@ -94,7 +94,7 @@ func (p *program) completeNodes(c *cobra.Command, args []string, _ string) ([]st
 	ctx, cancel := context.WithTimeout(c.Context(), patience)
 	defer cancel()
 	var names []string
-	err := (&acting{p: p}).desk(ctx, func(ctx context.Context, k admin.Desk) error {
+	err := (&operatorCommand{p: p}).withDesk(ctx, func(ctx context.Context, k admin.Desk) error {
 		list, err := k.Nodes(ctx)
 		for _, n := range list {
 			names = append(names, n.Node)
@@ -107,8 +107,8 @@ func (p *program) completeNodes(c *cobra.Command, args []string, _ string) ([]st
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
-// nodeReleased is the answer of `outrelay nodes release --json`.
-type nodeReleased struct {
+// releasedNode is the answer of `outrelay nodes release --json`.
+type releasedNode struct {
 	Node  string   `json:"node"`
 	Slots []string `json:"slots"`
 }
@@ -123,24 +123,24 @@ take over at once. It keeps away from them for --hold.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completeNodes,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the node keeps away from what it gave up")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		if hold <= 0 {
 			return fmt.Errorf("--hold must be a positive duration such as 30s")
 		}
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			out := nodeReleased{Node: args[0]}
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			out := releasedNode{Node: args[0]}
 			var err error
 			if a.dryRun {
-				out.Slots, err = slotsOf(ctx, k, args[0])
+				out.Slots, err = readOwnedSlots(ctx, k, args[0])
 			} else {
 				out.Slots, err = k.NodeRelease(ctx, args[0], hold)
 			}
 			if err != nil {
 				return err
 			}
-			return a.show(out, func(w io.Writer) error {
+			return a.printResult(out, func(w io.Writer) error {
 				switch {
 				case len(out.Slots) == 0:
 					_, err = fmt.Fprintf(w, "node %s owns nothing\n", args[0])
@@ -156,7 +156,7 @@ take over at once. It keeps away from them for --hold.`,
 	return c
 }
 
-func slotsOf(ctx context.Context, k admin.Desk, node string) ([]string, error) {
+func readOwnedSlots(ctx context.Context, k admin.Desk, node string) ([]string, error) {
 	list, err := k.Nodes(ctx)
 	for _, n := range list {
 		if n.Node == node {
@@ -176,25 +176,25 @@ would be on the list again with its next heartbeat.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completeNodes,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&force, "force", false, "also if it gives signs of life")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			slots, err := slotsOf(ctx, k, args[0])
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			slots, err := readOwnedSlots(ctx, k, args[0])
 			if err == nil && !a.dryRun {
-				if err = a.confirm(ctx, "take node "+oneLine(args[0])+" off the list"); err == nil {
+				if err = a.confirm(ctx, "take node "+sanitizeLine(args[0])+" off the list"); err == nil {
 					err = k.NodeRemove(ctx, args[0], force)
 				}
 			}
 			if err != nil {
 				return err
 			}
-			return a.show(nodeReleased{Node: args[0], Slots: slots}, func(w io.Writer) error {
+			return a.printResult(releasedNode{Node: args[0], Slots: slots}, func(w io.Writer) error {
 				verb := "is off the list"
 				if a.dryRun {
 					verb = "would be taken off the list"
 				}
-				_, err := fmt.Fprintf(w, "node %s %s; it owned %s\n", args[0], verb, oneLine(strings.Join(slots, ", ")))
+				_, err := fmt.Fprintf(w, "node %s %s; it owned %s\n", args[0], verb, sanitizeLine(strings.Join(slots, ", ")))
 				return err
 			})
 		})

@@ -28,16 +28,16 @@ envelopes and exceptions, and all of a collection whose lost history is being sw
 --dry-run counts, and says up to when each collection can be purged and which watcher document holds it there.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.Flags().StringSliceVar(&want.Collections, "collection", nil, "only this `collection`, as database.collection; may be repeated; default: all of the watcher")
 	c.Flags().StringVar(&olderThan, "older-than", "", "remove what is older than this `duration`, such as 90m or 7d; default: retention")
 	c.Flags().IntVar(&want.Rate, "rate", 0, "`envelopes` a second at the most; default: purge.rate; below 0 for no limit")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		cfg, _, err := p.load()
+		cfg, _, err := p.loadConfig()
 		if err != nil {
 			return err
 		}
-		if want.OlderThan, err = purgeAge(olderThan, cfg.Retention); err != nil {
+		if want.OlderThan, err = parsePurgeAge(olderThan, cfg.Retention); err != nil {
 			return err
 		}
 		want.Batch = cfg.Purge.Batch
@@ -49,13 +49,13 @@ envelopes and exceptions, and all of a collection whose lost history is being sw
 		case want.Rate == 0:
 			return fmt.Errorf("--rate 0 would remove nothing; say -1 for no limit")
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error { return a.purge(ctx, o, want) })
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error { return a.runPurge(ctx, o, want) })
 	}
 	return c
 }
 
-// purgeAge is what --older-than says, or the retention.
-func purgeAge(text string, retention time.Duration) (time.Duration, error) {
+// parsePurgeAge is what --older-than says, or the retention.
+func parsePurgeAge(text string, retention time.Duration) (time.Duration, error) {
 	if text == "" {
 		if retention == 0 {
 			return 0, fmt.Errorf("retention is 0, which keeps envelopes for ever; say with --older-than what may go")
@@ -69,8 +69,8 @@ func purgeAge(text string, retention time.Duration) (time.Duration, error) {
 	return d, nil
 }
 
-// purge counts, asks, and removes.
-func (a *acting) purge(ctx context.Context, o admin.Operator, want admin.Purge) error {
+// runPurge counts, asks, and removes.
+func (a *operatorCommand) runPurge(ctx context.Context, o admin.Operator, want admin.Purge) error {
 	look := want
 	look.DryRun = true
 	before, err := o.Purge(ctx, look)
@@ -79,17 +79,17 @@ func (a *acting) purge(ctx context.Context, o admin.Operator, want admin.Purge) 
 	}
 	if a.dryRun || before.Purgeable == 0 {
 		before.DryRun = a.dryRun
-		return a.show(before, func(w io.Writer) error { return printPurge(w, before) })
+		return a.printResult(before, func(w io.Writer) error { return printPurge(w, before) })
 	}
-	what := fmt.Sprintf("remove %s of watcher %s that %s delivered", count(before.Purgeable, "envelope"), o.Watcher, wasWere(before.Purgeable))
+	what := fmt.Sprintf("remove %s of watcher %s that %s delivered", countNoun(before.Purgeable, "envelope"), o.Watcher, wasWere(before.Purgeable))
 	if err := a.confirm(ctx, what); err != nil {
 		return err
 	}
-	bar := a.progress("purging", before.Purgeable)
-	defer bar.end()
-	want.Progress = bar.to
+	bar := a.startProgress("purging", before.Purgeable)
+	defer bar.clear()
+	want.Progress = bar.setDone
 	done, err := o.Purge(ctx, want)
-	bar.end()
+	bar.clear()
 	for i := range done.Collections {
 		for _, b := range before.Collections {
 			if b.Collection == done.Collections[i].Collection {
@@ -99,9 +99,9 @@ func (a *acting) purge(ctx context.Context, o admin.Operator, want admin.Purge) 
 	}
 	done.Purgeable = before.Purgeable
 	if err != nil {
-		return fmt.Errorf("after %s: %w", count(done.Removed, "removed envelope"), err)
+		return fmt.Errorf("after %s: %w", countNoun(done.Removed, "removed envelope"), err)
 	}
-	return a.show(done, func(w io.Writer) error { return printPurge(w, done) })
+	return a.printResult(done, func(w io.Writer) error { return printPurge(w, done) })
 }
 
 func wasWere(n int64) string {
@@ -113,28 +113,28 @@ func wasWere(n int64) string {
 
 func printPurge(w io.Writer, r admin.PurgeReport) error {
 	head := "COLLECTION\tWRITTEN BEFORE\tHELD BY\tPURGEABLE\tREMOVED"
-	err := table(w, head, func(row func(...any)) {
+	err := writeTable(w, head, func(row func(...any)) {
 		for _, c := range r.Collections {
 			cut := "-"
 			if c.Cut != nil {
 				cut = c.Cut.Format(time.RFC3339)
 			}
-			row(c.Collection, cut, c.Watcher, thousands(c.Purgeable), thousands(c.Removed))
+			row(c.Collection, cut, c.Watcher, formatThousands(c.Purgeable), formatThousands(c.Removed))
 		}
 	})
 	for _, c := range r.Collections {
 		if c.Reason != "" {
-			fmt.Fprintln(w, oneLine(c.Reason))
+			fmt.Fprintln(w, sanitizeLine(c.Reason))
 		}
 	}
 	switch {
 	case err != nil:
 	case r.DryRun:
-		_, err = fmt.Fprintf(w, "%s would be removed; nothing was done\n", count(r.Purgeable, "envelope"))
+		_, err = fmt.Fprintf(w, "%s would be removed; nothing was done\n", countNoun(r.Purgeable, "envelope"))
 	case r.Removed == 0:
 		_, err = fmt.Fprintf(w, "there is nothing to remove that is older than %s\n", time.Duration(r.KeptS*float64(time.Second)))
 	default:
-		_, err = fmt.Fprintf(w, "%s removed in %.1f s\n", count(r.Removed, "envelope"), r.Seconds)
+		_, err = fmt.Fprintf(w, "%s removed in %.1f s\n", countNoun(r.Removed, "envelope"), r.Seconds)
 	}
 	return err
 }

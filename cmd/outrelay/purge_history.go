@@ -27,7 +27,7 @@ With --id, show those envelopes whatever their state. Otherwise a window of the 
 that --key narrows to one ordering key.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.Flags().StringSliceVar(&q.IDs, "id", nil, "the `id` of an envelope; may be repeated")
 	c.Flags().StringVar(&q.Key, "key", "", "only of this ordering `key`")
 	c.Flags().StringVar(&from, "from", "", "written at or after this `time`, as 2026-11-20T08:00:00Z, or 2h for so long ago; default: 1h")
@@ -47,21 +47,21 @@ that --key narrows to one ordering key.`,
 		if from == "" && len(q.IDs) == 0 {
 			from = "1h"
 		}
-		if q.From, err = since("from", from, now); err != nil {
+		if q.From, err = parsePastTime("from", from, now); err != nil {
 			return err
 		}
-		if q.To, err = since("to", to, now); err != nil {
+		if q.To, err = parsePastTime("to", to, now); err != nil {
 			return err
 		}
 		if !q.To.IsZero() && !q.To.After(q.From) {
 			return fmt.Errorf("--to is not after --from, so there is nothing between them")
 		}
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			page, err := o.History(ctx, q)
 			if err != nil {
 				return err
 			}
-			return a.show(page, func(w io.Writer) error { return printHistory(w, page) })
+			return a.printResult(page, func(w io.Writer) error { return printHistory(w, page) })
 		})
 	}
 	return c
@@ -78,7 +78,7 @@ func printHistory(w io.Writer, page admin.History) error {
 		}
 		return t.UTC().Format("2006-01-02T15:04:05.000Z")
 	}
-	err := table(w, "COLLECTION\tID\tTYPE\tKEY\tSTATE\tWRITTEN\tSENT\tRECORDS", func(row func(...any)) {
+	err := writeTable(w, "COLLECTION\tID\tTYPE\tKEY\tSTATE\tWRITTEN\tSENT\tRECORDS", func(row func(...any)) {
 		for _, e := range page.Envelopes {
 			records := make([]string, len(e.Sent))
 			for i, p := range e.Sent {

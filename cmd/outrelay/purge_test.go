@@ -35,7 +35,7 @@ func TestPurgeAndHistoryCommands(t *testing.T) {
 	var docs []any
 	for i := range 1234 {
 		docs = append(docs, bson.D{
-			{Key: "_id", Value: "id-" + thousands(int64(i))},
+			{Key: "_id", Value: "id-" + formatThousands(int64(i))},
 			{Key: "aggregatetype", Value: "order"},
 			{Key: "aggregateid", Value: int32(i % 3)},
 			{Key: "type", Value: "Placed"},

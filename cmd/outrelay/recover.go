@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// recovered is the answer of outrelay recover --json.
-type recovered struct {
+// recoverResult is the answer of outrelay recover --json.
+type recoverResult struct {
 	Watcher string `json:"watcher"`
 	Action  string `json:"action"` // sweep, adopt or release
 	DryRun  bool   `json:"dry_run"`
@@ -39,50 +39,50 @@ minutes earlier for the sake of transactions that were open; --dry-run counts by
 --adopt makes state that was copied from another replica set this one's. --release NS lets another watcher read NS.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.Flags().BoolVar(&adopt, "adopt", false, "make state that was copied from another replica set this one's")
 	c.Flags().StringVar(&release, "release", "", "release the claim on a `collection`, as database.collection")
 	c.Flags().StringVar(&from, "from", "", "sweep from this `time` on, with its zone, or as in 2h from so long ago; default: everything")
-	ofSlot(c, &slot)
+	addSlotFlag(c, &slot)
 	c.MarkFlagsMutuallyExclusive("adopt", "release", "from")
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		at, err := instant("from", from, time.Now())
+		at, err := parseZonedPastTime("from", from, time.Now())
 		if err != nil {
 			return err
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			o.Slot = slot
-			r := recovered{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
+			r := recoverResult{Watcher: o.Watcher, DryRun: a.dryRun, Released: release}
 			var err error
 			switch {
 			case adopt:
 				r.Action = "adopt"
-				err = a.adopt(ctx, o)
+				err = a.adoptState(ctx, o)
 			case release != "":
 				r.Action = "release"
-				err = a.release(ctx, o, release)
+				err = a.releaseCollection(ctx, o, release)
 			default:
 				r.Action = "sweep"
-				err = a.sweep(ctx, o, at, &r)
+				err = a.orderSweep(ctx, o, at, &r)
 			}
 			if err != nil {
 				return err
 			}
 			r.Done = !a.dryRun
-			return a.show(r, r.print)
+			return a.printResult(r, r.printRecovery)
 		})
 	}
 	return c
 }
 
-func (a *acting) adopt(ctx context.Context, o admin.Operator) error {
+func (a *operatorCommand) adoptState(ctx context.Context, o admin.Operator) error {
 	if a.dryRun {
 		return nil
 	}
 	return o.Adopt(ctx)
 }
 
-func (a *acting) release(ctx context.Context, o admin.Operator, ns string) error {
+func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operator, ns string) error {
 	namespaces, err := o.Collections(ctx, ns) // an error where there is no such claim
 	if err != nil || a.dryRun || len(namespaces) == 0 {
 		return err
@@ -91,8 +91,8 @@ func (a *acting) release(ctx context.Context, o admin.Operator, ns string) error
 	return err
 }
 
-// sweep counts what it brings before it asks. A document that vanished may have left no collections to count.
-func (a *acting) sweep(ctx context.Context, o admin.Operator, from time.Time, r *recovered) error {
+// orderSweep counts what it brings before it asks. A document that vanished may have left no collections to count.
+func (a *operatorCommand) orderSweep(ctx context.Context, o admin.Operator, from time.Time, r *recoverResult) error {
 	if a.dryRun || !a.yes {
 		var err error
 		if r.Collections, err = o.RecoverPlan(ctx, from); err != nil && !errors.Is(err, admin.ErrNoCollections) {
@@ -105,7 +105,7 @@ func (a *acting) sweep(ctx context.Context, o admin.Operator, from time.Time, r 
 	if a.dryRun {
 		return nil
 	}
-	what := "have " + count(r.Envelopes, "envelope") + " delivered again, with the same ids, which consumers may have seen"
+	what := "have " + countNoun(r.Envelopes, "envelope") + " delivered again, with the same ids, which consumers may have seen"
 	if r.Collections == nil {
 		what = "have everything that it watches delivered again, with the same ids, which consumers may have seen"
 	}
@@ -115,10 +115,10 @@ func (a *acting) sweep(ctx context.Context, o admin.Operator, from time.Time, r 
 	return o.Recover(ctx, from)
 }
 
-func (r *recovered) print(w io.Writer) (err error) {
+func (r *recoverResult) printRecovery(w io.Writer) (err error) {
 	for _, s := range r.Collections {
 		if err == nil && r.DryRun {
-			_, err = fmt.Fprintf(w, "%s: %s\n", s.Collection, count(s.Envelopes, "envelope"))
+			_, err = fmt.Fprintf(w, "%s: %s\n", s.Collection, countNoun(s.Envelopes, "envelope"))
 		}
 	}
 	if err != nil {

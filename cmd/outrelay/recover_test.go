@@ -41,7 +41,7 @@ func TestRecoverCommand(t *testing.T) {
 	if gap() {
 		t.Fatal("a sweep is ordered already")
 	}
-	var r recovered
+	var r recoverResult
 	if g.call(0, &r, "recover", "--yes", "--actor", "ann"); !r.Done || r.Action != "sweep" || r.Watcher != "orders" || !gap() {
 		t.Errorf("%+v", r)
 	}
@@ -49,7 +49,7 @@ func TestRecoverCommand(t *testing.T) {
 	if err != nil || n != 1 {
 		t.Errorf("%d entries in the events log, %v", n, err)
 	}
-	var dry recovered
+	var dry recoverResult
 	if g.call(0, &dry, "recover", "--release", ns, "--dry-run"); dry.Done || dry.Released != ns {
 		t.Errorf("%+v", dry)
 	}

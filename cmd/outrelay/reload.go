@@ -17,12 +17,12 @@ import (
 // mistake changes nothing.
 type reloader struct {
 	*program
-	running config.Config // what the relay was started with
-	told    func(applied, waiting []string, err error)
+	running  config.Config // what the relay was started with
+	onReload func(applied, waiting []string, err error)
 }
 
-// hangUps calls again for each SIGHUP until stop is called, which waits for the last one.
-func (l *reloader) hangUps() (stop func()) {
+// reloadOnHangup calls again for each SIGHUP until stop is called, which waits for the last one.
+func (l *reloader) reloadOnHangup() (stop func()) {
 	received, done := make(chan os.Signal, 1), make(chan struct{})
 	signal.Notify(received, syscall.SIGHUP)
 	var wg sync.WaitGroup
@@ -30,7 +30,7 @@ func (l *reloader) hangUps() (stop func()) {
 		for {
 			select {
 			case <-received:
-				l.again()
+				l.reload()
 			case <-done:
 				return
 			}
@@ -46,11 +46,11 @@ func (l *reloader) hangUps() (stop func()) {
 // levelKey is the one key that counts at once.
 const levelKey = "log.level"
 
-// again reads and applies.
-func (l *reloader) again() {
-	next, _, err := l.load()
+// reload reads and applies.
+func (l *reloader) reload() {
+	next, _, err := l.loadConfig()
 	if err != nil {
-		l.told(nil, nil, err)
+		l.onReload(nil, nil, err)
 		return
 	}
 	next.Node = l.running.Node // made up at each reading where it is not set
@@ -64,5 +64,5 @@ func (l *reloader) again() {
 		l.level.Set(level)
 		applied = []string{levelKey + "=" + strings.ToLower(level.String())}
 	}
-	l.told(applied, waiting, nil)
+	l.onReload(applied, waiting, nil)
 }

@@ -16,18 +16,18 @@ func TestReloadAppliesTheLevelAlone(t *testing.T) {
 	t.Parallel()
 	path := file(t, "retention: 24h\n")
 	p := &program{errOut: io.Discard, env: append(slices.Clone(complete3), "OUTRELAY_MONGODB_STATE=state"), configFile: path}
-	running, log, err := p.loadAndLog()
+	running, log, err := p.loadWithLogger()
 	if err != nil {
 		t.Fatal(err)
 	}
 	var applied, waiting []string
-	l := &reloader{program: p, running: running, told: func(a, w []string, e error) { applied, waiting, err = a, w, e }}
+	l := &reloader{program: p, running: running, onReload: func(a, w []string, e error) { applied, waiting, err = a, w, e }}
 	again := func(text string) {
 		t.Helper()
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		l.again()
+		l.reload()
 	}
 	again("retention: 24h\n")
 	if len(applied)+len(waiting) != 0 || err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 )
 
-// replayListed is how many replays list shows.
-const replayListed = 50
+// maxListedReplays is how many replays list shows.
+const maxListedReplays = 50
 
 // replayFlags are those of an order, and of how it is carried out.
 type replayFlags struct {
@@ -22,7 +22,7 @@ type replayFlags struct {
 	from, to string
 	resume   string
 	wait     bool
-	open     int64
+	maxOpen  int64
 }
 
 func newReplayCommand(p *program) *cobra.Command {
@@ -44,7 +44,7 @@ all at once. It may be interrupted at any moment, and --resume ID goes on where 
   outrelay replay --resume 20261120T081500-1f2e`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	flags := c.Flags()
 	flags.StringVar(&f.from, "from", "", "`time` to begin at, or so long ago, as 2h")
 	flags.StringVar(&f.to, "to", "", "`time` to end before; default: where the watcher is")
@@ -57,20 +57,20 @@ all at once. It may be interrupted at any moment, and --resume ID goes on where 
 	flags.Float64Var(&f.order.Rate, "rate", 0, "`envelopes` a second at most; 0: as fast as the relay takes them")
 	flags.BoolVar(&f.order.Force, "force", false, "also into compacted topics, where an old event becomes the newest of its key")
 	flags.BoolVar(&f.wait, "wait", true, "wait until all are sent")
-	flags.Int64Var(&f.open, "open", admin.DefaultReplayOpen, "envelopes that may be queued and not sent at a time")
+	flags.Int64Var(&f.maxOpen, "open", admin.DefaultReplayOpen, "envelopes that may be queued and not sent at a time")
 	flags.StringVar(&f.resume, "resume", "", "go on with the replay of this `id`")
 	for _, name := range []string{"from", "to", "id", "key", "type", "aggregate-type", "topic", "collection", "rate", "force", "dry-run"} {
 		c.MarkFlagsMutuallyExclusive("resume", name)
 	}
-	c.RunE = func(c *cobra.Command, _ []string) error { return f.run(c.Context(), a) }
+	c.RunE = func(c *cobra.Command, _ []string) error { return f.runReplay(c.Context(), a) }
 	c.AddCommand(newReplayListCommand(p), newReplayCancelCommand(p))
 	return c
 }
 
-// replays runs do with the configured watcher's replayer.
-func (a *acting) replays(ctx context.Context, do func(ctx context.Context, r admin.Replayer) error) error {
-	return a.run(ctx, func(ctx context.Context, o admin.Operator) error {
-		cfg, _, err := a.p.load()
+// withReplayer runs do with the configured watcher's replayer.
+func (a *operatorCommand) withReplayer(ctx context.Context, do func(ctx context.Context, r admin.Replayer) error) error {
+	return a.withOperator(ctx, func(ctx context.Context, o admin.Operator) error {
+		cfg, _, err := a.p.loadConfig()
 		if err != nil {
 			return err
 		}
@@ -84,23 +84,23 @@ func (a *acting) replays(ctx context.Context, do func(ctx context.Context, r adm
 	})
 }
 
-func (f *replayFlags) run(ctx context.Context, a *acting) (err error) {
+func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) (err error) {
 	now := time.Now()
-	if f.order.From, err = since("from", f.from, now); err != nil {
+	if f.order.From, err = parsePastTime("from", f.from, now); err != nil {
 		return err
 	}
-	if f.order.To, err = since("to", f.to, now); err != nil {
+	if f.order.To, err = parsePastTime("to", f.to, now); err != nil {
 		return err
 	}
 	switch {
 	case f.order.Rate < 0:
 		return errors.New("--rate must not be negative; 0 is as fast as the relay takes them")
-	case f.open < 1:
+	case f.maxOpen < 1:
 		return errors.New("--open must be at least 1")
 	case !f.order.To.IsZero() && !f.order.From.Before(f.order.To):
 		return errors.New("--from must be before --to")
 	}
-	return a.replays(ctx, func(ctx context.Context, r admin.Replayer) error {
+	return a.withReplayer(ctx, func(ctx context.Context, r admin.Replayer) error {
 		if f.resume != "" {
 			return f.carryOut(ctx, a, r, f.resume, -1)
 		}
@@ -112,10 +112,10 @@ func (f *replayFlags) run(ctx context.Context, a *acting) (err error) {
 			return err
 		}
 		if a.dryRun {
-			return a.show(plan, func(w io.Writer) error { return printReplayPlan(w, plan) })
+			return a.printResult(plan, func(w io.Writer) error { return printReplayPlan(w, plan) })
 		}
 		if plan.Found > 0 {
-			if err := a.confirm(ctx, fmt.Sprintf("send %s of watcher %s again", count(plan.Found, "envelope"), plan.Watcher)); err != nil {
+			if err := a.confirm(ctx, fmt.Sprintf("send %s of watcher %s again", countNoun(plan.Found, "envelope"), plan.Watcher)); err != nil {
 				return err
 			}
 		}
@@ -131,52 +131,52 @@ func (f *replayFlags) run(ctx context.Context, a *acting) (err error) {
 }
 
 // carryOut runs a replay to its end, or until it is interrupted.
-func (f *replayFlags) carryOut(ctx context.Context, a *acting, r admin.Replayer, id string, found int64) error {
-	bar := a.progress("sent", found)
-	defer bar.end()
-	i, err := r.Run(ctx, id, admin.ReplayRun{Wait: f.wait, Open: f.open, Progress: func(i admin.ReplayInfo) {
-		bar.to(i.Queued + i.Skipped - i.Outstanding)
+func (f *replayFlags) carryOut(ctx context.Context, a *operatorCommand, r admin.Replayer, id string, found int64) error {
+	bar := a.startProgress("sent", found)
+	defer bar.clear()
+	i, err := r.Run(ctx, id, admin.ReplayRun{Wait: f.wait, Open: f.maxOpen, Progress: func(i admin.ReplayInfo) {
+		bar.setDone(i.Queued + i.Skipped - i.Outstanding)
 	}})
-	bar.end()
+	bar.clear()
 	if err != nil {
-		if i.ID != "" && (ctx.Err() != nil || exitCode(outcome(err)) == exitTemporary) {
-			err = fmt.Errorf("%s queued so far; go on with outrelay replay --resume %s (%w)", count(i.Queued, "envelope"), id, err)
+		if i.ID != "" && (ctx.Err() != nil || exitCode(classifyError(err)) == exitTemporary) {
+			err = fmt.Errorf("%s queued so far; go on with outrelay replay --resume %s (%w)", countNoun(i.Queued, "envelope"), id, err)
 		}
 		return err
 	}
-	return a.show(i, func(w io.Writer) error {
+	return a.printResult(i, func(w io.Writer) error {
 		done := "queued; the relay sends them"
 		if f.wait {
 			done = "sent again"
 		}
-		_, err := fmt.Fprintf(w, "replay %s: %s %s, %s skipped\n", i.ID, count(i.Queued, "envelope"), done, thousands(i.Skipped))
+		_, err := fmt.Fprintf(w, "replay %s: %s %s, %s skipped\n", i.ID, countNoun(i.Queued, "envelope"), done, formatThousands(i.Skipped))
 		return err
 	})
 }
 
 func printReplayPlan(w io.Writer, p admin.ReplayPlan) error {
-	fmt.Fprintf(w, "%s would be sent again", count(p.Found, "envelope"))
+	fmt.Fprintf(w, "%s would be sent again", countNoun(p.Found, "envelope"))
 	if p.LeftOut > 0 {
-		fmt.Fprintf(w, ", %s left out for no wanted topic", thousands(p.LeftOut))
+		fmt.Fprintf(w, ", %s left out for no wanted topic", formatThousands(p.LeftOut))
 	}
 	fmt.Fprintf(w, "; the watcher has passed %s\n", p.Until.Local().Format(time.DateTime))
 	if p.Found == 0 {
 		return nil
 	}
-	if err := table(w, "TOPIC\tRECORDS\t", func(row func(cells ...any)) {
+	if err := writeTable(w, "TOPIC\tRECORDS\t", func(row func(cells ...any)) {
 		for _, t := range p.Topics {
 			note := " "
 			if t.Compacted {
 				note = "compacted: needs --force"
 			}
-			row(t.Name, thousands(t.Found), note)
+			row(t.Name, formatThousands(t.Found), note)
 		}
 	}); err != nil {
 		return err
 	}
-	return table(w, "COLLECTION\tENVELOPES", func(row func(cells ...any)) {
+	return writeTable(w, "COLLECTION\tENVELOPES", func(row func(cells ...any)) {
 		for _, c := range p.Collections {
-			row(c.Name, thousands(c.Found))
+			row(c.Name, formatThousands(c.Found))
 		}
 	})
 }
@@ -187,17 +187,17 @@ func newReplayListCommand(p *program) *cobra.Command {
 		Short: "Show the latest replays of the watcher",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			list, err := admin.Replayer{Operator: o}.List(ctx, replayListed)
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			list, err := admin.Replayer{Operator: o}.List(ctx, maxListedReplays)
 			if err != nil {
 				return err
 			}
-			return a.show(map[string]any{"replays": list}, func(w io.Writer) error {
-				return table(w, "ID\tSTATE\tBY\tSTARTED\tFOUND\tQUEUED\tSKIPPED", func(row func(cells ...any)) {
+			return a.printResult(map[string]any{"replays": list}, func(w io.Writer) error {
+				return writeTable(w, "ID\tSTATE\tBY\tSTARTED\tFOUND\tQUEUED\tSKIPPED", func(row func(cells ...any)) {
 					for _, i := range list {
-						row(i.ID, i.State, i.Actor, i.StartedAt.Local().Format(time.DateTime), thousands(i.Found), thousands(i.Queued), thousands(i.Skipped))
+						row(i.ID, i.State, i.Actor, i.StartedAt.Local().Format(time.DateTime), formatThousands(i.Found), formatThousands(i.Queued), formatThousands(i.Skipped))
 					}
 				})
 			})
@@ -212,14 +212,14 @@ func newReplayCancelCommand(p *program) *cobra.Command {
 		Short: "End a replay that was broken off: what it has queued is sent, the rest is not",
 		Args:  cobra.ExactArgs(1),
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.Flags().StringVar(&a.actor, "actor", "", "`name` that the events log gets; default: the user's")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.brief(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperatorBriefly(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			if err := (admin.Replayer{Operator: o}).Cancel(ctx, args[0]); err != nil {
 				return err
 			}
-			return a.show(map[string]string{"cancelled": args[0]}, func(w io.Writer) error {
+			return a.printResult(map[string]string{"cancelled": args[0]}, func(w io.Writer) error {
 				_, err := fmt.Fprintf(w, "replay %s is cancelled\n", args[0])
 				return err
 			})

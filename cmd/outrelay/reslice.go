@@ -29,7 +29,7 @@ If an owner does not release in time, or a partition cannot be fenced, nothing i
 command is killed, the slots stay paused: run it again, or run outrelay resume.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.Flags().IntVar(&want.Slots, "slots", 0, "the `number` of slots that it is to have")
 	c.Flags().DurationVar(&want.Wait, "wait", time.Minute, "how long the owners may take to drain and release, and the brokers to fence")
 	if err := c.MarkFlagRequired("slots"); err != nil {
@@ -39,25 +39,25 @@ command is killed, the slots stay paused: run it again, or run outrelay resume.`
 		if want.Wait <= 0 {
 			return fmt.Errorf("--wait must be a positive duration such as 1m")
 		}
-		return a.reslice(c.Context(), want)
+		return a.runReslice(c.Context(), want)
 	}
 	return c
 }
 
-func (a *acting) reslice(ctx context.Context, want app.Reslice) error {
-	cfg, log, err := a.p.loadAndLog()
+func (a *operatorCommand) runReslice(ctx context.Context, want app.Reslice) error {
+	cfg, log, err := a.p.loadWithLogger()
 	if err != nil {
 		return err
 	}
-	want.DryRun, want.Actor = true, a.who()
+	want.DryRun, want.Actor = true, a.actorName()
 	r, err := app.RunReslice(ctx, cfg, log, want)
 	if err != nil {
-		return outcome(err)
+		return classifyError(err)
 	}
 	if a.dryRun || r.Done {
-		return a.show(r, func(w io.Writer) error { return printReslice(w, r) })
+		return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
 	}
-	if err := a.confirm(ctx, fmt.Sprintf("stop watcher %s for some seconds and divide it into %s instead of %d", r.Watcher, count(int64(want.Slots), "slot"), r.From)); err != nil {
+	if err := a.confirm(ctx, fmt.Sprintf("stop watcher %s for some seconds and divide it into %s instead of %d", r.Watcher, countNoun(int64(want.Slots), "slot"), r.From)); err != nil {
 		return err
 	}
 	want.DryRun = false
@@ -67,9 +67,9 @@ func (a *acting) reslice(ctx context.Context, want app.Reslice) error {
 		}
 	}
 	if r, err = app.RunReslice(ctx, cfg, log, want); err != nil {
-		return outcome(err)
+		return classifyError(err)
 	}
-	return a.show(r, func(w io.Writer) error { return printReslice(w, r) })
+	return a.printResult(r, func(w io.Writer) error { return printReslice(w, r) })
 }
 
 func printReslice(w io.Writer, r app.ResliceReport) error {
@@ -85,22 +85,22 @@ func printReslice(w io.Writer, r app.ResliceReport) error {
 			return err
 		}
 	}
-	if err := printKept(w, r); err != nil {
+	if err := printKeptOrders(w, r); err != nil {
 		return err
 	}
-	text := fmt.Sprintf("has %s now; set slots: %d in its configuration and restart its processes", count(int64(r.To), "slot"), r.To)
+	text := fmt.Sprintf("has %s now; set slots: %d in its configuration and restart its processes", countNoun(int64(r.To), "slot"), r.To)
 	switch {
 	case r.From == r.To:
-		text = fmt.Sprintf("has %s already", count(int64(r.To), "slot"))
+		text = fmt.Sprintf("has %s already", countNoun(int64(r.To), "slot"))
 	case r.DryRun:
-		text = fmt.Sprintf("would be divided into %s instead of %d; nothing was done", count(int64(r.To), "slot"), r.From)
+		text = fmt.Sprintf("would be divided into %s instead of %d; nothing was done", countNoun(int64(r.To), "slot"), r.From)
 	}
 	_, err := fmt.Fprintf(w, "watcher %s: %s\n", r.Watcher, text)
 	return err
 }
 
-// printKept lists the pauses and pins that go on, and the pins that do not.
-func printKept(w io.Writer, r app.ResliceReport) error {
+// printKeptOrders lists the pauses and pins that go on, and the pins that do not.
+func printKeptOrders(w io.Writer, r app.ResliceReport) error {
 	var lines []string
 	add := func(slot, text string) { lines = append(lines, r.Watcher+"/"+slot+": "+text) }
 	for _, s := range r.New {

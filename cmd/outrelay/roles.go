@@ -69,7 +69,7 @@ where roles are made already, outrelay doctor says.
 
 // loadWithoutServers is load for a command that asks no server: the addresses may be missing.
 func (p *program) loadWithoutServers() (config.Config, error) {
-	cfg, _, err := p.load()
+	cfg, _, err := p.loadConfig()
 	if err == nil {
 		return cfg, nil
 	}
@@ -80,11 +80,11 @@ func (p *program) loadWithoutServers() (config.Config, error) {
 	env := p.env
 	defer func() { p.env = env }()
 	for _, one := range problems.List {
-		if nowhere := map[string]string{"mongodb.uri": "mongodb://mongodb", "kafka.brokers": "broker:9092"}[one.Path]; nowhere != "" && value(env, config.EnvName(one.Path)) == "" {
+		if nowhere := map[string]string{"mongodb.uri": "mongodb://mongodb", "kafka.brokers": "broker:9092"}[one.Path]; nowhere != "" && envValue(env, config.EnvName(one.Path)) == "" {
 			p.env = append(p.env[:len(p.env):len(p.env)], config.EnvName(one.Path)+"="+nowhere)
 		}
 	}
-	if cfg, _, second := p.load(); second == nil {
+	if cfg, _, second := p.loadConfig(); second == nil {
 		return cfg, nil
 	}
 	return cfg, err

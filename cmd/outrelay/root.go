@@ -31,28 +31,28 @@ type program struct {
 	exit        func(code int) // ends the process at once
 
 	configFile string
-	set        []string
-	named      map[string]*string // named flags, by the key they stand for
+	setFlags   []string
+	namedFlags map[string]*string // named flags, by the key they stand for
 
 	level slog.LevelVar
 
-	mu       sync.Mutex
-	hardStop []func()
+	mu        sync.Mutex
+	hardStops []func()
 }
 
-// run executes one command line and returns the exit code. It installs the signal handling for the time it runs.
-func run(ctx context.Context, args, env []string, in io.Reader, out, errOut io.Writer) int {
+// runCommandLine executes one command line and returns the exit code. It installs the signal handling for the time it runs.
+func runCommandLine(ctx context.Context, args, env []string, in io.Reader, out, errOut io.Writer) int {
 	p := &program{in: in, out: out, errOut: errOut, env: env, exit: os.Exit}
-	ctx, stop := p.signals(ctx)
+	ctx, stop := p.handleSignals(ctx)
 	defer stop()
-	return p.execute(ctx, args)
+	return p.executeCommand(ctx, args)
 }
 
-func (p *program) execute(ctx context.Context, args []string) int {
+func (p *program) executeCommand(ctx context.Context, args []string) int {
 	root := newRootCommand(p)
 	root.SetArgs(args)
 	err := root.ExecuteContext(ctx)
-	if err != nil && !errors.As(err, new(silent)) {
+	if err != nil && !errors.As(err, new(reportedError)) {
 		fmt.Fprintln(p.errOut, "outrelay: "+logging.Clean(err.Error()))
 	}
 	return exitCode(err)
@@ -112,9 +112,9 @@ func newRootCommand(p *program) *cobra.Command {
 	root.SetOut(p.out)
 	root.SetErr(p.errOut)
 	flags := root.PersistentFlags()
-	flags.StringVarP(&p.configFile, "config", "c", value(p.env, "OUTRELAY_CONFIG"), "YAML `file` with the configuration; none takes everything from the environment")
-	flags.StringArrayVar(&p.set, "set", nil, "set one key, as `path=value`; wins over the file and the environment; may be repeated")
-	p.named = make(map[string]*string)
+	flags.StringVarP(&p.configFile, "config", "c", envValue(p.env, "OUTRELAY_CONFIG"), "YAML `file` with the configuration; none takes everything from the environment")
+	flags.StringArrayVar(&p.setFlags, "set", nil, "set one key, as `path=value`; wins over the file and the environment; may be repeated")
+	p.namedFlags = make(map[string]*string)
 	for _, f := range []struct{ name, key, usage string }{
 		{"watcher", "watcher", "`name` of the watcher"},
 		{"watch", "watch", "outbox `collections` to watch, separated by commas"},
@@ -123,17 +123,17 @@ func newRootCommand(p *program) *cobra.Command {
 		{"log-level", "log.level", "debug, info, warn or error"},
 		{"log-format", "log.format", "auto, text or json"},
 	} {
-		p.named[f.key] = flags.String(f.name, "", f.usage)
+		p.namedFlags[f.key] = flags.String(f.name, "", f.usage)
 	}
-	complete(root)
+	registerCompletions(root)
 	for _, make := range commands() {
 		root.AddCommand(make(p))
 	}
 	return root
 }
 
-// complete teaches the shell what the flags of the root take.
-func complete(root *cobra.Command) {
+// registerCompletions teaches the shell what the flags of the root take.
+func registerCompletions(root *cobra.Command) {
 	fixed := func(words ...string) cobra.CompletionFunc {
 		return cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)
 	}
@@ -153,10 +153,10 @@ func complete(root *cobra.Command) {
 	}
 }
 
-// load reads the configuration as the flags say. Warnings are returned for the caller to log.
-func (p *program) load() (config.Config, []string, error) {
-	set := p.set
-	for key, v := range p.named {
+// loadConfig reads the configuration as the flags say. Warnings are returned for the caller to log.
+func (p *program) loadConfig() (config.Config, []string, error) {
+	set := p.setFlags
+	for key, v := range p.namedFlags {
 		if *v != "" {
 			set = append(set[:len(set):len(set)], key+"="+*v)
 		}
@@ -164,8 +164,8 @@ func (p *program) load() (config.Config, []string, error) {
 	return config.Load(p.configFile, p.env, set)
 }
 
-// logger makes the logger of a configuration, on standard error. Its level follows p.level from then on.
-func (p *program) logger(c config.Log) *slog.Logger {
+// newLogger makes the logger of a configuration, on standard error. Its level follows p.level from then on.
+func (p *program) newLogger(c config.Log) *slog.Logger {
 	level, err := logging.ParseLevel(c.Level)
 	if err != nil {
 		level = slog.LevelInfo // Load lets no other level through; a Config made by hand may have one
@@ -174,13 +174,13 @@ func (p *program) logger(c config.Log) *slog.Logger {
 	return slog.New(logging.Limit(logging.New(p.errOut, &p.level, logging.Format(c.Format))))
 }
 
-// loadAndLog is load with a logger that has told the warnings.
-func (p *program) loadAndLog() (config.Config, *slog.Logger, error) {
-	cfg, warnings, err := p.load()
+// loadWithLogger is load with a logger that has told the warnings.
+func (p *program) loadWithLogger() (config.Config, *slog.Logger, error) {
+	cfg, warnings, err := p.loadConfig()
 	if err != nil {
 		return cfg, nil, err
 	}
-	log := p.logger(cfg.Log)
+	log := p.newLogger(cfg.Log)
 	for _, w := range warnings {
 		log.Warn(w)
 	}
@@ -196,22 +196,22 @@ type codeError struct {
 func (e *codeError) Error() string { return e.err.Error() }
 func (e *codeError) Unwrap() error { return e.err }
 
-// temporary marks err as one that may go away: the process exits with 75. A nil err stays nil.
-func temporary(err error) error {
+// markTemporary marks err as one that may go away: the process exits with 75. A nil err stays nil.
+func markTemporary(err error) error {
 	if err == nil {
 		return nil
 	}
 	return &codeError{exitTemporary, err}
 }
 
-// silent is a failure that was told already: it only sets the exit code.
-type silent int
+// reportedError is a failure that was told already: it only sets the exit code.
+type reportedError int
 
-func (s silent) Error() string { return fmt.Sprintf("exit code %d", int(s)) }
+func (s reportedError) Error() string { return fmt.Sprintf("exit code %d", int(s)) }
 
 func exitCode(err error) int {
 	var coded *codeError
-	var told silent
+	var told reportedError
 	switch {
 	case err == nil:
 		return exitOK
@@ -223,8 +223,8 @@ func exitCode(err error) int {
 	return exitConfig
 }
 
-// value is the value of an environment variable.
-func value(env []string, name string) string {
+// envValue is the value of an environment variable.
+func envValue(env []string, name string) string {
 	for i := len(env) - 1; i >= 0; i-- {
 		if rest, ok := strings.CutPrefix(env[i], name+"="); ok {
 			return rest

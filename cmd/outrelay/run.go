@@ -22,12 +22,12 @@ start. Renewed certificates need no signal.
 
 Several processes may run with the same configuration: one works, the others take over when it stops or dies.`,
 		Args: cobra.NoArgs,
-		RunE: func(c *cobra.Command, _ []string) error { return p.relay(c.Context()) },
+		RunE: func(c *cobra.Command, _ []string) error { return p.runRelay(c.Context()) },
 	}
 }
 
-func (p *program) relay(ctx context.Context) error {
-	cfg, log, err := p.loadAndLog()
+func (p *program) runRelay(ctx context.Context) error {
+	cfg, log, err := p.loadWithLogger()
 	if err != nil {
 		return err
 	}
@@ -39,12 +39,12 @@ func (p *program) relay(ctx context.Context) error {
 	limitMemory(p.env, int64(cfg.Limits.Memory))
 	log.Info("outrelay starts", "version", version, "watcher", cfg.Watcher, "node", cfg.Node, "watch", cfg.Watch,
 		"mongodb", cfg.MongoDB.URI, "kafka", cfg.Kafka.Brokers, "http", cfg.HTTP.Listen)
-	defer (&reloader{program: p, running: cfg, told: r.Reloaded}).hangUps()()
+	defer (&reloader{program: p, running: cfg, onReload: r.Reloaded}).reloadOnHangup()()
 	err = r.Run(ctx)
 	if errors.Is(err, app.ErrOutdated) {
 		return err // starting it again does not help
 	}
-	return temporary(err)
+	return markTemporary(err)
 }
 
 // heapGrowth is the garbage collector's percentage. The way of an event allocates next to nothing, so that half the usual
@@ -54,10 +54,10 @@ const heapGrowth = 50
 // limitMemory tells the garbage collector what the budget allows, as a backstop: half as much again for what is not
 // envelopes; and has it keep the heap small. GOMEMLIMIT and GOGC in the environment win.
 func limitMemory(env []string, budget int64) {
-	if value(env, "GOMEMLIMIT") == "" {
+	if envValue(env, "GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budget + budget/2)
 	}
-	if value(env, "GOGC") == "" {
+	if envValue(env, "GOGC") == "" {
 		debug.SetGCPercent(heapGrowth)
 	}
 }

@@ -37,21 +37,21 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 		Short: "List the kinds of sagas that services have registered, with their numbers",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			types, err := k.SagaTypes(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(sagaTypes{types}, func(w io.Writer) error {
+			return a.printResult(sagaTypes{types}, func(w io.Writer) error {
 				if len(types) == 0 {
 					_, err := fmt.Fprintln(w, "no service of this watcher's databases has registered a saga")
 					return err
 				}
-				return table(w, "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER", func(row func(...any)) {
+				return writeTable(w, "SAGA\tDATABASE\tINSTANCES\tIDS\tOWNER", func(row func(...any)) {
 					for _, t := range types {
-						row(t.Name, t.Database, thousands(t.Count), t.IDKind, t.Owner)
+						row(t.Name, t.Database, formatThousands(t.Count), t.IDKind, t.Owner)
 					}
 				})
 			})
@@ -60,8 +60,8 @@ func newSagaTypesCommand(p *program) *cobra.Command {
 	return c
 }
 
-// databaseOf is the database that was named, or the only one that has such a saga.
-func databaseOf(ctx context.Context, k admin.Desk, named, saga string) (string, error) {
+// findSagaDatabase is the database that was named, or the only one that has such a saga.
+func findSagaDatabase(ctx context.Context, k admin.Desk, named, saga string) (string, error) {
 	if named != "" {
 		return named, nil
 	}
@@ -95,7 +95,7 @@ func newSagaListCommand(p *program) *cobra.Command {
 tombstones are removed.`,
 		Args: cobra.ExactArgs(1),
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.Flags().StringVar(&database, "database", "", "the service's `database`; needed where several have a saga of that name")
 	c.Flags().IntVar(&limit, "limit", 50, "instances on a page, at most 1000")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the page before ended with")
@@ -103,8 +103,8 @@ tombstones are removed.`,
 		if limit < 1 || limit > admin.MaxPage {
 			return fmt.Errorf("--limit must be from 1 to %d", admin.MaxPage)
 		}
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			db, err := databaseOf(ctx, k, database, args[0])
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			db, err := findSagaDatabase(ctx, k, database, args[0])
 			if err != nil {
 				return err
 			}
@@ -112,7 +112,7 @@ tombstones are removed.`,
 			if err != nil {
 				return err
 			}
-			return a.show(page, func(w io.Writer) error { return printSagas(w, page) })
+			return a.printResult(page, func(w io.Writer) error { return printSagas(w, page) })
 		})
 	}
 	return c
@@ -123,23 +123,23 @@ func printSagas(w io.Writer, page admin.SagaPage) error {
 		_, err := fmt.Fprintln(w, "there is none")
 		return err
 	}
-	err := table(w, "ID\tCHANGED\tBEGUN\tCOMPLETED\tVERSION", func(row func(...any)) {
+	err := writeTable(w, "ID\tCHANGED\tBEGUN\tCOMPLETED\tVERSION", func(row func(...any)) {
 		for _, s := range page.Sagas {
-			row(s.ID, s.UpdatedAt.Local().Format(time.DateTime), s.CreatedAt.Local().Format(time.DateTime), local(s.CompletedAt), s.Version)
+			row(s.ID, s.UpdatedAt.Local().Format(time.DateTime), s.CreatedAt.Local().Format(time.DateTime), formatLocal(s.CompletedAt), s.Version)
 		}
 	})
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s of %s\n", thousands(int64(len(page.Sagas))), count(page.Total, "instance"))
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Sagas))), countNoun(page.Total, "instance"))
 	if page.Next != "" {
 		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
 	}
 	return nil
 }
 
-// local is a time for people; "" for none.
-func local(t *time.Time) string {
+// formatLocal is a time for people; "" for none.
+func formatLocal(t *time.Time) string {
 	if t == nil || t.IsZero() {
 		return ""
 	}
@@ -154,12 +154,12 @@ func newSagaShowCommand(p *program) *cobra.Command {
 		Short: "Show one saga: since when, what it waits for, and with --state what it holds",
 		Args:  cobra.ExactArgs(2),
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.Flags().StringVar(&database, "database", "", "the service's `database`; needed where several have a saga of that name")
 	c.Flags().BoolVar(&state, "state", false, "its state as well, which is the service's data")
 	c.RunE = func(c *cobra.Command, args []string) error {
-		return a.look(c.Context(), func(ctx context.Context, k admin.Desk) error {
-			db, err := databaseOf(ctx, k, database, args[0])
+		return a.withDeskBriefly(c.Context(), func(ctx context.Context, k admin.Desk) error {
+			db, err := findSagaDatabase(ctx, k, database, args[0])
 			if err != nil {
 				return err
 			}
@@ -167,7 +167,7 @@ func newSagaShowCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.show(s, func(w io.Writer) error { return printSaga(w, s) })
+			return a.printResult(s, func(w io.Writer) error { return printSaga(w, s) })
 		})
 	}
 	return c
@@ -176,15 +176,15 @@ func newSagaShowCommand(p *program) *cobra.Command {
 func printSaga(w io.Writer, s admin.Saga) error {
 	line := func(name, text string) {
 		if text != "" {
-			fmt.Fprintf(w, "%-14s %s\n", name, oneLine(text))
+			fmt.Fprintf(w, "%-14s %s\n", name, sanitizeLine(text))
 		}
 	}
 	line("saga", s.Saga+" of "+s.Database)
 	line("id", s.ID)
-	line("begun", local(&s.CreatedAt))
-	line("changed", fmt.Sprintf("%s, version %d", local(&s.UpdatedAt), s.Version))
-	line("completed", local(s.CompletedAt))
-	line("removed at", local(s.ExpiresAt))
+	line("begun", formatLocal(&s.CreatedAt))
+	line("changed", fmt.Sprintf("%s, version %d", formatLocal(&s.UpdatedAt), s.Version))
+	line("completed", formatLocal(s.CompletedAt))
+	line("removed at", formatLocal(s.ExpiresAt))
 	line("timeouts", strings.Join(s.Timeouts, ", "))
 	if s.Compensations > 0 {
 		line("compensations", fmt.Sprint(s.Compensations))
@@ -203,7 +203,7 @@ func printSaga(w io.Writer, s admin.Saga) error {
 		return fmt.Errorf("writing the state: %w", err)
 	}
 	for text := range strings.Lines(pretty.String()) {
-		fmt.Fprintln(w, oneLine(strings.TrimRight(text, "\n")))
+		fmt.Fprintln(w, sanitizeLine(strings.TrimRight(text, "\n")))
 	}
 	return nil
 }

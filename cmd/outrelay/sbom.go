@@ -36,22 +36,22 @@ type hash struct {
 	Content   string `json:"content"`
 }
 
-func billOf(b build, info *debug.BuildInfo) bill {
-	main := module("application", info.Main.Path, b.Version, "")
+func newBill(b build, info *debug.BuildInfo) bill {
+	main := moduleComponent("application", info.Main.Path, b.Version, "")
 	out := bill{Format: "CycloneDX", Spec: "1.6", Version: 1, Metadata: billMeta{main}, Components: []component{
-		module("library", "std", strings.TrimPrefix(b.Go, "go"), ""),
+		moduleComponent("library", "std", strings.TrimPrefix(b.Go, "go"), ""),
 	}}
 	for _, d := range info.Deps {
 		if d.Replace != nil {
 			d = d.Replace
 		}
-		out.Components = append(out.Components, module("library", d.Path, d.Version, d.Sum))
+		out.Components = append(out.Components, moduleComponent("library", d.Path, d.Version, d.Sum))
 	}
 	return out
 }
 
-// module names a Go module. sum is that of go.sum, "h1:" and the SHA-256 over the module's files in base64.
-func module(kind, path, version, sum string) component {
+// moduleComponent names a Go module. sum is that of go.sum, "h1:" and the SHA-256 over the module's files in base64.
+func moduleComponent(kind, path, version, sum string) component {
 	parts := strings.Split(path, "/")
 	for i := range parts {
 		parts[i] = url.PathEscape(parts[i])

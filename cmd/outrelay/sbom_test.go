@@ -13,7 +13,7 @@ func TestBillOfMaterials(t *testing.T) {
 		{Path: "a.org/b", Version: "v1.2.3", Sum: "h1:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="},
 		{Path: "a.org/old", Version: "v1.0.0", Replace: &debug.Module{Path: "a.org/new", Version: "v2.0.0+incompatible"}},
 	}}
-	b := billOf(build{Version: "1.0.0", Go: "go1.26.1"}, info)
+	b := newBill(build{Version: "1.0.0", Go: "go1.26.1"}, info)
 	if b.Metadata.Component.PURL != "pkg:golang/github.com/outrelay/outrelay@1.0.0" || len(b.Components) != 3 || b.Components[0].PURL != "pkg:golang/std@1.26.1" {
 		t.Errorf("%+v", b)
 	}

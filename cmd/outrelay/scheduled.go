@@ -31,7 +31,7 @@ type scheduledFilter struct {
 	from, before string
 }
 
-func scheduledFilterOf(c *cobra.Command) *scheduledFilter {
+func addScheduledFilterFlags(c *cobra.Command) *scheduledFilter {
 	f := &scheduledFilter{}
 	flags := c.Flags()
 	flags.StringVar(&f.Collection, "collection", "", "only those of this `outbox`, as database.collection; default: all of the watcher's")
@@ -42,23 +42,23 @@ func scheduledFilterOf(c *cobra.Command) *scheduledFilter {
 	return f
 }
 
-// read takes what needs parsing. The ids are the arguments of the command.
-func (f *scheduledFilter) read(ids []string) (err error) {
+// parseArgs takes what needs parsing. The ids are the arguments of the command.
+func (f *scheduledFilter) parseArgs(ids []string) (err error) {
 	f.IDs = ids
 	now := time.Now()
-	if f.From, err = until("due-from", f.from, now); err == nil {
-		f.To, err = until("due-before", f.before, now)
+	if f.From, err = parseFutureTime("due-from", f.from, now); err == nil {
+		f.To, err = parseFutureTime("due-before", f.before, now)
 	}
 	return err
 }
 
-// until reads the value of a flag that is a time or, as in 2h, so long from now. "" is the zero time. Without a zone it is
+// parseFutureTime reads the value of a flag that is a time or, as in 2h, so long from now. "" is the zero time. Without a zone it is
 // UTC.
-func until(flag, text string, now time.Time) (time.Time, error) {
+func parseFutureTime(flag, text string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil {
 		return now.Add(d), nil
 	}
-	at, err := since(flag, text, now)
+	at, err := parsePastTime(flag, text, now)
 	if err != nil {
 		return at, fmt.Errorf("--%s %q is neither a time such as 2026-11-20T08:00:00Z nor a duration from now such as 2h", flag, text)
 	}
@@ -72,22 +72,22 @@ func newScheduledListCommand(p *program) *cobra.Command {
 		Use:   "list [ID...]",
 		Short: "List scheduled envelopes, the next due first, without their payloads",
 	}
-	a, f := p.looking(c), scheduledFilterOf(c)
+	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
 	c.Flags().IntVar(&limit, "limit", 100, "envelopes on a page, at most 10000")
 	c.Flags().StringVar(&after, "after", "", "the `cursor` that the page before ended with")
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
 		if limit < 1 || limit > 10_000 {
 			return errors.New("--limit must be from 1 to 10000")
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			page, err := o.ScheduledList(ctx, f.ScheduledFilter, limit, after)
 			if err != nil {
 				return err
 			}
-			return a.show(page, func(w io.Writer) error { return printScheduled(w, page) })
+			return a.printResult(page, func(w io.Writer) error { return printScheduled(w, page) })
 		})
 	}
 	return c
@@ -98,7 +98,7 @@ func printScheduled(w io.Writer, page admin.ScheduledPage) error {
 		_, err := fmt.Fprintln(w, "no scheduled envelope matches")
 		return err
 	}
-	err := table(w, "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES", func(row func(...any)) {
+	err := writeTable(w, "DUE\tID\tTYPE\tAGGREGATE\tCOLLECTION\tEXPIRES", func(row func(...any)) {
 		for _, e := range page.Events {
 			expires := "-"
 			if !e.ExpiresAt.IsZero() {
@@ -110,7 +110,7 @@ func printScheduled(w io.Writer, page admin.ScheduledPage) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(w, "%s of %s\n", thousands(int64(len(page.Events))), count(page.Total, "scheduled envelope"))
+	fmt.Fprintf(w, "%s of %s\n", formatThousands(int64(len(page.Events))), countNoun(page.Total, "scheduled envelope"))
 	if page.Next != "" {
 		fmt.Fprintf(w, "next page: --after %s\n", page.Next)
 	}
@@ -123,7 +123,7 @@ type scheduledGroups struct {
 	Count  int64                  `json:"count"`
 }
 
-func groupsOf(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) (scheduledGroups, error) {
+func countScheduled(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) (scheduledGroups, error) {
 	groups, err := o.ScheduledSummary(ctx, f)
 	g := scheduledGroups{Groups: groups}
 	for _, x := range groups {
@@ -132,18 +132,18 @@ func groupsOf(ctx context.Context, o admin.Operator, f admin.ScheduledFilter) (s
 	return g, err
 }
 
-func (g scheduledGroups) print(w io.Writer) error {
+func (g scheduledGroups) printGroups(w io.Writer) error {
 	if g.Count == 0 {
 		_, err := fmt.Fprintln(w, "no scheduled envelope matches")
 		return err
 	}
-	err := table(w, "COUNT\tTYPE\tEARLIEST\tLATEST", func(row func(...any)) {
+	err := writeTable(w, "COUNT\tTYPE\tEARLIEST\tLATEST", func(row func(...any)) {
 		for _, x := range g.Groups {
-			row(thousands(x.Count), x.Type, x.Earliest.Local().Format(time.DateTime), x.Latest.Local().Format(time.DateTime))
+			row(formatThousands(x.Count), x.Type, x.Earliest.Local().Format(time.DateTime), x.Latest.Local().Format(time.DateTime))
 		}
 	})
 	if err == nil {
-		_, err = fmt.Fprintln(w, count(g.Count, "scheduled envelope"))
+		_, err = fmt.Fprintln(w, countNoun(g.Count, "scheduled envelope"))
 	}
 	return err
 }
@@ -153,24 +153,24 @@ func newScheduledSummaryCommand(p *program) *cobra.Command {
 		Use:   "summary [ID...]",
 		Short: "Count scheduled envelopes by type, with the earliest and the latest due time of each",
 	}
-	a, f := p.looking(c), scheduledFilterOf(c)
+	a, f := p.addReadFlags(c), addScheduledFilterFlags(c)
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			g, err := groupsOf(ctx, o, f.ScheduledFilter)
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			g, err := countScheduled(ctx, o, f.ScheduledFilter)
 			if err != nil {
 				return err
 			}
-			return a.show(g, g.print)
+			return a.printResult(g, g.printGroups)
 		})
 	}
 	return c
 }
 
-// scheduledDone is the answer of `outrelay scheduled cancel --json`.
-type scheduledDone struct {
+// cancelledScheduled is the answer of `outrelay scheduled cancel --json`.
+type cancelledScheduled struct {
 	Cancelled int64 `json:"cancelled"`
 }
 
@@ -181,37 +181,37 @@ func newScheduledCancelCommand(p *program) *cobra.Command {
 		Long: `Remove the scheduled envelopes that match, as long as no watcher has taken them to send; then they will never be
 delivered. Ids and flags must hold all together.`,
 	}
-	a, f := p.acting(c), scheduledFilterOf(c)
+	a, f := p.addChangeFlags(c), addScheduledFilterFlags(c)
 	c.Flags().BoolVar(&f.All, "all", false, "all of them; needed where nothing else says which")
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		if err := f.read(ids); err != nil {
+		if err := f.parseArgs(ids); err != nil {
 			return err
 		}
 		if f.Empty() && !f.All && !a.dryRun {
 			return errors.New("nothing says which; give ids or flags, or --all")
 		}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
-			g, err := groupsOf(ctx, o, f.ScheduledFilter)
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
+			g, err := countScheduled(ctx, o, f.ScheduledFilter)
 			if err != nil || a.dryRun {
 				if err == nil {
-					err = a.show(g, g.print)
+					err = a.printResult(g, g.printGroups)
 				}
 				return err
 			}
-			var done scheduledDone
+			var done cancelledScheduled
 			if g.Count > 0 {
-				if err := a.confirm(ctx, "cancel "+count(g.Count, "scheduled envelope")+", which will never be delivered"); err != nil {
+				if err := a.confirm(ctx, "cancel "+countNoun(g.Count, "scheduled envelope")+", which will never be delivered"); err != nil {
 					return err
 				}
-				bar := a.progress("cancelling", g.Count)
-				done.Cancelled, err = o.ScheduledCancel(ctx, f.ScheduledFilter, bar.to)
-				bar.end()
+				bar := a.startProgress("cancelling", g.Count)
+				done.Cancelled, err = o.ScheduledCancel(ctx, f.ScheduledFilter, bar.setDone)
+				bar.clear()
 				if err != nil {
 					return err
 				}
 			}
-			return a.show(done, func(w io.Writer) error {
-				_, err := fmt.Fprintln(w, "cancelled "+count(done.Cancelled, "scheduled envelope"))
+			return a.printResult(done, func(w io.Writer) error {
+				_, err := fmt.Fprintln(w, "cancelled "+countNoun(done.Cancelled, "scheduled envelope"))
 				return err
 			})
 		})
@@ -228,11 +228,11 @@ func newScheduledRescheduleCommand(p *program) *cobra.Command {
 1 if one of them is not scheduled any more.`,
 		Args: cobra.MinimumNArgs(1),
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.Flags().StringVar(&collection, "collection", "", "the `outbox`, as database.collection; default: whichever of the watcher's has it")
 	c.Flags().StringVar(&to, "to", "", "the new `time`, or as in 2h so long from now; 0s is now")
 	c.RunE = func(c *cobra.Command, ids []string) error {
-		at, err := until("to", to, time.Now())
+		at, err := parseFutureTime("to", to, time.Now())
 		if err != nil {
 			return err
 		}
@@ -240,11 +240,11 @@ func newScheduledRescheduleCommand(p *program) *cobra.Command {
 			return errors.New("--to must say when, such as 2026-11-20T08:00:00Z or 2h")
 		}
 		f := admin.ScheduledFilter{Collection: collection, IDs: ids}
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			if a.dryRun {
-				g, err := groupsOf(ctx, o, f)
+				g, err := countScheduled(ctx, o, f)
 				if err == nil {
-					err = a.show(g, g.print)
+					err = a.printResult(g, g.printGroups)
 				}
 				return err
 			}
@@ -252,15 +252,15 @@ func newScheduledRescheduleCommand(p *program) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = a.show(r, func(w io.Writer) error {
+			err = a.printResult(r, func(w io.Writer) error {
 				for _, id := range r.NotScheduled {
-					fmt.Fprintf(w, "%s is not scheduled, or on its way already\n", oneLine(id))
+					fmt.Fprintf(w, "%s is not scheduled, or on its way already\n", sanitizeLine(id))
 				}
-				_, err := fmt.Fprintf(w, "moved %s to %s\n", count(int64(len(r.Moved)), "scheduled envelope"), r.To.Format(time.RFC3339))
+				_, err := fmt.Fprintf(w, "moved %s to %s\n", countNoun(int64(len(r.Moved)), "scheduled envelope"), r.To.Format(time.RFC3339))
 				return err
 			})
 			if err == nil && len(r.NotScheduled) > 0 {
-				err = silent(exitConfig)
+				err = reportedError(exitConfig)
 			}
 			return err
 		})

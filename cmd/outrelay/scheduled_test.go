@@ -88,7 +88,7 @@ func TestScheduledCommands(t *testing.T) {
 	}
 	answer(&g, 0, "cancel", "--all", "--dry-run", "--json")
 	left(3)
-	var done scheduledDone
+	var done cancelledScheduled
 	answer(&done, 0, "cancel", "Reminder-1", "--yes", "--json")
 	if left(2); done.Cancelled != 1 {
 		t.Errorf("%+v", done)

@@ -96,7 +96,7 @@ func TestInboxCommands(t *testing.T) {
 	for i, until := range []time.Time{old, now.Add(time.Hour)} {
 		d.insert(d.shop.Collection("inbox_claims"), bson.D{{Key: "_id", Value: fmt.Sprint("m", i)}, {Key: "until", Value: until}})
 	}
-	var counts inboxes
+	var counts inboxList
 	d.run(&counts, exitOK, "inbox", "counts")
 	if len(counts.Inboxes) != 1 || counts.Inboxes[0].Handled != 3 || counts.Inboxes[0].Claimed != 2 || counts.Inboxes[0].Expired != 1 {
 		t.Errorf("%+v", counts)

@@ -13,16 +13,16 @@ type errInterrupted struct{ signal os.Signal }
 
 func (e errInterrupted) Error() string { return "stopped by " + e.signal.String() }
 
-// signals returns a context that the first interrupt or SIGTERM ends. The second runs what onHardStop was given and ends
+// handleSignals returns a context that the first interrupt or SIGTERM ends. The second runs what onHardStop was given and ends
 // the process at once with 75: whatever was in flight is for the next owner to read back. stop undoes the handling.
-func (p *program) signals(parent context.Context) (ctx context.Context, stop func()) {
+func (p *program) handleSignals(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	received := make(chan os.Signal, 2)
 	signal.Notify(received, os.Interrupt, syscall.SIGTERM)
 	done, ended := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(ended)
-		p.await(received, done, cancel)
+		p.awaitSignals(received, done, cancel)
 	}()
 	return ctx, func() {
 		signal.Stop(received)
@@ -32,14 +32,14 @@ func (p *program) signals(parent context.Context) (ctx context.Context, stop fun
 	}
 }
 
-func (p *program) await(received <-chan os.Signal, done <-chan struct{}, cancel context.CancelCauseFunc) {
+func (p *program) awaitSignals(received <-chan os.Signal, done <-chan struct{}, cancel context.CancelCauseFunc) {
 	stopping := false
 	for {
 		select {
 		case s := <-received:
 			if stopping {
 				fmt.Fprintln(p.errOut, "outrelay: second signal, stopping at once")
-				p.cleanUp()
+				p.runHardStops()
 				p.exit(exitTemporary)
 				return
 			}
@@ -56,13 +56,13 @@ func (p *program) await(received <-chan os.Signal, done <-chan struct{}, cancel 
 func (p *program) onHardStop(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.hardStop = append(p.hardStop, f)
+	p.hardStops = append(p.hardStops, f)
 }
 
-func (p *program) cleanUp() {
+func (p *program) runHardStops() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for i := len(p.hardStop) - 1; i >= 0; i-- {
-		p.hardStop[i]()
+	for i := len(p.hardStops) - 1; i >= 0; i-- {
+		p.hardStops[i]()
 	}
 }

@@ -18,14 +18,14 @@ import (
 func TestStatusCommand(t *testing.T) {
 	t.Parallel()
 	d := deployed(t)
-	var s statusAnswer
+	var s statusReport
 	d.run(&s, exitOK, "status", "--check")
 	if len(s.Watchers) != 1 || s.Watchers[0].Node != "one" || s.Watchers[0].State != "live" || len(s.Nodes) != 2 || s.Counts.Scheduled != 3 || s.CountsProblem != "" || len(s.Checks) == 0 {
 		t.Errorf("%+v", s)
 	}
 	sees(t, d.run(nil, exitOK, "status"), "default  0of1  one", "40/s", "scheduled 3", "2 nodes, 0 stale", "checks: ")
 	d.run(nil, exitOK, "pin", "two")
-	var told operated
+	var told controlResult
 	d.run(&told, exitOK, "step-down", "--hold", "10m", "--actor", "ann")
 	if told.Watcher != "default" || !strings.Contains(told.Done, "stays away") {
 		t.Errorf("%+v", told)
@@ -49,7 +49,7 @@ func TestStatusIsWatched(t *testing.T) {
 	out, _, end := d.goes("status", "--watch", "--every", "100ms", "--json")
 	_, lines, endLines := d.goes("status", "--watch", "--every", "100ms")
 	first, _, _ := strings.Cut(out.wait(t, "\n", 2), "\n")
-	var s statusAnswer
+	var s statusReport
 	if err := json.Unmarshal([]byte(first), &s); err != nil || len(s.Watchers) != 1 {
 		t.Errorf("%v: %q", err, first)
 	}
@@ -69,10 +69,10 @@ func TestStatusIsWatched(t *testing.T) {
 func TestAWatchBearsAServerThatDoesNotAnswer(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	s := statusAnswer{Overview: admin.Overview{Watcher: "orders", Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live"}}}}
-	f := &frame{out: &b}
+	s := statusReport{Overview: admin.Overview{Watcher: "orders", Watchers: []admin.Watcher{{Name: "orders", Slot: "0of1", State: "live"}}}}
+	f := &screen{out: &b}
 	for _, problem := range []error{nil, errors.New("MongoDB does not\nanswer"), nil} {
-		if err := f.draw(func(w io.Writer) error { return s.frame(w, problem) }); err != nil {
+		if err := f.drawFrame(func(w io.Writer) error { return s.printFrame(w, problem) }); err != nil {
 			t.Fatal(err)
 		}
 	}

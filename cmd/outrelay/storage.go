@@ -29,16 +29,16 @@ func newStorageCountsCommand(p *program) *cobra.Command {
 		Short: "Count envelopes by state, dead letters, markers of inboxes and sagas",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
+	a := p.addReadFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			o, err := k.Overview(ctx)
 			if err != nil {
 				return err
 			}
-			return a.show(o.Counts, func(w io.Writer) error {
+			return a.printResult(o.Counts, func(w io.Writer) error {
 				n := o.Counts
-				return table(w, "WHAT\tCOUNT", func(row func(...any)) {
+				return writeTable(w, "WHAT\tCOUNT", func(row func(...any)) {
 					for _, x := range []struct {
 						what string
 						n    int64
@@ -54,7 +54,7 @@ func newStorageCountsCommand(p *program) *cobra.Command {
 						{"claimed messages", n.InboxClaimed},
 						{"sagas", n.Sagas},
 					} {
-						row(x.what, thousands(x.n))
+						row(x.what, formatThousands(x.n))
 					}
 				})
 			})
@@ -72,13 +72,13 @@ declares. It may be repeated; while an index is built, purge and queries of its 
 Exit code 1 if something differs in the end.`,
 		Args: cobra.NoArgs,
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			v, err := k.IndexesVerify(ctx)
 			if err == nil && !a.dryRun {
 				if len(v.Drift) > 0 {
-					err = a.confirm(ctx, "mend "+count(int64(len(v.Drift)), "difference")+" of indexes")
+					err = a.confirm(ctx, "mend "+countNoun(int64(len(v.Drift)), "difference")+" of indexes")
 				}
 				if err == nil {
 					v, err = k.IndexesRebuild(ctx)
@@ -87,11 +87,11 @@ Exit code 1 if something differs in the end.`,
 			if err != nil {
 				return err
 			}
-			if err := a.show(v, func(w io.Writer) error { return printVerification(w, v) }); err != nil {
+			if err := a.printResult(v, func(w io.Writer) error { return printVerification(w, v) }); err != nil {
 				return err
 			}
 			if !v.OK() {
-				return silent(exitConfig)
+				return reportedError(exitConfig)
 			}
 			return nil
 		})
@@ -114,7 +114,7 @@ Events that were appended and that no relay has read yet are in the change strea
 		Args:      cobra.MinimumNArgs(1),
 		ValidArgs: admin.Clearable(),
 	}
-	a := p.acting(c)
+	a := p.addChangeFlags(c)
 	if err := c.Flags().MarkHidden("yes"); err != nil {
 		panic("outrelay: " + err.Error()) // acting defines it
 	}
@@ -123,7 +123,7 @@ Events that were appended and that no relay has read yet are in the change strea
 	c.Flags().BoolVar(&order.Force, "force", false, "also while a relay works for the watcher")
 	c.RunE = func(c *cobra.Command, args []string) error {
 		order.What = args
-		return a.desk(c.Context(), func(ctx context.Context, k admin.Desk) error {
+		return a.withDesk(c.Context(), func(ctx context.Context, k admin.Desk) error {
 			order.DryRun = true
 			out, err := k.Clear(ctx, *order)
 			if err != nil {
@@ -131,47 +131,47 @@ Events that were appended and that no relay has read yet are in the change strea
 			}
 			if !a.dryRun {
 				if order.Confirm == "" {
-					order.Confirm, err = a.typed(ctx, "remove "+count(out.Found, "document")+" for good", out.Confirm)
+					order.Confirm, err = a.askForWords(ctx, "remove "+countNoun(out.Found, "document")+" for good", out.Confirm)
 				}
 				if order.DryRun = false; err == nil {
 					out, err = k.Clear(ctx, *order)
 				}
 			}
 			if errors.Is(err, admin.ErrUnconfirmed) {
-				return fmt.Errorf("nothing was done: the words are %q, not %q", out.Confirm, oneLine(order.Confirm))
+				return fmt.Errorf("nothing was done: the words are %q, not %q", out.Confirm, sanitizeLine(order.Confirm))
 			}
 			if err != nil {
 				return err
 			}
-			return a.show(out, func(w io.Writer) error { return printCleared(w, out) })
+			return a.printResult(out, func(w io.Writer) error { return printCleared(w, out) })
 		})
 	}
 	return c
 }
 
-// typed asks for the words that something final wants; without a terminal it refuses and says which they are.
-func (a *acting) typed(ctx context.Context, what, words string) (string, error) {
-	if !a.asks || a.json {
+// askForWords asks for the words that something final wants; without a terminal it refuses and says which they are.
+func (a *operatorCommand) askForWords(ctx context.Context, what, words string) (string, error) {
+	if !a.interactive || a.json {
 		return "", fmt.Errorf("this would %s; say --confirm %q to do it, or --dry-run to see more", what, words)
 	}
 	fmt.Fprintf(a.p.errOut, "This will %s. Type %s to go on: ", what, words)
-	line, err := a.line(ctx)
+	line, err := a.readLine(ctx)
 	return strings.TrimSpace(line), err
 }
 
 func printCleared(w io.Writer, c admin.Cleared) error {
-	err := table(w, "WHAT\tCOLLECTION\tFOUND\tREMOVED", func(row func(...any)) {
+	err := writeTable(w, "WHAT\tCOLLECTION\tFOUND\tREMOVED", func(row func(...any)) {
 		for _, x := range c.Collections {
-			row(x.What, x.Collection, thousands(x.Found), thousands(x.Removed))
+			row(x.What, x.Collection, formatThousands(x.Found), formatThousands(x.Removed))
 		}
 	})
 	if err != nil {
 		return err
 	}
 	if c.DryRun {
-		_, err = fmt.Fprintf(w, "would remove %s; the words to type are: %s\n", count(c.Found, "document"), c.Confirm)
+		_, err = fmt.Fprintf(w, "would remove %s; the words to type are: %s\n", countNoun(c.Found, "document"), c.Confirm)
 		return err
 	}
-	_, err = fmt.Fprintln(w, "removed "+count(c.Removed, "document"))
+	_, err = fmt.Fprintln(w, "removed "+countNoun(c.Removed, "document"))
 	return err
 }

@@ -25,7 +25,7 @@ func newValidateCommand(p *program) *cobra.Command {
 		Short: "Check the configuration and list every problem; connects to nothing",
 		Args:  cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, warnings, err := p.load()
+			_, warnings, err := p.loadConfig()
 			var bad *config.Problems
 			if err != nil && !errors.As(err, &bad) {
 				return err
@@ -34,14 +34,14 @@ func newValidateCommand(p *program) *cobra.Command {
 			if bad != nil {
 				v.Problems = bad.List
 			}
-			return p.tell(v, asJSON)
+			return p.printValidation(v, asJSON)
 		},
 	}
 	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
 	return c
 }
 
-func (p *program) tell(v validation, asJSON bool) error {
+func (p *program) printValidation(v validation, asJSON bool) error {
 	if asJSON {
 		if err := printJSON(p.out, v); err != nil {
 			return err
@@ -63,7 +63,7 @@ func (p *program) tell(v validation, asJSON bool) error {
 		}
 	}
 	if !v.OK {
-		return silent(exitConfig)
+		return reportedError(exitConfig)
 	}
 	return nil
 }

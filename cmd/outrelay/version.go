@@ -61,7 +61,7 @@ the linker wrote it into the program, so it is about this program and not about 
 				if !ok {
 					return errors.New("version: this program was built without modules; nothing is known of what is in it")
 				}
-				return printJSON(p.out, billOf(b, info))
+				return printJSON(p.out, newBill(b, info))
 			}
 			if asJSON {
 				return printJSON(p.out, b)

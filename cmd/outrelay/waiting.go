@@ -32,15 +32,15 @@ func newWaitingSummaryCommand(p *program) *cobra.Command {
 		Short: "Count what waits, by collection, state and topic, and the dead letters that were not requeued",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
-	collectionFlag(c, &collection)
+	a := p.addReadFlags(c)
+	addCollectionFlag(c, &collection)
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			groups, err := o.WaitingSummary(ctx, collection)
 			if err != nil {
 				return err
 			}
-			return a.show(struct {
+			return a.printResult(struct {
 				Groups []admin.WaitingGroup `json:"groups"`
 			}{groups}, func(w io.Writer) error { return printWaitingGroups(w, groups) })
 		})
@@ -53,13 +53,13 @@ func printWaitingGroups(w io.Writer, groups []admin.WaitingGroup) error {
 		_, err := fmt.Fprintln(w, "nothing waits")
 		return err
 	}
-	return table(w, "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE", func(row func(...any)) {
+	return writeTable(w, "COUNT\tSTATE\tTOPIC\tCOLLECTION\tOLDEST, OR FIRST DUE", func(row func(...any)) {
 		for _, g := range groups {
 			at := ""
 			if g.Oldest != nil {
 				at = g.Oldest.Local().Format(time.DateTime)
 			}
-			row(thousands(g.Count), g.State, g.Topic, g.Collection, at)
+			row(formatThousands(g.Count), g.State, g.Topic, g.Collection, at)
 		}
 	})
 }
@@ -72,19 +72,19 @@ func newWaitingListCommand(p *program) *cobra.Command {
 		Short: "List envelopes that wait, by key and in the order in which they will be sent, without their payloads",
 		Args:  cobra.NoArgs,
 	}
-	a := p.looking(c)
-	collectionFlag(c, &f.Collection)
+	a := p.addReadFlags(c)
+	addCollectionFlag(c, &f.Collection)
 	c.Flags().StringVar(&f.State, "state", "", "retry, blocked or parked; default: any")
 	c.Flags().StringVar(&f.Topic, "topic", "", "that wait for this `topic`")
 	c.Flags().StringVar(&f.Key, "key", "", "of this ordering `key`")
 	c.Flags().IntVar(&limit, "limit", 100, fmt.Sprintf("envelopes, at most %d", admin.MaxWaiting))
 	c.RunE = func(c *cobra.Command, _ []string) error {
-		return a.run(c.Context(), func(ctx context.Context, o admin.Operator) error {
+		return a.withOperator(c.Context(), func(ctx context.Context, o admin.Operator) error {
 			list, err := o.WaitingList(ctx, f, limit)
 			if err != nil {
 				return err
 			}
-			return a.show(struct {
+			return a.printResult(struct {
 				Waiting []admin.WaitingEnvelope `json:"waiting"`
 			}{list}, func(w io.Writer) error { return printWaiting(w, list) })
 		})
@@ -97,13 +97,13 @@ func printWaiting(w io.Writer, list []admin.WaitingEnvelope) error {
 		_, err := fmt.Fprintln(w, "no envelope waits")
 		return err
 	}
-	return table(w, "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON", func(row func(...any)) {
+	return writeTable(w, "KEY\tID\tTYPE\tSTATE\tTOPICS\tATTEMPTS\tNEXT\tREASON", func(row func(...any)) {
 		for _, e := range list {
 			next := ""
 			if e.NextAt != nil {
 				next = e.NextAt.Local().Format(time.TimeOnly)
 			}
-			row(short(e.Key, 40), e.ID, e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, short(e.Reason, 100))
+			row(truncate(e.Key, 40), e.ID, e.Type, e.State, strings.Join(e.Topics, " "), e.Attempts, next, truncate(e.Reason, 100))
 		}
 	})
 }
