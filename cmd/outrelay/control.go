@@ -12,23 +12,25 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// controlResult is the answer of `outrelay pause --json` and the like.
+// controlResult is the output of `outrelay pause --json` and similar commands.
 type controlResult struct {
 	Watcher string `json:"watcher"`
-	Slot    string `json:"slot,omitempty"` // only that one
+	Slot    string `json:"slot,omitempty"` // "" if the action was on all slots
 	Done    string `json:"done"`
 }
 
-// runControlAction runs one action on the configured watcher, and says what was done.
+// runControlAction runs an action on the configured watcher and prints done.
 func (a *operatorCommand) runControlAction(ctx context.Context, done string, action func(context.Context, admin.Operator) error) error {
 	return a.withOperatorBriefly(ctx, func(ctx context.Context, o admin.Operator) error {
 		o.Slot = a.slot
 		if err := action(ctx, o); err != nil {
+			// A later attempt may succeed, for example if the watcher has not run yet.
 			if !errors.Is(err, context.DeadlineExceeded) {
-				err = markTemporary(err) // such as a watcher that has not run yet
+				err = markTemporary(err)
 			}
 			return err
 		}
+
 		name := o.Watcher
 		if o.Slot != "" {
 			name += "/" + o.Slot
@@ -40,15 +42,15 @@ func (a *operatorCommand) runControlAction(ctx context.Context, done string, act
 	})
 }
 
-// addControlFlags adds the flags of a command that tells the watcher what to do.
+// addControlFlags adds the flags of a command that controls the watcher.
 func (p *program) addControlFlags(c *cobra.Command) *operatorCommand {
 	a := p.addReadFlags(c)
-	c.Flags().StringVar(&a.actor, "actor", "", "`name` that the events log gets; default: the user's")
+	a.addActorFlag(c)
 	addSlotFlag(c, &a.slot)
 	return a
 }
 
-// addSlotFlag adds the flag that narrows a command to one slot.
+// addSlotFlag adds the flag that restricts a command to one slot.
 func addSlotFlag(c *cobra.Command, slot *string) {
 	c.Flags().StringVar(slot, "slot", "", "only this `slot` of the watcher, such as 0of2; default: all")
 }
@@ -57,12 +59,14 @@ func newPauseCommand(p *program) *cobra.Command {
 	var a *operatorCommand
 	c := &cobra.Command{
 		Use:   "pause",
-		Short: "Stop the watcher, whoever runs it, until resume; nothing is lost meanwhile",
+		Short: "Stop the watcher on all nodes until resume; no event is lost",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			return a.runControlAction(c.Context(), "paused; its owner drains and releases at its next renewal", func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
+			const done = "paused; its owner drains and releases the lease at its next renewal"
+			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pause(ctx) })
 		},
 	}
+
 	a = p.addControlFlags(c)
 	return c
 }
@@ -77,6 +81,7 @@ func newResumeCommand(p *program) *cobra.Command {
 			return a.runControlAction(c.Context(), "resumed", func(ctx context.Context, o admin.Operator) error { return o.Resume(ctx) })
 		},
 	}
+
 	a = p.addControlFlags(c)
 	return c
 }
@@ -86,11 +91,11 @@ func newPinCommand(p *program) *cobra.Command {
 	var off bool
 	c := &cobra.Command{
 		Use:               "pin NODE",
-		Short:             "Hand the watcher to a node and keep it there while the node lives; --off ends it",
+		Short:             "Move the watcher to a node and keep it there while the node is alive",
 		ValidArgsFunction: p.completeNodes,
 		Args: func(_ *cobra.Command, args []string) error {
 			if off != (len(args) == 0) {
-				return fmt.Errorf("pin takes the name of a node, or --off")
+				return fmt.Errorf("pin needs either the name of a node or --off")
 			}
 			return nil
 		},
@@ -102,6 +107,7 @@ func newPinCommand(p *program) *cobra.Command {
 			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.Pin(ctx, node) })
 		},
 	}
+
 	a = p.addControlFlags(c)
 	c.Flags().BoolVar(&off, "off", false, "end the pin")
 	return c
@@ -112,16 +118,19 @@ func newStepDownCommand(p *program) *cobra.Command {
 	var hold time.Duration
 	c := &cobra.Command{
 		Use:   "step-down",
-		Short: "Make the present owner hand the watcher over",
+		Short: "Make the current owner release the watcher, so that a standby takes over",
 		Args:  cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if hold <= 0 {
 				return fmt.Errorf("--hold must be a positive duration such as 30s")
 			}
-			return a.runControlAction(c.Context(), fmt.Sprintf("its owner releases now and stays away for %s", hold), func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, hold) })
+
+			done := fmt.Sprintf("its owner releases the lease now and does not acquire it for %s", hold)
+			return a.runControlAction(c.Context(), done, func(ctx context.Context, o admin.Operator) error { return o.StepDown(ctx, hold) })
 		},
 	}
+
 	a = p.addControlFlags(c)
-	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the owner of now keeps away")
+	c.Flags().DurationVar(&hold, "hold", 30*time.Second, "how long the current owner must not take over again")
 	return c
 }

@@ -140,17 +140,17 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 	if text := g.call(exitConfig, nil, "dead", "requeue", "--yes"); !strings.Contains(text, "--all") {
 		t.Errorf("nothing named: %s", text)
 	}
-	if text := g.call(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters, which") || !strings.Contains(text, "--yes") || g.envelopes() != 0 {
+	if text := g.call(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters; consumers") || !strings.Contains(text, "--yes") || g.envelopes() != 0 {
 		t.Errorf("nobody to ask: %s", text)
 	}
 	var o admin.DeadOutcome
 	if g.call(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.envelopes() != 0 {
 		t.Errorf("%+v", o)
 	}
-	if text := g.call(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 refused\n" || g.envelopes() != 1 {
+	if text := g.call(0, nil, "dead", "requeue", "d0", "--yes"); text != "1 dead letter requeued, 0 rejected\n" || g.envelopes() != 1 {
 		t.Errorf("%s", text)
 	}
-	if text := g.call(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 refused\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.envelopes() != 4 {
+	if text := g.call(exitConfig, nil, "dead", "requeue", "--all", "-y", "--actor", "ann"); !strings.Contains(text, "3 dead letters requeued, 1 rejected\n") || !strings.Contains(text, "d4 delivery 0: only its id is left; edit it") || g.envelopes() != 4 {
 		t.Errorf("%s", text)
 	}
 	if text := g.call(0, nil, "dead", "list", "--state", "replayable"); !strings.Contains(text, "1 of 1 dead letter\n") {
@@ -252,7 +252,7 @@ func TestFailedCommands(t *testing.T) {
 	if g.call(0, &o, "failed", "reset", "f0", "x", "--dry-run"); o.Failed != 1 || o.Done != 0 || !o.DryRun {
 		t.Errorf("%+v", o)
 	}
-	if text := g.call(exitConfig, nil, "failed", "reset", "f0", "x"); !strings.Contains(text, "1 failed envelope again now; say --yes") {
+	if text := g.call(exitConfig, nil, "failed", "reset", "f0", "x"); !strings.Contains(text, "retry 1 failed envelope now; pass --yes") {
 		t.Errorf("%s", text)
 	}
 	if text := g.call(0, nil, "failed", "reset", "f0", "x", "-y"); text != "1 failed envelope reset\n" {

@@ -115,14 +115,14 @@ func TestNodesCommands(t *testing.T) {
 	if !slices.Equal(r.Slots, []string{"default/0of1"}) {
 		t.Errorf("%+v", r)
 	}
-	sees(t, d.run(nil, exitOK, "nodes", "release", "two"), "owns nothing")
+	sees(t, d.run(nil, exitOK, "nodes", "release", "two"), "owns no slots")
 	d.run(nil, exitConfig, "nodes", "release", "one", "--hold", "0s")
 
 	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two", "--yes"), "sign of life")
 	sees(t, d.run(nil, exitConfig, "nodes", "remove", "nobody", "--yes"), "nobody")
 	d.seen("two", time.Now().Add(-time.Hour))
 	sees(t, d.run(nil, exitOK, "nodes"), "stale")
-	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two"), "say --yes")
+	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two"), "pass --yes")
 	d.run(&r, exitOK, "nodes", "remove", "two", "--yes")
 	d.run(&l, exitOK, "nodes")
 	if len(l.Nodes) != 1 || r.Node != "two" {
@@ -149,7 +149,7 @@ func TestStorageCommands(t *testing.T) {
 	}
 	sees(t, d.run(nil, exitOK, "storage", "counts"), "scheduled")
 	d.run(nil, exitConfig, "storage", "rebuild", "--dry-run") // the indexes are missing
-	sees(t, d.run(nil, exitConfig, "storage", "rebuild"), "say --yes")
+	sees(t, d.run(nil, exitConfig, "storage", "rebuild"), "pass --yes")
 	for range 2 {
 		var v admin.Verification
 		d.run(&v, exitOK, "storage", "rebuild", "--yes")
@@ -159,7 +159,7 @@ func TestStorageCommands(t *testing.T) {
 	if c.Found != 3 || c.Removed != 0 || c.Confirm != "clear default" {
 		t.Errorf("%+v", c)
 	}
-	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--yes"), `say --confirm "clear default"`)
+	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--yes"), `pass --confirm "clear default"`)
 	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "yes"), "nothing was done", `"clear default"`)
 	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "clear default"), "owns slot")
 	sees(t, d.run(nil, exitConfig, "storage", "clear", "everything", "--dry-run"), "cannot be cleared")
@@ -174,7 +174,7 @@ func TestWordsAreTyped(t *testing.T) {
 	t.Parallel()
 	var errOut bytes.Buffer
 	a := &operatorCommand{p: &program{in: strings.NewReader(" clear orders \n"), errOut: &errOut}, interactive: true}
-	if got, err := a.askForWords(t.Context(), "remove 7 documents", "clear orders"); err != nil || got != "clear orders" || !strings.Contains(errOut.String(), "This will remove 7 documents. Type clear orders to go on") {
+	if got, err := a.askForWords(t.Context(), "remove 7 documents", "clear orders"); err != nil || got != "clear orders" || !strings.Contains(errOut.String(), "This will remove 7 documents. Type clear orders to continue") {
 		t.Errorf("%q, %v: %q", got, err, errOut.String())
 	}
 }

@@ -58,7 +58,7 @@ func TestMigrateCommands(t *testing.T) {
 	if code, _, errOut = call(t, env, "migrate", "verify"); code != exitConfig || !strings.Contains(errOut, "ts_1") || !strings.Contains(errOut, `createIndex({"ts":1})`) {
 		t.Errorf("%d %s", code, errOut)
 	}
-	if code, _, errOut = call(t, env, "migrate", "verify", "--repair"); code != exitConfig || !strings.Contains(errOut, "mend 1 difference of indexes; say --yes") {
+	if code, _, errOut = call(t, env, "migrate", "verify", "--repair"); code != exitConfig || !strings.Contains(errOut, "repair 1 index difference; pass --yes") {
 		t.Errorf("without a question: %d %s", code, errOut)
 	}
 	if code, _, errOut = call(t, env, "migrate", "verify", "--repair", "--yes"); code != 0 || !strings.Contains(errOut, "repaired") {

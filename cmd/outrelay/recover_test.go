@@ -24,7 +24,7 @@ func TestRecoverCommand(t *testing.T) {
 	if text := g.call(0, nil, "recover", "--dry-run"); !strings.Contains(text, ns+": 2 envelopes") || !strings.Contains(text, "nothing was done") {
 		t.Errorf("%s", text)
 	}
-	if text := g.call(exitConfig, nil, "recover", "--from", "1h"); !strings.Contains(text, "have 2 envelopes delivered again") || !strings.Contains(text, "--yes") {
+	if text := g.call(exitConfig, nil, "recover", "--from", "1h"); !strings.Contains(text, "deliver 2 envelopes again") || !strings.Contains(text, "--yes") {
 		t.Errorf("%s", text)
 	}
 	if text := g.call(exitConfig, nil, "recover", "--from", "yesterday", "--yes"); !strings.Contains(text, "--from") {
@@ -58,7 +58,7 @@ func TestRecoverCommand(t *testing.T) {
 	}
 	g.call(exitConfig, nil, "recover", "--release", ns)
 	// Nothing is left to count, and a sweep can be ordered all the same.
-	if text := g.call(exitConfig, nil, "recover"); !strings.Contains(text, "have everything that it watches delivered again") {
+	if text := g.call(exitConfig, nil, "recover"); !strings.Contains(text, "deliver all envelopes of the watcher again") {
 		t.Errorf("%s", text)
 	}
 }

@@ -56,13 +56,13 @@ func TestReplayCommands(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"--type", "Placed"}, "say --from TIME"},
+		{[]string{"--type", "Placed"}, "pass --from TIME"},
 		{[]string{"--from", "soon"}, "--from"},
 		{[]string{"--from", "1h", "--to", "2h"}, "--from must be before --to"},
 		{[]string{"--from", "2h", "--rate", "-1"}, "--rate"},
 		{[]string{"--from", "2h", "--resume", "x"}, "resume"},
 		{[]string{"--resume", "x"}, "document not found"},
-		{[]string{"--from", "2h"}, "send 3 envelopes of watcher default again; say --yes"},
+		{[]string{"--from", "2h"}, "send 3 envelopes of watcher default again; pass --yes"},
 		{[]string{"--from", "2h", "--yes"}, "compacted topics (" + compacted + ")"},
 		{[]string{"--from", "2h", "--collection", "a.b"}, "a.b is not one of watcher default"},
 	} {

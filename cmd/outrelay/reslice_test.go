@@ -45,7 +45,7 @@ func TestResliceCommand(t *testing.T) {
 	if text := g.call(exitConfig, nil, "reslice", "--slots", "2"); !strings.Contains(text, "divide it into 2 slots instead of 1") || !strings.Contains(text, "--yes") {
 		t.Errorf("%s", text)
 	}
-	if text := g.call(0, nil, "reslice", "--slots", "1"); !strings.Contains(text, "has 1 slot already") {
+	if text := g.call(0, nil, "reslice", "--slots", "1"); !strings.Contains(text, "already has 1 slot") {
 		t.Errorf("%s", text)
 	}
 	if n, _ := docs.CountDocuments(t.Context(), bson.D{{Key: "control.paused", Value: true}}); n != 0 {

@@ -80,7 +80,7 @@ func TestScheduledCommands(t *testing.T) {
 	if g.Count != 3 || len(g.Groups) != 2 || g.Groups[0].Type != "Invoice" || g.Groups[1].Count != 2 {
 		t.Errorf("%+v", g)
 	}
-	if text := answer(nil, exitConfig, "cancel"); !strings.Contains(text, "nothing says which") {
+	if text := answer(nil, exitConfig, "cancel"); !strings.Contains(text, "no envelopes selected") {
 		t.Error(text)
 	}
 	if text := answer(nil, exitConfig, "cancel", "--type", "Reminder"); !strings.Contains(text, "cancel 2 scheduled envelopes") {

@@ -22,7 +22,7 @@ func TestLookupCommand(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 	sees(t, d.run(nil, exitOK, "lookup", "Reminder-1"), "Reminder-1: scheduled", "Reminder of order/o", "due")
-	sees(t, d.run(nil, exitConfig, "lookup", "nothing"), "nothing is known of it")
+	sees(t, d.run(nil, exitConfig, "lookup", "nothing"), "not found")
 	for _, args := range [][]string{{}, {"x", "--key", "y"}, {"--key", "y", "--limit", "0"}, {"--key", "y", "--from", "soon"}} {
 		d.run(nil, exitConfig, append([]string{"lookup"}, args...)...)
 	}
@@ -77,7 +77,7 @@ func TestSagaCommands(t *testing.T) {
 func TestInboxCommands(t *testing.T) {
 	t.Parallel()
 	d := deployed(t)
-	sees(t, d.run(nil, exitOK, "inbox", "counts"), "there is no inbox")
+	sees(t, d.run(nil, exitOK, "inbox", "counts"), "have no inbox")
 	d.run(nil, exitConfig, "inbox", "purge", "--older-than", "72h")
 	x, err := inbox.New(d.shop)
 	if err != nil {
@@ -108,7 +108,7 @@ func TestInboxCommands(t *testing.T) {
 	if purged.Matched != 2 || purged.Removed != 0 {
 		t.Errorf("%+v", purged)
 	}
-	sees(t, d.run(nil, exitConfig, "inbox", "purge", "--older-than", "720h"), "remove 2 markers", "say --yes")
+	sees(t, d.run(nil, exitConfig, "inbox", "purge", "--older-than", "720h"), "remove 2 marks", "pass --yes")
 	d.run(&purged, exitOK, "inbox", "purge", "--older-than", "720h", "--yes")
 	if purged.Removed != 2 {
 		t.Errorf("%+v", purged)

@@ -27,10 +27,10 @@ func TestStatusCommand(t *testing.T) {
 	d.run(nil, exitOK, "pin", "two")
 	var told controlResult
 	d.run(&told, exitOK, "step-down", "--hold", "10m", "--actor", "ann")
-	if told.Watcher != "default" || !strings.Contains(told.Done, "stays away") {
+	if told.Watcher != "default" || !strings.Contains(told.Done, "does not acquire it") {
 		t.Errorf("%+v", told)
 	}
-	sees(t, d.run(nil, exitOK, "status"), "pinned to node two", "node one keeps away until")
+	sees(t, d.run(nil, exitOK, "status"), "pinned to node two", "node one does not take over until")
 	d.run(nil, exitOK, "pause")
 	sees(t, d.run(nil, exitOK, "status"), "paused", "WARN slot default/0of1")
 	if _, err := d.state.Collection("watchers").UpdateOne(t.Context(), bson.D{}, bson.D{
@@ -90,7 +90,7 @@ func TestPing(t *testing.T) {
 	if !pong.MongoDB || !pong.Storage || pong.RoundTrip <= 0 {
 		t.Errorf("%+v", pong)
 	}
-	sees(t, d.run(nil, exitOK, "ping"), "MongoDB answers in", "the state database is there")
+	sees(t, d.run(nil, exitOK, "ping"), "MongoDB answers in", "the state database exists")
 	d.env = append(d.env, "OUTRELAY_MONGODB_STATE="+stacktest.Database(t, d.shop.Client()).Name())
 	sees(t, d.run(nil, exitOK, "ping"), "no watcher has run")
 	d.env = append(d.env, "OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=200")
