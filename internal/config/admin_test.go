@@ -19,13 +19,13 @@ func TestAdminListener(t *testing.T) {
 		t.Errorf("%+v %v", a, warnings)
 	}
 	for text, want := range map[string]string{
-		"{}":                                     "nobody could log in",
+		"{}":                                     "no client can log in",
 		"{ listen: ':9465', anonymous: viewer }": "only an address of this machine",
 		"{ listen: 'ops:9465', anonymous: operator, token: " + token + "x }": "only an address of this machine",
 		"{ listen: '127.0.0.1:9464', token: " + token + "x }":                "other than http.listen",
 		"{ token: short }": "too short",
-		"{ token: " + token + "x, viewer_token: " + token + "x }":           "the role follows from it",
-		"{ token: " + token + "x, proxy: { from: [x] } }":                   "name the header",
+		"{ token: " + token + "x, viewer_token: " + token + "x }":           "the token decides the role",
+		"{ token: " + token + "x, proxy: { from: [x] } }":                   "set the header",
 		"{ proxy: { header: Authorization, from: [10.0.0.0/8] } }":          "expected the name of a header",
 		"{ proxy: { header: X-User, from: [ten] } }":                        "expected an address or a network",
 		"{ tls: { cert: /nowhere, key: /nowhere }, token: " + token + "x }": "cannot be used",
@@ -51,7 +51,7 @@ func TestAdminListener(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	if _, warnings, err = Load(write(t, adminBase+"{ listen: ':9465', token: "+token+"x } }"), nil, nil); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "in the clear") {
+	if _, warnings, err = Load(write(t, adminBase+"{ listen: ':9465', token: "+token+"x } }"), nil, nil); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "unencrypted") {
 		t.Errorf("%v %v", warnings, err)
 	}
 	if n := (&Proxy{}).Networks(); len(n) != 2 || n[0].String() != "127.0.0.0/8" {

@@ -138,20 +138,20 @@ lost_history: swep
 mongodb: { tls: { ca: /no/such/file, cert: /x } }
 `, nil, []string{"log.levle=info", "nonsense"})
 	want := []string{
-		`--set: no = in it; write --set path=value`,
+		`--set: a value without =; write --set path=value`,
 		`brokers: unknown key; did you mean kafka.brokers?`,
 		`kafka.brokers[0]: found "k1"; expected host:port`,
 		`kafka.compresion: unknown key; did you mean kafka.compression?`,
 		`kafka.delivery: found transactional; only idempotent is available in this version`,
 		`kafka.sasl.mechanism: found "scram-sha-521"; expected one of plain, scram-sha-256, scram-sha-512 (did you mean scram-sha-512?)`,
-		`kafka.sasl.password: required and not set; give the password, best as ${file:/path} or ${env:NAME} (or OUTRELAY_KAFKA_SASL_PASSWORD)`,
+		`kafka.sasl.password: required and not set; set the password, best as ${file:/path} or ${env:NAME} (or OUTRELAY_KAFKA_SASL_PASSWORD)`,
 		`lease.renew: found 1s; expected at most a third of lease.ttl, 2s`,
 		`limits.memory: found "1k"; expected a size such as 900KiB or 32MiB`,
 		`log.levle: unknown key; did you mean log.level?`,
 		`lost_history: found "swep"; expected one of sweep, halt (did you mean sweep?)`,
 		`mongodb.tls.ca: the file /no/such/file cannot be read: no such file or directory`,
-		`mongodb.tls.key: required beside cert and not set; give the file with the private key`,
-		`mongodb.uri: required and not set; give the connection string, such as mongodb://host:27017/?replicaSet=rs0 (or OUTRELAY_MONGODB_URI)`,
+		`mongodb.tls.key: required with cert and not set; set the file with the private key`,
+		`mongodb.uri: required and not set; set the connection string, such as mongodb://host:27017/?replicaSet=rs0 (or OUTRELAY_MONGODB_URI)`,
 		`record.headers.id: found "id"; the names id and outrelay-* belong to outrelay`,
 		`record.structured: found "true"; only the cloudevents preset has a structured mode`,
 		`recording: found "mrk"; expected one of watermark, delete, mark (did you mean mark?)`,
@@ -162,7 +162,7 @@ mongodb: { tls: { ca: /no/such/file, cert: /x } }
 		`topics.rules[0].to[0]: found "__consumer_offsets"; topic "__consumer_offsets" is internal to Kafka`,
 		`topics.rules[1].to: found ""; expected at least one topic`,
 		`topics.template: found "a.{agregatetype}"; {agregatetype} is unknown; known are {aggregatetype}, {type}`,
-		`watch[0]: found "shop"; expected database.collection, in which * and ? may stand`,
+		`watch[0]: found "shop"; expected database.collection; * and ? are allowed`,
 		`watch[2]: found "x.y"; it is in the list twice`,
 		`watch[3]: found "outrelay.z"; the state database holds outrelay's own documents and cannot be watched`,
 		`watcher: found "a b"; expected letters, digits, dot, dash, underscore; at most 100`,
@@ -199,8 +199,8 @@ topics: { create: { partitions: "${env:N}", configs: { a: "${env:NAME}" } } }
 	}
 	got := problems(t, `{watcher: "${env:MISSING}", node: "${evn:NAME}", address: "${env:NAME", record: {source: "${file:/no/such}"}}`, env, nil)
 	want := []string{
-		"address: a ${ that is not closed",
-		"node: a reference that is neither ${env:NAME} nor ${file:/path}; $${ stands for the characters themselves",
+		"address: a ${ without a closing }",
+		"node: a reference that is neither ${env:NAME} nor ${file:/path}; write $${ for a literal ${",
 		"record.source: the file /no/such cannot be read: no such file or directory",
 		"watcher: the environment variable MISSING is not set",
 	}

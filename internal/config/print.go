@@ -6,13 +6,15 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Redacted is the configuration in effect as YAML, every secret replaced by ***. Without secrets, [Load] reads it again.
+// Redacted returns the configuration as YAML, with *** in place of each secret. If there are no secrets, [Load] can read it.
 func (c Config) Redacted() string {
 	var b bytes.Buffer
 	e := yaml.NewEncoder(&b)
 	e.SetIndent(2)
+
+	// All types in the configuration can be encoded.
 	if err := e.Encode(c); err != nil {
-		panic("config: a configuration that cannot be printed: " + err.Error()) // every type in it can be
+		panic("config: encoding the configuration: " + err.Error())
 	}
 	return b.String()
 }

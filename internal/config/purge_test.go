@@ -25,12 +25,12 @@ func TestPurgeAndRecording(t *testing.T) {
 	}
 	got := problems(t, "retention: 59s\nrecording: delete\npurge: {rate: -1, batch: 9, interval: 1ms, ttl: 1h}\ndead_letters: {expire: 1s}\n", base, nil)
 	want := []string{
-		`dead_letters.expire: found 1s; expected at least 1m0s, or 0 to keep dead letters for ever`,
+		`dead_letters.expire: found 1s; expected at least 1m0s, or 0 to keep dead letters forever`,
 		`purge.batch: found 9; expected between 10 and 5000`,
 		`purge.interval: found 1ms; expected between 100ms and 24h0m0s`,
 		`purge.rate: found -1; expected between 0 and 10000000`,
-		`purge.ttl: found 1h0m0s; only recording mark writes the time that it counts from; set recording: mark, or 0 and retention`,
-		`retention: found 59s; expected at least 1m0s, or 0 to keep envelopes for ever`,
+		`purge.ttl: found 1h0m0s; only recording: mark stores the delivery time; set recording: mark, or purge.ttl: 0 and use retention`,
+		`retention: found 59s; expected at least 1m0s, or 0 to keep envelopes forever`,
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)

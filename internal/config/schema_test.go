@@ -37,9 +37,9 @@ func TestSchemaFileIsCurrent(t *testing.T) {
 
 func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 	t.Parallel()
-	docs := comments()
+	docs := fieldComments()
 	for key, typ := range keyTypes {
-		if _, ok := section(typ); ok {
+		if _, ok := sectionType(typ); ok {
 			continue
 		}
 		var doc string

@@ -175,7 +175,7 @@ func TestWeakProtectionIsWarnedOf(t *testing.T) {
 	c := Default()
 	c.MongoDB.URI = NewURI("mongodb://h/?tls=true&tlsInsecure=true")
 	c.MongoDB.TLS, c.Kafka.TLS = &TLS{Insecure: true, Key: open}, &TLS{Key: closed}
-	got := strings.Join(c.warnings(), "\n")
+	got := strings.Join(c.findWarnings(), "\n")
 	for _, want := range []string{"mongodb.tls.insecure accepts", "mongodb.uri accepts", "mongodb.tls.key: every user"} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is not in\n%s", want, got)
@@ -185,7 +185,7 @@ func TestWeakProtectionIsWarnedOf(t *testing.T) {
 		t.Errorf("%s", got)
 	}
 	c.MongoDB = MongoDB{URI: NewURI("mongodb://h/?tls=true")}
-	if got := c.warnings(); len(got) != 0 {
+	if got := c.findWarnings(); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
 }

@@ -67,7 +67,7 @@ func TestTLSSourceFollowsItsFiles(t *testing.T) {
 	if second == first || shown(second) == old || shown(first) == old || second.RootCAs.Equal(first.RootCAs) {
 		t.Error("the new files are not used")
 	}
-	if !strings.Contains(said.String(), "have changed and are used from now on") {
+	if !strings.Contains(said.String(), "have changed and apply to new connections") {
 		t.Errorf("said %q", said.String())
 	}
 	if !slices.Equal(counted, []bool{false, true}) {

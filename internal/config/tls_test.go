@@ -61,8 +61,8 @@ func TestTLSProblems(t *testing.T) {
 	for want, one := range map[string]TLS{
 		"kafka.tls.ca: the file " + key + " holds no certificate": {CA: key},
 		"kafka.tls.ca: the file /no/such cannot be read":          {CA: "/no/such"},
-		"kafka.tls.key: required beside cert":                     {Cert: cert},
-		"kafka.tls.cert: required beside key":                     {Key: key},
+		"kafka.tls.key: required with cert":                     {Cert: cert},
+		"kafka.tls.cert: required with key":                     {Key: key},
 		"kafka.tls.cert: the pair " + key + " and " + cert:        {Cert: key, Key: cert},
 	} {
 		if _, err := one.Client(); err == nil {

@@ -59,7 +59,7 @@ func TestCertificatesAreReplacedWhileARelayRuns(t *testing.T) {
 	// The relay still trusts the old authority alone, and the servers know no certificate but those of the new one.
 	s.Write(kit.Load{Events: 40, Prefix: "later-", Tolerant: true}).Wait()
 	write()
-	relay.Says("TLS files have changed and are used from now on")
+	relay.Says("TLS files have changed and apply to new connections")
 	s.Check(topics)
 	select {
 	case <-relay.Done():
