@@ -38,6 +38,7 @@ func TestConfirm(t *testing.T) {
 			t.Errorf("%s: printed %q", c.name, errOut.String())
 		}
 	}
+
 	in, typed := io.Pipe()
 	defer typed.Close()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -59,10 +60,12 @@ func TestActingFlagsAndShow(t *testing.T) {
 	if err := c.Execute(); err != nil || !a.json || !a.dryRun || !a.yes || a.actorName() != "ann" || a.interactive {
 		t.Fatalf("%+v, %v", a, err)
 	}
+
 	people := func(w io.Writer) error { _, err := io.WriteString(w, "people"); return err }
 	if err := a.printResult(map[string]int{"n": 1}, people); err != nil || strings.Join(strings.Fields(out.String()), "") != `{"n":1}` || errOut.Len() > 0 {
 		t.Errorf("%v: %q %q", err, out.String(), errOut.String())
 	}
+
 	a.json, a.actor = false, ""
 	if err := a.printResult(nil, people); err != nil || errOut.String() != "people" || a.actorName() == "" {
 		t.Errorf("%v: %q", err, errOut.String())
@@ -81,6 +84,7 @@ func TestProgressDrawsOnATerminalOnly(t *testing.T) {
 		if drawn := strings.Contains(errOut.String(), "requeueing"); drawn != draws {
 			t.Errorf("on a terminal %v: %q", draws, errOut.String())
 		}
+
 		a.json = true
 		errOut.Reset()
 		b = a.startProgress("requeueing", -1)
@@ -112,6 +116,7 @@ func TestCountsAndTimes(t *testing.T) {
 			t.Errorf("%d: %q, want %q", n, got, want)
 		}
 	}
+
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	for text, want := range map[string]time.Time{
 		"": {}, "2h": now.Add(-2 * time.Hour), "2026-11-20T08:00Z": now.Add(-4 * time.Hour), "2026-11-20T09:00:00+01:00": now.Add(-4 * time.Hour),
@@ -121,6 +126,7 @@ func TestCountsAndTimes(t *testing.T) {
 			t.Errorf("%q: %v, %v", text, got, err)
 		}
 	}
+
 	for _, text := range []string{"yesterday", "-2h", "8"} {
 		if _, err := parsePastTime("from", text, now); err == nil || !strings.Contains(err.Error(), "--from") {
 			t.Errorf("%q: %v", text, err)

@@ -33,6 +33,7 @@ func dig(t *testing.T, n int) *graveyard {
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCHER=orders",
 		"OUTRELAY_MONGODB_STATE=" + g.state.Name(), "OUTRELAY_WATCH=" + ns,
 	}
+
 	g.insert(g.state.Collection("watchers"), bson.D{{Key: "_id", Value: "orders/0of1"}, {Key: "fence", Value: int64(1)}})
 	g.insert(g.state.Collection("collections"), bson.D{{Key: "_id", Value: bson.Binary{Subtype: 4, Data: make([]byte, 16)}}, {Key: "ns", Value: ns}, {Key: "watcher", Value: "orders"}})
 	for i := range n {
@@ -43,6 +44,7 @@ func dig(t *testing.T, n int) *graveyard {
 		if i == n-1 {
 			envelope = envelope[:1]
 		}
+
 		g.insert(g.outbox.Database().Collection("outbox_dead"), bson.D{
 			{Key: "_id", Value: bson.D{{Key: "ns", Value: ns}, {Key: "id", Value: id}, {Key: "delivery", Value: int32(0)}}},
 			{Key: "envelope", Value: envelope},
@@ -73,6 +75,7 @@ func (g *graveyard) call(want int, answer any, args ...string) string {
 	if answer != nil {
 		args = append(args, "--json")
 	}
+
 	code, out, errOut := call(g.t, g.env, args...)
 	if code != want || strings.Contains(out+errOut, planted) || strings.Contains(errOut, "\x1b") {
 		g.t.Errorf("%v: %d, want %d: %s%s", args, code, want, out, errOut)
@@ -103,6 +106,7 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	if !strings.Contains(text, "2 of 5 dead letters") || !strings.Contains(text, "d4") || strings.Contains(text, "d2 ") {
 		t.Errorf("%s", text)
 	}
+
 	after := text[strings.Index(text, "--after ")+8:]
 	var page admin.DeadPage
 	if g.call(0, &page, "dead", "list", "--after", strings.TrimSpace(after)); len(page.Letters) != 3 || page.Letters[0].ID != "d2" || page.Total != 5 || page.Next != "" {
@@ -114,6 +118,7 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	if text := g.call(0, nil, "dead", "summary", "d1", "d2"); !strings.Contains(text, "2 ") || !strings.Contains(text, "record_refused") {
 		t.Errorf("%s", text)
 	}
+
 	var sum struct{ Groups []admin.DeadGroup }
 	if g.call(0, &sum, "dead", "summary"); len(sum.Groups) != 1 || sum.Groups[0].Count != 5 {
 		t.Errorf("%+v", sum)
@@ -124,6 +129,7 @@ func TestDeadLettersAreListedAndShown(t *testing.T) {
 	if code, out, _ := call(t, g.env, "dead", "show", "d1", "--payload", "--json"); code != 0 || !strings.Contains(out, planted) {
 		t.Errorf("with its payload: %d %s", code, out)
 	}
+
 	for want, args := range map[string][]string{
 		"no dead letter of id nobody": {"show", "nobody"}, "class": {"list", "--class", "malfored"}, "--since": {"list", "--since", "then"},
 		"--limit": {"list", "--limit", "0"}, "cursor": {"list", "--after", "x"}, "does not read": {"list", "--collection", "a.b"},
@@ -143,6 +149,7 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 	if text := g.call(exitConfig, nil, "dead", "requeue", "d0", "d1"); !strings.Contains(text, "requeue 2 dead letters; consumers") || !strings.Contains(text, "--yes") || g.envelopes() != 0 {
 		t.Errorf("nobody to ask: %s", text)
 	}
+
 	var o admin.DeadOutcome
 	if g.call(exitConfig, &o, "dead", "requeue", "--class", "record_refused", "--dry-run"); !o.DryRun || o.Requeued != 4 || o.Refused != 1 || g.envelopes() != 0 {
 		t.Errorf("%+v", o)
@@ -156,10 +163,12 @@ func TestDeadLettersAreRequeued(t *testing.T) {
 	if text := g.call(0, nil, "dead", "list", "--state", "replayable"); !strings.Contains(text, "1 of 1 dead letter\n") {
 		t.Errorf("%s", text)
 	}
+
 	var page admin.DeadPage
 	if g.call(0, &page, "dead", "list", "--state", "replayed"); page.Total != 4 || page.Letters[0].Replayed.Actor != "ann" {
 		t.Errorf("%+v", page)
 	}
+
 	n, err := g.state.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "dead_requeued"}, {Key: "fields.actor", Value: "ann"}, {Key: "fields.requeued", Value: 3}})
 	if err != nil || n != 1 {
 		t.Errorf("%d entries in the log, %v", n, err)
@@ -173,10 +182,12 @@ func TestDeadLettersAreEdited(t *testing.T) {
 	if err := os.WriteFile(payload, []byte("new"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	edit := func(want int, args ...string) string {
 		t.Helper()
 		return g.call(want, nil, append([]string{"dead", "edit"}, args...)...)
 	}
+
 	for want, args := range map[string][]string{
 		"--version is missing": {"d0", "--topic", "t"}, "--yes": {"d0", "--version", "0", "--topic", "t"}, "it is at version 0": {"d0", "--version", "2", "--topic", "t", "-y"},
 		"changes nothing": {"d0", "--version", "0", "-y"}, "name=value": {"d0", "--version", "0", "--field", "x", "-y"}, "no such file": {"d0", "--version", "0", "--payload", "/no/such/file", "-y"},
@@ -186,6 +197,7 @@ func TestDeadLettersAreEdited(t *testing.T) {
 			t.Errorf("%v: %q, want %q", args, text, want)
 		}
 	}
+
 	if text := edit(0, "d0", "--version", "0", "--payload", payload, "--dry-run"); !strings.Contains(text, "would be requeued as delivery 1 with changed payload") || g.envelopes() != 0 {
 		t.Errorf("%s", text)
 	}
@@ -195,10 +207,12 @@ func TestDeadLettersAreEdited(t *testing.T) {
 	if text := edit(exitConfig, "d0", "--version", "1", "--key", "k", "-y"); !strings.Contains(text, "requeued it at") {
 		t.Errorf("%s", text)
 	}
+
 	var e admin.DeadEdited
 	if g.call(0, &e, "dead", "edit", "d1", "--version", "0", "--field", "aggregatetype=order", "--field", "aggregateid=7", "--type", "T", "--payload", payload, "--payload-as", "string", "-y"); e.Delivery != 1 || e.ID != "d1" {
 		t.Errorf("%+v", e)
 	}
+
 	for _, id := range []string{"d0", "d1"} {
 		raw, err := g.outbox.FindOne(t.Context(), bson.D{{Key: "_id", Value: id}}).Raw()
 		if err != nil || raw.Lookup("payload").StringValue() != "new" || raw.Lookup("state").StringValue() != "retry" {
@@ -219,6 +233,7 @@ func TestDeadLettersAreDiscarded(t *testing.T) {
 	if text := g.call(exitConfig, nil, "dead", "discard", "d1"); !strings.Contains(text, "discard 1 dead letter for good") {
 		t.Errorf("%s", text)
 	}
+
 	var d admin.DeadDiscarded
 	if g.call(0, &d, "dead", "discard", "d1", "-y"); d.Discarded != 1 {
 		t.Errorf("%+v", d)
@@ -242,12 +257,14 @@ func TestFailedCommands(t *testing.T) {
 			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "87"}, {Key: "at", Value: time.Now()}}},
 		})
 	}
+
 	if text := g.call(0, nil, "failed", "list"); strings.Count(text, "record_refused") != 3 {
 		t.Errorf("%s", text)
 	}
 	if text := g.call(exitConfig, nil, "failed", "list", "--limit", "101"); !strings.Contains(text, "--limit") {
 		t.Errorf("%s", text)
 	}
+
 	var o admin.FailedOutcome
 	if g.call(0, &o, "failed", "reset", "f0", "x", "--dry-run"); o.Failed != 1 || o.Done != 0 || !o.DryRun {
 		t.Errorf("%+v", o)
@@ -258,6 +275,7 @@ func TestFailedCommands(t *testing.T) {
 	if text := g.call(0, nil, "failed", "reset", "f0", "x", "-y"); text != "1 failed envelope reset\n" {
 		t.Errorf("%s", text)
 	}
+
 	var list struct{ Failed []admin.FailedEnvelope }
 	if g.call(0, &list, "failed", "list"); len(list.Failed) != 2 || list.Failed[0].Attempts != 2 {
 		t.Errorf("%+v", list)

@@ -36,6 +36,7 @@ func deployed(t *testing.T) *deployment {
 		{Key: "expiresAt", Value: time.Now().Add(time.Hour)},
 		{Key: "stats", Value: bson.D{{Key: "at", Value: time.Now()}, {Key: "state", Value: "live"}, {Key: "lagMs", Value: int64(120)}, {Key: "rate", Value: 40.0}}},
 	})
+
 	d.one, d.two = d.member("one"), d.member("two")
 	return d
 }
@@ -73,6 +74,7 @@ func (d *deployment) run(v any, want int, args ...string) string {
 	if v != nil {
 		args = append(args, "--json")
 	}
+
 	code, out, errOut := call(d.t, d.env, args...)
 	if code != want {
 		d.t.Fatalf("%v: exit code %d, want %d: %s", args, code, want, errOut)
@@ -147,6 +149,7 @@ func TestStorageCommands(t *testing.T) {
 	if counts.Envelopes != 3 || counts.Scheduled != 3 {
 		t.Errorf("%+v", counts)
 	}
+
 	sees(t, d.run(nil, exitOK, "storage", "counts"), "scheduled")
 	d.run(nil, exitConfig, "storage", "rebuild", "--dry-run") // the indexes are missing
 	sees(t, d.run(nil, exitConfig, "storage", "rebuild"), "pass --yes")
@@ -154,11 +157,13 @@ func TestStorageCommands(t *testing.T) {
 		var v admin.Verification
 		d.run(&v, exitOK, "storage", "rebuild", "--yes")
 	}
+
 	var c admin.Cleared
 	d.run(&c, exitOK, "storage", "clear", "envelopes", "--dry-run")
 	if c.Found != 3 || c.Removed != 0 || c.Confirm != "clear default" {
 		t.Errorf("%+v", c)
 	}
+
 	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--yes"), `pass --confirm "clear default"`)
 	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "yes"), "nothing was done", `"clear default"`)
 	sees(t, d.run(nil, exitConfig, "storage", "clear", "envelopes", "--confirm", "clear default"), "owns slot")

@@ -17,10 +17,12 @@ func TestTheReferenceOfCommandsIsCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	file := filepath.Join(t.TempDir(), "cli.md")
 	if code, out, errOut := call(t, []string{"OUTRELAY_CONFIG=/somewhere"}, "docs", "--markdown", file); code != exitOK || out != "" || errOut != "" {
 		t.Fatalf("%d %q %q", code, out, errOut)
 	}
+
 	got, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -43,16 +45,19 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 	if code, _, errOut := call(t, nil, "docs", "--man", dir); code != exitOK {
 		t.Fatalf("%d %q", code, errOut)
 	}
+
 	text, err := os.ReadFile("../../docs/cli.md")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	n := 0
 	var visit func(c *cobra.Command)
 	visit = func(c *cobra.Command) {
 		if c.Hidden || c.Name() == "help" {
 			return
 		}
+
 		n++
 		page, err := os.ReadFile(filepath.Join(dir, strings.ReplaceAll(c.CommandPath(), " ", "-")+".1"))
 		if err != nil || !bytes.Contains(page, []byte(`.TH "OUTRELAY" "1" "Jan 2026"`)) {
@@ -64,14 +69,17 @@ func TestEveryCommandIsDocumented(t *testing.T) {
 		if c.Short == "" || strings.HasSuffix(c.Short, " ") {
 			t.Errorf("%s: %q", c.CommandPath(), c.Short)
 		}
+
 		for _, sub := range c.Commands() {
 			visit(sub)
 		}
 	}
+
 	visit(newReferenceRoot())
 	if n < 50 {
 		t.Errorf("%d commands", n)
 	}
+
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		if code, out, _ := call(t, nil, "completion", shell); code != exitOK || len(out) < 1000 {
 			t.Errorf("%s: %d", shell, code)
@@ -86,6 +94,7 @@ func TestTheReadmeNamesEveryCommand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, c := range newReferenceRoot().Commands() {
 		if c.Hidden || c.Name() == "help" {
 			continue

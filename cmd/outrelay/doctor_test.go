@@ -32,10 +32,12 @@ func TestDoctor(t *testing.T) {
 		"OUTRELAY_MONGODB_URI=" + mongod.MongoURI(), "OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
 		"OUTRELAY_WATCH=shop.outbox", "OUTRELAY_MONGODB_STATE=relay",
 	}
+
 	away := []string{
 		"OUTRELAY_MONGODB_URI=mongodb://user:" + planted + "@127.0.0.1:1/shop", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
 		"OUTRELAY_KAFKA_SASL_MECHANISM=scram-sha-256", "OUTRELAY_KAFKA_SASL_USERNAME=u", "OUTRELAY_KAFKA_SASL_PASSWORD=" + planted,
 	}
+
 	for _, c := range []struct {
 		env  []string
 		code int
@@ -57,6 +59,7 @@ func TestDoctor(t *testing.T) {
 			t.Errorf("%d %q %q", code, out, errOut)
 		}
 	}
+
 	if code, out, errOut := call(t, nil, "doctor", "--json"); code != 1 || out != "" || !strings.Contains(errOut, "mongodb.uri") {
 		t.Errorf("%d %q %q", code, out, errOut)
 	}

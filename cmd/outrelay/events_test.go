@@ -24,16 +24,19 @@ func TestEventsCommands(t *testing.T) {
 	if err := log.Append(t.Context(), store.GapFound, bson.D{{Key: "reason", Value: "two words"}, {Key: "code", Value: int32(286)}, {Key: "at", Value: bson.D{{Key: "t", Value: int32(1)}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	var page admin.EventPage
 	d.run(&page, exitOK, "events")
 	if page.Total != 4 || page.Events[0].Kind != "gap_found" || page.Events[3].Kind != "node_started" {
 		t.Errorf("%+v", page)
 	}
+
 	text := d.run(nil, exitOK, "events")
 	sees(t, text, `code=286 reason="two words"`, "node_started", "4 of 4 entries")
 	if strings.Index(text, "node_started") > strings.Index(text, "gap_found") {
 		t.Errorf("the latest comes first:\n%s", text)
 	}
+
 	for _, c := range []struct {
 		args []string
 		want []string // the newest first
@@ -54,33 +57,40 @@ func TestEventsCommands(t *testing.T) {
 			t.Errorf("%v: %v, want %v", c.args, got, c.want)
 		}
 	}
+
 	d.run(&page, exitOK, "events", "--limit", "3")
 	var rest admin.EventPage
 	d.run(&rest, exitOK, "events", "--limit", "3", "--after", page.Next)
 	if len(page.Events) != 3 || len(rest.Events) != 1 || rest.Total != 4 {
 		t.Errorf("%+v %+v", page, rest)
 	}
+
 	d.run(&page, exitOK, "events", "--kind", "paused")
 	if e := page.Events[0]; e.Source != "cli" || e.Actor == "" {
 		t.Errorf("%+v", e)
 	}
+
 	d.run(&page, exitOK, "events", "--actor", e0(page).Actor)
 	if page.Total != 1 {
 		t.Errorf("%+v", page)
 	}
+
 	for _, args := range [][]string{{"--limit", "0"}, {"--limit", "1001"}, {"--from", "soon"}, {"--after", "x"}, {"--follow", "--to", "1h"}, {"trim"}} {
 		d.run(nil, exitConfig, append([]string{"events"}, args...)...)
 	}
+
 	var trimmed trimmedEvents
 	d.run(&trimmed, exitOK, "events", "trim", "--keep", "2", "--dry-run")
 	if trimmed.Removed != 2 || !trimmed.DryRun {
 		t.Errorf("%+v", trimmed)
 	}
+
 	d.run(&trimmed, exitOK, "events", "trim", "--keep", "2", "--yes")
 	d.run(&page, exitOK, "events")
 	if trimmed.Removed != 2 || page.Total != 3 || page.Events[0].Kind != "events_trimmed" { // the trim itself is one more
 		t.Errorf("%+v %+v", trimmed, page)
 	}
+
 	sees(t, d.run(nil, exitOK, "events", "trim", "--keep", "100"), "removed 0 entries")
 }
 
@@ -159,9 +169,11 @@ func TestEventsAreFollowed(t *testing.T) {
 			t.Errorf("%v: %q", err, line)
 		}
 	}
+
 	if n := strings.Count(all, "\n"); n != 5 {
 		t.Errorf("%d entries, want each once:\n%s", n, all)
 	}
+
 	people.wait(t, "paused", 2)
 	if code := end(); code != exitOK {
 		t.Errorf("exit code %d", code)

@@ -57,20 +57,24 @@ func TestValidate(t *testing.T) {
 	if code != 0 || out != "" || errOut != "ok\n" {
 		t.Errorf("%d %q %q", code, out, errOut)
 	}
+
 	good := file(t, "mongodb: {uri: 'mongodb://m1/'}\nkafka: {brokers: ['k:1']}\nwatch: [a.outbox]\n")
 	for _, args := range [][]string{{"validate", "--config", good}, {"validate", "-c", good}, {"--config", good, "validate"}} {
 		if code, _, errOut := call(t, nil, args...); code != 0 || errOut != "ok\n" {
 			t.Errorf("%v: %d %q", args, code, errOut)
 		}
 	}
+
 	if code, _, errOut := call(t, []string{"OUTRELAY_CONFIG=" + good}, "validate"); code != 0 {
 		t.Errorf("%d %q", code, errOut)
 	}
+
 	bad := file(t, "mongodb: {url: x}\nkafka: {compression: zip}\n")
 	code, out, errOut = call(t, nil, "validate", "--config", bad, "--set", "lease.ttl=1ms")
 	if code != 1 || out != "" {
 		t.Errorf("%d %q", code, out)
 	}
+
 	for _, want := range []string{"mongodb.url: unknown key; did you mean mongodb.uri?", `kafka.compression: found "zip"; expected one of none, gzip`, "kafka.brokers: required and not set", "lease.ttl: found 1ms; expected between 1s and 5m0s", "5 problems\n"} {
 		if !strings.Contains(errOut, want) {
 			t.Errorf("no %q in %s", want, errOut)
@@ -98,11 +102,13 @@ func TestConfigPrint(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(out), &map[string]any{}); err != nil || code != 0 || errOut != "" {
 		t.Fatalf("%v: %d %q %q", err, code, out, errOut)
 	}
+
 	for _, want := range []string{"uri: mongodb://***@m1/shop\n", "level: debug\n", "watcher: w\n", "- b.x\n", "memory: 32MiB\n", "ttl: 5s\n"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("no %q in %s%v", want, out, doc)
 		}
 	}
+
 	if code, out, _ := call(t, complete3, "config", "print", "--redacted=false"); code != 1 || out != "" {
 		t.Errorf("%d %q", code, out)
 	}
@@ -137,6 +143,7 @@ func TestCommandLineErrors(t *testing.T) {
 			t.Errorf("%v: %d %q %q", args, code, out, errOut)
 		}
 	}
+
 	if code, out, _ := call(t, nil, "completion", "bash"); code != 0 || !strings.Contains(out, "outrelay") {
 		t.Errorf("completion: %d", code)
 	}
@@ -214,11 +221,13 @@ func TestFirstSignalStopsSecondEnds(t *testing.T) {
 	if cause := context.Cause(ctx); cause == nil || cause.Error() != "stopped by interrupt" {
 		t.Errorf("cause = %v", cause)
 	}
+
 	select {
 	case code := <-exited:
 		t.Fatalf("exited with %d at the first signal", code)
 	default:
 	}
+
 	received <- syscall.SIGTERM
 	select {
 	case code := <-exited:

@@ -18,21 +18,25 @@ func TestMigrateCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	env := []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1",
 		"OUTRELAY_MONGODB_STATE=" + state.Name(), "OUTRELAY_WATCH=" + shop.Name() + ".outbox", "OUTRELAY_NODE=n1",
 	}
+
 	decode := func(out string, v any) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(out), v); err != nil {
 			t.Fatalf("%v: %q", err, out)
 		}
 	}
+
 	var s admin.MigrationStatus
 	code, out, errOut := call(t, env, "migrate", "status", "--json")
 	if decode(out, &s); code != 0 || len(s.Steps) == 0 || s.Steps[0].State != "pending" {
 		t.Fatalf("%d %+v %s", code, s, errOut)
 	}
+
 	var v admin.Verification
 	code, out, errOut = call(t, env, "migrate", "verify", "--json")
 	if decode(out, &v); code != exitConfig || len(v.Drift) == 0 || v.OK() {
@@ -44,6 +48,7 @@ func TestMigrateCommands(t *testing.T) {
 	if decode(out, &s); s.Steps[0].State != "pending" {
 		t.Errorf("the dry run did it: %+v", s)
 	}
+
 	var r admin.MigrationReport
 	code, out, errOut = call(t, env, "migrate", "up", "--json", "--actor", "ann")
 	if decode(out, &r); code != 0 || !r.OK() || len(r.Applied) != len(s.Steps) {

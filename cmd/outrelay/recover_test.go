@@ -14,6 +14,7 @@ func TestRecoverCommand(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		g.insert(g.outbox, bson.D{{Key: "_id", Value: id}, {Key: "payload", Value: planted}})
 	}
+
 	gap := func() bool {
 		n, err := g.state.Collection("watchers").CountDocuments(t.Context(), bson.D{{Key: "gap.reason", Value: bson.D{{Key: "$exists", Value: true}}}})
 		if err != nil {
@@ -21,6 +22,7 @@ func TestRecoverCommand(t *testing.T) {
 		}
 		return n == 1
 	}
+
 	if text := g.call(0, nil, "recover", "--dry-run"); !strings.Contains(text, ns+": 2 envelopes") || !strings.Contains(text, "nothing was done") {
 		t.Errorf("%s", text)
 	}
@@ -30,6 +32,7 @@ func TestRecoverCommand(t *testing.T) {
 	if text := g.call(exitConfig, nil, "recover", "--from", "yesterday", "--yes"); !strings.Contains(text, "--from") {
 		t.Errorf("%s", text)
 	}
+
 	for _, from := range []string{"2026-11-20T09:45", "2026-11-20", "2199-01-01T00:00:00Z"} { // no zone, and the future
 		for _, how := range []string{"--dry-run", "--yes"} {
 			if text := g.call(exitConfig, nil, "recover", "--from", from, how); !strings.Contains(text, "zone") {
@@ -37,18 +40,22 @@ func TestRecoverCommand(t *testing.T) {
 			}
 		}
 	}
+
 	g.call(exitConfig, nil, "recover", "--adopt", "--release", ns)
 	if gap() {
 		t.Fatal("a sweep is ordered already")
 	}
+
 	var r recoverResult
 	if g.call(0, &r, "recover", "--yes", "--actor", "ann"); !r.Done || r.Action != "sweep" || r.Watcher != "orders" || !gap() {
 		t.Errorf("%+v", r)
 	}
+
 	n, err := g.state.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "recover_ordered"}, {Key: "fields.actor", Value: "ann"}})
 	if err != nil || n != 1 {
 		t.Errorf("%d entries in the events log, %v", n, err)
 	}
+
 	var dry recoverResult
 	if g.call(0, &dry, "recover", "--release", ns, "--dry-run"); dry.Done || dry.Released != ns {
 		t.Errorf("%+v", dry)
@@ -56,6 +63,7 @@ func TestRecoverCommand(t *testing.T) {
 	if text := g.call(0, nil, "recover", "--release", ns); text != "watcher orders: "+ns+" is released\n" {
 		t.Errorf("%s", text)
 	}
+
 	g.call(exitConfig, nil, "recover", "--release", ns)
 	// Nothing is left to count, and a sweep can be ordered all the same.
 	if text := g.call(exitConfig, nil, "recover"); !strings.Contains(text, "deliver all envelopes of the watcher again") {

@@ -20,6 +20,7 @@ func TestReloadAppliesTheLevelAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var applied, waiting []string
 	l := &reloader{program: p, running: running, onReload: func(a, w []string, e error) { applied, waiting, err = a, w, e }}
 	again := func(text string) {
@@ -29,18 +30,22 @@ func TestReloadAppliesTheLevelAlone(t *testing.T) {
 		}
 		l.reload()
 	}
+
 	again("retention: 24h\n")
 	if len(applied)+len(waiting) != 0 || err != nil {
 		t.Errorf("unchanged: %v %v %v", applied, waiting, err)
 	}
+
 	again("retention: 48h\nlog: {level: debug}\nmongodb: {state: other}\n")
 	if !slices.Equal(applied, []string{"log.level=debug"}) || !slices.Equal(waiting, []string{"retention"}) || err != nil || !log.Enabled(t.Context(), slog.LevelDebug) {
 		t.Errorf("%v %v %v", applied, waiting, err)
 	}
+
 	again("retention: never\nlog: {level: error}\n")
 	if err == nil || !log.Enabled(t.Context(), slog.LevelDebug) {
 		t.Errorf("a mistake: %v", err)
 	}
+
 	again("retention: 24h\n")
 	if !slices.Equal(applied, []string{"log.level=info"}) || len(waiting) != 0 || err != nil || log.Enabled(t.Context(), slog.LevelDebug) {
 		t.Errorf("back: %v %v %v", applied, waiting, err)

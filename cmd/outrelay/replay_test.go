@@ -35,23 +35,28 @@ func TestReplayCommands(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	if _, err := state.Collection("watchers").InsertOne(t.Context(), bson.D{{Key: "_id", Value: "default/0of1"}, {Key: "clusterTime", Value: bson.Timestamp{T: uint32(time.Now().Unix())}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	ns := shop.Name() + ".outbox"
 	if _, err := store.NewRegistry(state.Collection("collections")).Claim(t.Context(), [16]byte{1}, ns, "default"); err != nil {
 		t.Fatal(err)
 	}
+
 	env := []string{
 		"OUTRELAY_MONGODB_URI=" + stacktest.MongoURI(t), "OUTRELAY_KAFKA_BROKERS=" + strings.Join(stacktest.Brokers(t), ","),
 		"OUTRELAY_MONGODB_STATE=" + state.Name(), "OUTRELAY_WATCH=" + ns, "OUTRELAY_NODE=n1",
 	}
+
 	decode := func(out string, v any) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(out), v); err != nil {
 			t.Fatalf("%v: %q", err, out)
 		}
 	}
+
 	for _, c := range []struct {
 		args []string
 		want string
@@ -70,6 +75,7 @@ func TestReplayCommands(t *testing.T) {
 			t.Errorf("%v: %d %q %q", c.args, code, out, errOut)
 		}
 	}
+
 	var plan admin.ReplayPlan
 	code, out, errOut := call(t, env, "replay", "--from", "2h", "--dry-run", "--json")
 	if decode(out, &plan); code != 0 || plan.Found != 3 || len(plan.Topics) != 2 || plan.Collections[0].Name != ns {
@@ -78,6 +84,7 @@ func TestReplayCommands(t *testing.T) {
 	if code, _, errOut = call(t, env, "replay", "--from", "2h", "--dry-run"); code != 0 || !strings.Contains(errOut, "compacted: needs --force") || !strings.Contains(errOut, "3 envelopes would be sent again") {
 		t.Errorf("%d %s", code, errOut)
 	}
+
 	var i admin.ReplayInfo
 	code, out, errOut = call(t, env, "replay", "--from", "2h", "--topic", plain, "--yes", "--wait=false", "--json", "--actor", "ann")
 	if decode(out, &i); code != 0 || i.Queued != 2 || i.State != "done" || i.Actor != "ann" {
@@ -86,6 +93,7 @@ func TestReplayCommands(t *testing.T) {
 	if n, err := shop.Collection("outbox").CountDocuments(t.Context(), bson.D{{Key: "state", Value: "retry"}, {Key: "replayOf", Value: i.ID}, {Key: "delivery", Value: 1}}); err != nil || n != 2 {
 		t.Errorf("%d are queued, %v", n, err)
 	}
+
 	var list struct {
 		Replays []admin.ReplayInfo `json:"replays"`
 	}

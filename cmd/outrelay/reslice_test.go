@@ -20,20 +20,24 @@ func TestResliceCommand(t *testing.T) {
 			t.Errorf("%s: %s", n, text)
 		}
 	}
+
 	g.call(exitConfig, nil, "reslice", "--slots", "2", "--wait", "0s")
 	if text := g.call(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "slot orders/0of1 has no position yet") {
 		t.Errorf("%s", text)
 	}
+
 	docs := g.state.Collection("watchers")
 	set := func(fields bson.D) {
 		if _, err := docs.UpdateOne(t.Context(), bson.D{{Key: "_id", Value: "orders/0of1"}}, bson.D{{Key: "$set", Value: fields}}); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	set(bson.D{{Key: "clusterTime", Value: bson.Timestamp{T: 1_700_000_000, I: 1}}, {Key: "gap", Value: bson.D{{Key: "reason", Value: "x"}}}})
 	if text := g.call(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "let it finish first") {
 		t.Errorf("%s", text)
 	}
+
 	set(bson.D{{Key: "gap", Value: nil}})
 	var r app.ResliceReport
 	if g.call(0, &r, "reslice", "--slots", "2", "--dry-run"); r.Done || !r.DryRun || r.From != 1 || r.To != 2 || len(r.Slots) != 1 || r.Slots[0].Position == nil {
@@ -51,10 +55,12 @@ func TestResliceCommand(t *testing.T) {
 	if n, _ := docs.CountDocuments(t.Context(), bson.D{{Key: "control.paused", Value: true}}); n != 0 {
 		t.Error("it was paused")
 	}
+
 	g.insert(docs, bson.D{{Key: "_id", Value: "orders/1of3"}})
 	if text := g.call(exitConfig, nil, "reslice", "--slots", "2", "--yes"); !strings.Contains(text, "run outrelay recover") {
 		t.Errorf("%s", text)
 	}
+
 	g.env = append(g.env, "OUTRELAY_WATCHER=fresh")
 	r = app.ResliceReport{}
 	if g.call(0, &r, "reslice", "--slots", "3", "--yes"); !r.Done || r.From != 0 || r.To != 3 {

@@ -14,10 +14,12 @@ func TestTheEnvironmentWinsOverOurMemoryPolicy(t *testing.T) {
 		debug.SetGCPercent(p)
 		return p, debug.SetMemoryLimit(-1)
 	}
+
 	limitMemory([]string{"GOGC=100", "GOMEMLIMIT=1GiB"}, 32<<20)
 	if p, l := now(); p != 100 || l != limit {
 		t.Errorf("%d %%, %d bytes", p, l)
 	}
+
 	limitMemory(nil, 32<<20)
 	if p, l := now(); p != heapGrowth || l != 48<<20 {
 		t.Errorf("%d %%, %d bytes", p, l)

@@ -13,6 +13,7 @@ func TestBillOfMaterials(t *testing.T) {
 		{Path: "a.org/b", Version: "v1.2.3", Sum: "h1:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="},
 		{Path: "a.org/old", Version: "v1.0.0", Replace: &debug.Module{Path: "a.org/new", Version: "v2.0.0+incompatible"}},
 	}}
+
 	b := newBill(build{Version: "1.0.0", Go: "go1.26.1"}, info)
 	if b.Metadata.Component.PURL != "pkg:golang/github.com/outrelay/outrelay@1.0.0" || len(b.Components) != 3 || b.Components[0].PURL != "pkg:golang/std@1.26.1" {
 		t.Errorf("%+v", b)
@@ -23,6 +24,7 @@ func TestBillOfMaterials(t *testing.T) {
 	if c := b.Components[2]; c.Name != "a.org/new" || len(c.Hashes) != 0 {
 		t.Errorf("%+v", c)
 	}
+
 	code, out, errOut := call(t, nil, "version", "--sbom")
 	var own bill
 	if err := json.Unmarshal([]byte(out), &own); err != nil || code != 0 || errOut != "" || own.Format != "CycloneDX" {
@@ -39,6 +41,7 @@ func TestRolesAskNoServer(t *testing.T) {
 			t.Errorf("%d: no %s in %s%s", code, want, out, errOut)
 		}
 	}
+
 	code, out, _ = call(t, nil, "roles", "--watch", "shop.outbox", "--json", "--principal", "User:CN=relay", "--set", "mongodb.state=relays")
 	var r struct {
 		MongoDB []struct{ Role string } `json:"mongodb"`

@@ -41,6 +41,7 @@ func TestSagaCommands(t *testing.T) {
 	if err := s.Prepare(t.Context(), saga.TypeInfo{Name: "payments", Owner: "shop.Payment", ID: saga.KindString}); err != nil {
 		t.Fatal(err)
 	}
+
 	for i := range 3 {
 		d.insert(d.shop.Collection("payments"), bson.D{
 			{Key: "_id", Value: fmt.Sprint("p", i)},
@@ -50,11 +51,13 @@ func TestSagaCommands(t *testing.T) {
 			{Key: "state", Value: order{i}},
 		})
 	}
+
 	var types sagaTypes
 	d.run(&types, exitOK, "saga", "types")
 	if len(types.Types) != 1 || types.Types[0].Count != 3 || types.Types[0].Owner != "shop.Payment" {
 		t.Errorf("%+v", types)
 	}
+
 	var page admin.SagaPage
 	d.run(&page, exitOK, "saga", "list", "payments", "--limit", "2")
 	var rest admin.SagaPage
@@ -62,12 +65,14 @@ func TestSagaCommands(t *testing.T) {
 	if len(page.Sagas) != 2 || page.Sagas[0].ID != "p2" || len(rest.Sagas) != 1 || rest.Sagas[0].ID != "p0" {
 		t.Errorf("%+v %+v", page, rest)
 	}
+
 	sees(t, d.run(nil, exitOK, "saga", "list", "payments"), "p1", "3 of 3 instances")
 	var one admin.Saga
 	d.run(&one, exitOK, "saga", "show", "payments", "p1")
 	if one.Version != 2 || len(one.State) != 0 {
 		t.Errorf("%+v", one)
 	}
+
 	sees(t, d.run(nil, exitOK, "saga", "show", "payments", "p1", "--state"), "version 2", `"total": 1`)
 	for _, args := range [][]string{{"show", "payments", "nobody"}, {"show", "unknown", "x"}, {"list", "unknown"}, {"list", "payments", "--limit", "0"}, {"list", "payments", "--database", "elsewhere"}} {
 		d.run(nil, exitConfig, append([]string{"saga"}, args...)...)
@@ -89,18 +94,22 @@ func TestInboxCommands(t *testing.T) {
 	if err := d.shop.CreateCollection(t.Context(), "inbox_offsets"); err != nil && !strings.Contains(err.Error(), "NamespaceExists") {
 		t.Fatal(err)
 	}
+
 	old, now := time.Now().Add(-90*24*time.Hour), time.Now()
 	for i, at := range []time.Time{old, old, now} {
 		d.insert(d.shop.Collection("inbox"), bson.D{{Key: "_id", Value: fmt.Sprint("m", i)}, {Key: "s", Value: "handled"}, {Key: "at", Value: at}})
 	}
+
 	for i, until := range []time.Time{old, now.Add(time.Hour)} {
 		d.insert(d.shop.Collection("inbox_claims"), bson.D{{Key: "_id", Value: fmt.Sprint("m", i)}, {Key: "until", Value: until}})
 	}
+
 	var counts inboxList
 	d.run(&counts, exitOK, "inbox", "counts")
 	if len(counts.Inboxes) != 1 || counts.Inboxes[0].Handled != 3 || counts.Inboxes[0].Claimed != 2 || counts.Inboxes[0].Expired != 1 {
 		t.Errorf("%+v", counts)
 	}
+
 	sees(t, d.run(nil, exitOK, "inbox", "counts"), d.shop.Name(), "inbox")
 	sees(t, d.run(nil, exitOK, "inbox", "marks"), "keeps watermarks")
 	var purged admin.InboxPurged
@@ -108,17 +117,20 @@ func TestInboxCommands(t *testing.T) {
 	if purged.Matched != 2 || purged.Removed != 0 {
 		t.Errorf("%+v", purged)
 	}
+
 	sees(t, d.run(nil, exitConfig, "inbox", "purge", "--older-than", "720h"), "remove 2 marks", "pass --yes")
 	d.run(&purged, exitOK, "inbox", "purge", "--older-than", "720h", "--yes")
 	if purged.Removed != 2 {
 		t.Errorf("%+v", purged)
 	}
+
 	d.run(nil, exitConfig, "inbox", "purge")
 	var released admin.InboxReleased
 	d.run(&released, exitOK, "inbox", "release", "--dry-run")
 	if released.Matched != 2 || released.Live != 1 {
 		t.Errorf("%+v", released)
 	}
+
 	d.run(nil, exitConfig, "inbox", "release", "--yes")
 	d.run(&released, exitOK, "inbox", "release", "--yes", "--force", "--database", d.shop.Name())
 	if released.Released != 2 {

@@ -23,6 +23,7 @@ func TestStatusCommand(t *testing.T) {
 	if len(s.Watchers) != 1 || s.Watchers[0].Node != "one" || s.Watchers[0].State != "live" || len(s.Nodes) != 2 || s.Counts.Scheduled != 3 || s.CountsProblem != "" || len(s.Checks) == 0 {
 		t.Errorf("%+v", s)
 	}
+
 	sees(t, d.run(nil, exitOK, "status"), "default  0of1  one", "40/s", "scheduled 3", "2 nodes, 0 stale", "checks: ")
 	d.run(nil, exitOK, "pin", "two")
 	var told controlResult
@@ -30,6 +31,7 @@ func TestStatusCommand(t *testing.T) {
 	if told.Watcher != "default" || !strings.Contains(told.Done, "does not acquire it") {
 		t.Errorf("%+v", told)
 	}
+
 	sees(t, d.run(nil, exitOK, "status"), "pinned to node two", "node one does not take over until")
 	d.run(nil, exitOK, "pause")
 	sees(t, d.run(nil, exitOK, "status"), "paused", "WARN slot default/0of1")
@@ -38,6 +40,7 @@ func TestStatusCommand(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
+
 	sees(t, d.run(nil, exitConfig, "status", "--check"), "FAIL slot default/0of1: no process runs it", "start outrelay run")
 	d.run(nil, exitConfig, "status", "--every", "1ms")
 	d.run(nil, exitConfig, "status", "--watch", "--check")
@@ -53,10 +56,12 @@ func TestStatusIsWatched(t *testing.T) {
 	if err := json.Unmarshal([]byte(first), &s); err != nil || len(s.Watchers) != 1 {
 		t.Errorf("%v: %q", err, first)
 	}
+
 	text := lines.wait(t, "default/0of1 owner=one epoch=7 state=live", 2)
 	if strings.Contains(text, "\x1b") {
 		t.Errorf("drawn where there is no terminal: %q", text)
 	}
+
 	sees(t, text, "lag=0.12s rate=40/s waiting=0 scheduled=3 dead=0\n")
 	for _, f := range []func() int{end, endLines} {
 		if code := f(); code != exitOK {
@@ -76,6 +81,7 @@ func TestAWatchBearsAServerThatDoesNotAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	text := b.String()
 	if strings.Count(text, "\x1b[2J") != 1 || strings.Count(text, "\x1b[H") != 3 || strings.Count(text, "\x1b[J") != 3 || !strings.Contains(text, "MongoDB does not answer\x1b[K\n") || strings.Count(text, "0of1") != 2 {
 		t.Errorf("%q", text)

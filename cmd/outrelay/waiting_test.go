@@ -26,9 +26,11 @@ func TestWaitingCommands(t *testing.T) {
 			{Key: "pos", Value: fmt.Sprintf("82%08X%08X", 1_700_000_000+i, 1)},
 		})
 	}
+
 	if text := g.call(0, nil, "waiting", "summary"); !strings.Contains(text, "1      parked") || !strings.Contains(text, "2      blocked") || !strings.Contains(text, "3      dead") {
 		t.Errorf("%s", text)
 	}
+
 	var sum struct{ Groups []admin.WaitingGroup }
 	if g.call(0, &sum, "waiting", "summary"); len(sum.Groups) != 3 || sum.Groups[0].Oldest == nil {
 		t.Errorf("%+v", sum)
@@ -36,6 +38,7 @@ func TestWaitingCommands(t *testing.T) {
 	if text := g.call(0, nil, "waiting", "list", "--key", "seven", "--limit", "2"); !strings.Contains(text, "w0") || !strings.Contains(text, "w1") || strings.Contains(text, "w2") {
 		t.Errorf("%s", text)
 	}
+
 	var list struct{ Waiting []admin.WaitingEnvelope }
 	if g.call(0, &list, "waiting", "list", "--state", "blocked", "--topic", "orders"); len(list.Waiting) != 2 || list.Waiting[0].ID != "w1" || list.Waiting[0].Key != "seven" {
 		t.Errorf("%+v", list)
@@ -43,6 +46,7 @@ func TestWaitingCommands(t *testing.T) {
 	if text := g.call(0, nil, "waiting", "list", "--topic", "other"); text != "no envelope waits\n" {
 		t.Errorf("%s", text)
 	}
+
 	for _, args := range [][]string{{"--state", "dead"}, {"--limit", "0"}} {
 		if text := g.call(exitConfig, nil, append([]string{"waiting", "list"}, args...)...); !strings.Contains(text, strings.TrimPrefix(args[0], "--")) && !strings.Contains(text, "10000") {
 			t.Errorf("%v: %s", args, text)

@@ -14,10 +14,12 @@ func TestAdminListener(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	a := c.HTTP.Admin
 	if a.Listen != "127.0.0.1:9465" || a.Anonymous != "none" || a.Payloads != "operator" || a.Rate != 50 || !a.Local() || len(warnings) != 0 {
 		t.Errorf("%+v %v", a, warnings)
 	}
+
 	for text, want := range map[string]string{
 		"{}":                                     "no client can log in",
 		"{ listen: ':9465', anonymous: viewer }": "only an address of this machine",
@@ -41,6 +43,7 @@ func TestAdminListener(t *testing.T) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
 	}
+
 	for _, text := range []string{
 		"{ anonymous: viewer }",
 		"{ listen: 'localhost:0', anonymous: operator }",
@@ -51,6 +54,7 @@ func TestAdminListener(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
+
 	if _, warnings, err = Load(write(t, adminBase+"{ listen: ':9465', token: "+token+"x } }"), nil, nil); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "unencrypted") {
 		t.Errorf("%v %v", warnings, err)
 	}

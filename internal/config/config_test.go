@@ -67,6 +67,7 @@ func TestNoFileAtAll(t *testing.T) {
 	if c.Checkpoint != 250*time.Millisecond || c.HTTP.Readiness != 30*time.Second || c.Limits.Memory != 32*MiB || c.HTTP.Listen != "127.0.0.1:9464" || !c.MongoDB.Indexes {
 		t.Errorf("defaults: %+v", c)
 	}
+
 	host, _ := os.Hostname()
 	if rest, ok := strings.CutPrefix(c.Node, host+"-"); !ok || len(rest) != 4 {
 		t.Errorf("node = %s", c.Node)
@@ -137,6 +138,7 @@ record: { preset: plain, structured: true, headers: { id: x } }
 lost_history: swep
 mongodb: { tls: { ca: /no/such/file, cert: /x } }
 `, nil, []string{"log.levle=info", "nonsense"})
+
 	want := []string{
 		`--set: a value without =; write --set path=value`,
 		`brokers: unknown key; did you mean kafka.brokers?`,
@@ -179,6 +181,7 @@ func TestReferences(t *testing.T) {
 	if err := os.WriteFile(file, []byte("from ${file} \n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	env := append(slices.Clone(base), "NAME=abc", "N=6", "LIST=a.x,b.x")
 	c := mustLoad(t, `
 watcher: "w-${env:NAME}-$${env:NAME}x"
@@ -186,6 +189,7 @@ watcher: "w-${env:NAME}-$${env:NAME}x"
 	if c.Watcher != "w-abc" {
 		t.Errorf("watcher = %q", c.Watcher)
 	}
+
 	c = mustLoad(t, `
 watch: "${env:LIST}"
 kafka: { sasl: { mechanism: plain, username: "$${x}", password: "${file:`+file+`}" }, tls: {} }
@@ -197,6 +201,7 @@ topics: { create: { partitions: "${env:N}", configs: { a: "${env:NAME}" } } }
 	if c.Topics.Create.Partitions != 6 || c.Topics.Create.Configs["a"] != "abc" || c.Kafka.SASL.Username != "${x}" || !slices.Equal(c.Watch, []string{"a.x", "b.x"}) {
 		t.Errorf("%+v", c)
 	}
+
 	got := problems(t, `{watcher: "${env:MISSING}", node: "${evn:NAME}", address: "${env:NAME", record: {source: "${file:/no/such}"}}`, env, nil)
 	want := []string{
 		"address: a ${ without a closing }",
@@ -219,6 +224,7 @@ func TestUnknownEnvironment(t *testing.T) {
 	if len(warnings) != 1 || !strings.Contains(warnings[0], "OUTRELAY_SOMETHING_ELSE_ENTIRELY") {
 		t.Errorf("warnings = %v", warnings)
 	}
+
 	_, _, err = Load("", append(env, "OUTRELAY_KAFKA_BROKER=k:1"), nil)
 	if err == nil || !strings.Contains(err.Error(), "did you mean OUTRELAY_KAFKA_BROKERS?") {
 		t.Errorf("error = %v", err)
@@ -230,6 +236,7 @@ func TestFilesThatAreNone(t *testing.T) {
 	if _, _, err := Load("/no/such/file.yaml", base, nil); err == nil || !strings.Contains(err.Error(), "/no/such/file.yaml: cannot be read: no such file") {
 		t.Errorf("error = %v", err)
 	}
+
 	for text, want := range map[string]string{
 		"hunter2":                      "not a mapping",
 		"- hunter2":                    "not a mapping",
@@ -243,6 +250,7 @@ func TestFilesThatAreNone(t *testing.T) {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
+
 	for _, text := range []string{" ", "# nothing\n", "null", "kafka:\n"} {
 		if _, _, err := Load(write(t, text), base, nil); err != nil {
 			t.Errorf("%q: %v", text, err)
@@ -260,10 +268,12 @@ start: 2026-11-20T08:00:00Z
 retention: 36h
 limits: { envelope: 1500 }
 `, base, nil)
+
 	again := mustLoad(t, c.Redacted(), nil, nil)
 	if c.Redacted() != again.Redacted() {
 		t.Errorf("%s\n---\n%s", c.Redacted(), again.Redacted())
 	}
+
 	c.MongoDB.URI, again.MongoDB.URI = URI{}, URI{}
 	c.Address, again.Address = "", ""
 	if !reflect.DeepEqual(normal(c), normal(again)) {
@@ -286,21 +296,25 @@ func TestValues(t *testing.T) {
 			t.Errorf("ParseSize(%q) = %d, %v", text, got, err)
 		}
 	}
+
 	for _, text := range []string{"", "-1", "MiB", "1TiB", "NaN", "Inf", "1e30GiB"} {
 		if got, err := ParseSize(text); err == nil {
 			t.Errorf("ParseSize(%q) = %d", text, got)
 		}
 	}
+
 	for text, want := range map[string]time.Duration{"0s": 0, "250ms": 250 * time.Millisecond, "7d": 168 * time.Hour, "1d12h": 36 * time.Hour} {
 		if got, err := ParseDuration(text); err != nil || got != want {
 			t.Errorf("ParseDuration(%q) = %v, %v", text, got, err)
 		}
 	}
+
 	for _, text := range []string{"", "5", "-1s", "1d-2h", "d", "99999999999d"} {
 		if got, err := ParseDuration(text); err == nil {
 			t.Errorf("ParseDuration(%q) = %v", text, got)
 		}
 	}
+
 	for _, text := range []string{"backlog", "now", "2026-11-20T08:00:00Z"} {
 		if got, err := ParseStart(text); err != nil || got.String() != text {
 			t.Errorf("ParseStart(%q) = %v, %v", text, got, err)

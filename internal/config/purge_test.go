@@ -14,15 +14,18 @@ func TestPurgeAndRecording(t *testing.T) {
 	if diff := cmp.Diff(Purge{Rate: 5000, Batch: 500, Interval: 10 * time.Second}, c.Purge); diff != "" || c.DeadLetters.Expire != 0 || c.Recording != "watermark" {
 		t.Errorf("defaults: %+v %+v %s", c.Purge, c.DeadLetters, c.Recording)
 	}
+
 	c = mustLoad(t, "recording: mark\nretention: 0s\npurge: {rate: 0, batch: 50, interval: 1s, ttl: 7d}\ndead_letters: {expire: 90d}\n", append(slices.Clone(base), "OUTRELAY_PURGE_BATCH=60"), nil)
 	if diff := cmp.Diff(Purge{Batch: 60, Interval: time.Second, TTL: 7 * 24 * time.Hour}, c.Purge); diff != "" || c.DeadLetters.Expire != 90*24*time.Hour || c.Retention != 0 {
 		t.Errorf("%+v %+v", c.Purge, c.DeadLetters)
 	}
+
 	for _, mode := range []string{"watermark", "delete", "mark"} {
 		if c := mustLoad(t, "recording: "+mode+"\n", base, nil); c.Recording != mode {
 			t.Errorf("%s is %s", mode, c.Recording)
 		}
 	}
+
 	got := problems(t, "retention: 59s\nrecording: delete\npurge: {rate: -1, batch: 9, interval: 1ms, ttl: 1h}\ndead_letters: {expire: 1s}\n", base, nil)
 	want := []string{
 		`dead_letters.expire: found 1s; expected at least 1m0s, or 0 to keep dead letters forever`,

@@ -26,6 +26,7 @@ func TestSchemaFileIsCurrent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	have, err := os.ReadFile(schemaFile)
 	if err != nil {
 		t.Fatal(err)
@@ -42,6 +43,7 @@ func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 		if _, ok := sectionType(typ); ok {
 			continue
 		}
+
 		var doc string
 		for name, text := range docs {
 			if i := strings.IndexByte(name, '.'); i > 0 && strings.EqualFold(name[i+1:], strings.ReplaceAll(key[strings.LastIndexByte(key, '.')+1:], "_", "")) {
@@ -51,10 +53,12 @@ func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 				}
 			}
 		}
+
 		if doc == "" {
 			t.Errorf("%s has no description", key)
 		}
 	}
+
 	for name, text := range docs {
 		_, fieldName, isField := strings.Cut(name, ".")
 		switch fieldName {
@@ -73,11 +77,13 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := jsonschema.NewCompiler()
 	c.DefaultDraft(jsonschema.Draft2020)
 	if err := c.AddResource(SchemaID, doc); err != nil {
 		t.Fatal(err)
 	}
+
 	s, err := c.Compile(SchemaID)
 	if err != nil {
 		t.Fatal(err)
@@ -137,6 +143,7 @@ func TestSchemaAcceptsWhatLoads(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	env := []string{"PLANTED=hunter2hunter2", "MONGODB_URI=mongodb://m1/", "KAFKA_PASSWORD=hunter2hunter2"}
 	for name, text := range map[string]string{"whole": whole, "smallest": smallest, "example": string(example)} {
 		if err := s.Validate(parsed(t, text)); err != nil {
@@ -146,6 +153,7 @@ func TestSchemaAcceptsWhatLoads(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+
 	c := Default()
 	c.MongoDB.URI = NewURI("mongodb://m1/")
 	if err := s.Validate(parsed(t, c.Redacted())); err != nil {
@@ -177,12 +185,14 @@ func TestExampleNamesEveryKey(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, key := range Keys() {
 		name := key[strings.LastIndexByte(key, '.')+1:]
 		if !bytes.Contains(example, []byte(name+":")) {
 			t.Errorf("the example does not mention %s", key)
 		}
 	}
+
 	if !bytes.HasPrefix(example, fmt.Appendf(nil, "# yaml-language-server: $schema=")) {
 		t.Error("the example does not reference the schema")
 	}

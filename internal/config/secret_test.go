@@ -31,6 +31,7 @@ func TestSecretsPrintAsAsterisks(t *testing.T) {
 		[]Secret{NewSecret(planted)},
 		fmt.Errorf("bad: %v", NewSecret(planted)),
 	}
+
 	var out bytes.Buffer
 	for _, v := range values {
 		for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%X", "%d", "%T"} {
@@ -45,6 +46,7 @@ func TestSecretsPrintAsAsterisks(t *testing.T) {
 			slog.New(h).Info("m", "v", v)
 		}
 	}
+
 	if i := strings.Index(out.String(), planted); i >= 0 {
 		t.Errorf("printed: …%s", out.String()[max(0, i-60):i+40])
 	}
@@ -172,6 +174,7 @@ func TestWeakProtectionIsWarnedOf(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	c := Default()
 	c.MongoDB.URI = NewURI("mongodb://h/?tls=true&tlsInsecure=true")
 	c.MongoDB.TLS, c.Kafka.TLS = &TLS{Insecure: true, Key: open}, &TLS{Key: closed}
@@ -181,9 +184,11 @@ func TestWeakProtectionIsWarnedOf(t *testing.T) {
 			t.Errorf("%q is not in\n%s", want, got)
 		}
 	}
+
 	if strings.Contains(got, closed) || strings.Contains(got, "kafka") {
 		t.Errorf("%s", got)
 	}
+
 	c.MongoDB = MongoDB{URI: NewURI("mongodb://h/?tls=true")}
 	if got := c.findWarnings(); len(got) != 0 {
 		t.Errorf("%v", got)

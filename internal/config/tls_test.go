@@ -22,15 +22,18 @@ func pair(t *testing.T) (cert, key string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour)}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	keyDER, err := x509.MarshalECPrivateKey(private)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	cert, key = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
 	for path, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "EC PRIVATE KEY", Bytes: keyDER}} {
 		if err := os.WriteFile(path, pem.EncodeToMemory(block), 0o600); err != nil {

@@ -61,6 +61,7 @@ func TestDashboardAgainstTheRealMetrics(t *testing.T) {
 		if ids[p.ID] || p.Title == "" {
 			t.Errorf("panel %d %q: its id is taken or it has no title", p.ID, p.Title)
 		}
+
 		ids[p.ID] = true
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
@@ -70,6 +71,7 @@ func TestDashboardAgainstTheRealMetrics(t *testing.T) {
 				cells[[2]int{x, y}] = p.Title
 			}
 		}
+
 		if p.Type == "row" {
 			rows = append(rows, p.Title)
 			continue
@@ -77,6 +79,7 @@ func TestDashboardAgainstTheRealMetrics(t *testing.T) {
 		if p.Description == "" || len(p.Targets) == 0 {
 			t.Errorf("panel %q says nothing about itself, or shows nothing", p.Title)
 		}
+
 		for _, target := range p.Targets {
 			exemplars = exemplars || target.Exemplar && strings.Contains(target.Expr, "outrelay_publish_latency_seconds_bucket")
 			q, err := parse(all, target.Expr)
@@ -91,6 +94,7 @@ func TestDashboardAgainstTheRealMetrics(t *testing.T) {
 			}
 		}
 	}
+
 	want := words("Overview Flow Ownership Exceptions Reconcile Purge Kafka Consumer Process")
 	if !slices.Equal(rows, want) {
 		t.Errorf("rows %v, want %v", rows, want)
@@ -98,6 +102,7 @@ func TestDashboardAgainstTheRealMetrics(t *testing.T) {
 	if !exemplars {
 		t.Error("no panel shows exemplars of the latency")
 	}
+
 	for _, v := range d.Templating.List {
 		if v.Type == "query" {
 			name, label, ok := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(v.Definition, "label_values("), ")"), ", ")
@@ -106,6 +111,7 @@ func TestDashboardAgainstTheRealMetrics(t *testing.T) {
 			}
 		}
 	}
+
 	for _, a := range d.Annotations.List {
 		if _, err := parse(all, a.Expr); err != nil {
 			t.Errorf("annotation: %s: %v", a.Expr, err)
@@ -154,27 +160,33 @@ func TestAlertsAgainstTheRealMetrics(t *testing.T) {
 			if !alertName.MatchString(a.Alert) || seen[a.Alert] || !alertFor.MatchString(a.For) {
 				t.Errorf("%q for %q: the name is taken or of another form, or the time is", a.Alert, a.For)
 			}
+
 			seen[a.Alert] = true
 			q, err := parse(all, a.Expr)
 			if err != nil {
 				t.Errorf("%s: %s: %v", a.Alert, a.Expr, err)
 			}
+
 			for _, m := range q.metrics {
 				about[m] = append(about[m], a.Alert)
 			}
+
 			if !slices.Contains(words("critical warning info"), a.Labels["severity"]) || a.Annotations["summary"] == "" || a.Annotations["description"] == "" {
 				t.Errorf("%s: no severity, summary or description", a.Alert)
 			}
+
 			for _, m := range alertLabel.FindAllStringSubmatch(a.Annotations["summary"]+a.Annotations["description"], -1) {
 				if !slices.Contains(q.labels, m[1]) {
 					t.Errorf("%s names the label %s, which its expression does not keep", a.Alert, m[1])
 				}
 			}
+
 			if want := "/docs/metrics.md#" + strings.ToLower(a.Alert); !strings.HasSuffix(a.Annotations["runbook_url"], want) || !strings.Contains(doc, "\n### "+a.Alert+"\n") {
 				t.Errorf("%s: docs/metrics.md has no section about it", a.Alert)
 			}
 		}
 	}
+
 	for _, name := range words(`outrelay_lag_seconds outrelay_token_age_seconds outrelay_oplog_window_seconds outrelay_gaps_total outrelay_exceptions
 		outrelay_lease_owner outrelay_ready outrelay_dead_letters_stored outrelay_dead_letters_total outrelay_kafka_reachable`) {
 		if len(about[name]) == 0 {
@@ -194,11 +206,13 @@ func TestEveryMetricIsShownAndExplained(t *testing.T) {
 			fmt.Fprintln(&shown, q.Expr)
 		}
 	}
+
 	for _, g := range readRules(t).Groups {
 		for _, a := range g.Rules {
 			fmt.Fprintln(&shown, a.Expr)
 		}
 	}
+
 	unshown := words("outrelay_figures_limit outrelay_consumer_held_messages")
 	rows := map[string]string{}
 	for _, m := range regexp.MustCompile("(?m)^\\| `(outrelay_[a-z_]+)(?:\\{([a-z_, ]*)\\})?` \\| ([^|]+) \\| ([^|]+) \\| ([^|]+) \\|$").FindAllStringSubmatch(doc, -1) {
@@ -213,6 +227,7 @@ func TestEveryMetricIsShownAndExplained(t *testing.T) {
 		}
 		rows[m[1]] = m[0]
 	}
+
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		if !strings.HasPrefix(name, "outrelay_") {
 			continue
@@ -224,6 +239,7 @@ func TestEveryMetricIsShownAndExplained(t *testing.T) {
 			t.Errorf("neither the dashboard nor an alert shows %s", name)
 		}
 	}
+
 	for _, name := range regexp.MustCompile(`\boutrelay_[a-z_]+\b`).FindAllString(doc, -1) {
 		if _, ok := all[name]; !ok && !strings.HasPrefix(name, "outrelay_consumer_*") {
 			if _, ok := series(all, name); !ok {

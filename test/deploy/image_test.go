@@ -14,6 +14,7 @@ func TestImageRunsAsNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	var final []string
 	for line := range strings.SplitSeq(string(text), "\n") {
 		if strings.HasPrefix(line, "FROM ") {
@@ -21,10 +22,12 @@ func TestImageRunsAsNobody(t *testing.T) {
 		}
 		final = append(final, line)
 	}
+
 	stage := strings.Join(final, "\n")
 	if !strings.HasPrefix(stage, "FROM gcr.io/distroless/static") || !strings.Contains(final[0], ":nonroot") || !strings.Contains(stage, "\nUSER 65532:65532\n") || strings.Contains(stage, "\nRUN ") {
 		t.Errorf("the last stage is\n%s", stage)
 	}
+
 	for _, flag := range []string{"CGO_ENABLED=0", "-trimpath", "-buildvcs=false", "-buildid="} {
 		if !strings.Contains(string(text), flag) {
 			t.Errorf("the build lacks %s", flag)

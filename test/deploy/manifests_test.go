@@ -92,12 +92,14 @@ func manifests(t *testing.T) map[string][]byte {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("%v %v", files, err)
 	}
+
 	out := map[string][]byte{}
 	for _, file := range files {
 		raw, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		d := yaml.NewDecoder(bytes.NewReader(raw))
 		for {
 			var node yaml.Node
@@ -106,6 +108,7 @@ func manifests(t *testing.T) map[string][]byte {
 			} else if err != nil {
 				t.Fatalf("%s: %v", file, err) // keys that stand twice, too
 			}
+
 			var m meta
 			var whole map[string]any
 			if err := errors.Join(node.Decode(&m), node.Decode(&whole)); err != nil {
@@ -152,28 +155,34 @@ func TestKubernetesDeployment(t *testing.T) {
 	if len(pod.Containers) != 1 {
 		t.Fatalf("%d containers", len(pod.Containers))
 	}
+
 	c := pod.Containers[0]
 	if s := c.SecurityContext; !s.ReadOnlyRootFilesystem || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation || !slices.Equal(s.Capabilities.Drop, []string{"ALL"}) {
 		t.Errorf("the container may more than it needs: %+v", s)
 	}
+
 	for name, p := range map[string]probe{"/readyz": c.ReadinessProbe, "/livez": c.LivenessProbe} {
 		if p.HTTPGet.Path != name || p.HTTPGet.Port != "http" || p.TimeoutSeconds < 1 || p.PeriodSeconds < p.TimeoutSeconds || p.FailureThreshold < 2 {
 			t.Errorf("probe of %s: %+v", name, p)
 		}
 	}
+
 	if c.StartupProbe.HTTPGet.Path != "/livez" || len(c.Ports) != 1 || c.Ports[0].Name != "http" || c.Resources.Limits["memory"] == "" || c.Resources.Requests["cpu"] == "" {
 		t.Errorf("startup probe, ports or resources: %+v %+v %+v", c.StartupProbe, c.Ports, c.Resources)
 	}
+
 	for _, m := range c.VolumeMounts {
 		if !m.ReadOnly || !slices.ContainsFunc(pod.Volumes, func(v struct{ Name string }) bool { return v.Name == m.Name }) {
 			t.Errorf("mount %s can be written, or there is no such volume", m.Name)
 		}
 	}
+
 	for _, e := range c.Env {
 		if strings.HasPrefix(e.Name, "OUTRELAY_") && !slices.ContainsFunc(config.Keys(), func(k string) bool { return config.EnvName(k) == e.Name }) {
 			t.Errorf("the variable %s names no key", e.Name)
 		}
 	}
+
 	if !slices.Equal(c.Args, []string{"run", "--config", "/etc/outrelay/outrelay.yaml"}) {
 		t.Errorf("args %v", c.Args)
 	}
@@ -195,6 +204,7 @@ func TestKubernetesBesides(t *testing.T) {
 			}
 		}
 	}
+
 	selects("the deployment", d.Spec.Selector.MatchLabels, pods)
 	type pdb struct {
 		Spec struct {
@@ -206,6 +216,7 @@ func TestKubernetesBesides(t *testing.T) {
 	if selects("the disruption budget", b.Spec.Selector.MatchLabels, pods); b.Spec.MaxUnavailable != 1 {
 		t.Errorf("%d may be away", b.Spec.MaxUnavailable)
 	}
+
 	type service struct {
 		meta `yaml:",inline"`
 		Spec struct {
@@ -220,6 +231,7 @@ func TestKubernetesBesides(t *testing.T) {
 	if selects("the service", s.Spec.Selector, pods); len(s.Spec.Ports) != 1 || s.Spec.Ports[0].TargetPort != "http" {
 		t.Errorf("ports of the service: %+v", s.Spec.Ports)
 	}
+
 	type monitor struct {
 		Spec struct {
 			Selector  labels
@@ -231,6 +243,7 @@ func TestKubernetesBesides(t *testing.T) {
 	if len(m.Spec.Endpoints) != 1 || m.Spec.Endpoints[0].Port != s.Spec.Ports[0].Name || m.Spec.Endpoints[0].Path != "/metrics" {
 		t.Errorf("endpoints of the monitor: %+v", m.Spec.Endpoints)
 	}
+
 	type policy struct {
 		Spec struct {
 			PodSelector labels   `yaml:"podSelector"`
@@ -244,16 +257,19 @@ func TestKubernetesBesides(t *testing.T) {
 	if !slices.Equal(n.Spec.PolicyTypes, []string{"Ingress", "Egress"}) || len(n.Spec.Ingress) == 0 || len(n.Spec.Egress) == 0 {
 		t.Errorf("policy %+v", n.Spec)
 	}
+
 	for _, rule := range n.Spec.Ingress {
 		if len(rule.From) == 0 {
 			t.Error("a rule lets everybody in")
 		}
 	}
+
 	for _, rule := range n.Spec.Egress {
 		if len(rule.To) == 0 {
 			t.Error("a rule lets everything out")
 		}
 	}
+
 	type list struct{ Resources []string }
 	for _, file := range decode[list](t, all["Kustomization"]).Resources {
 		root(t, "deploy", "kubernetes", file)
@@ -274,12 +290,14 @@ func TestKubernetesConfigurationLoads(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	text := decode[configMap](t, all["ConfigMap"]).Data["outrelay.yaml"]
 	text = strings.ReplaceAll(text, "/run/secrets/outrelay", dir)
 	file := filepath.Join(dir, "outrelay.yaml")
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	cfg, warnings, err := config.Load(file, nil, nil)
 	if err != nil || len(warnings) > 0 {
 		t.Fatalf("%v %v", err, warnings)
@@ -321,6 +339,7 @@ func TestSystemdUnit(t *testing.T) {
 		}
 		return s[name][0]
 	}
+
 	for name, want := range map[string]string{
 		"Type": "notify", "NotifyAccess": "main", "Restart": "always", "RestartPreventExitStatus": "1", "KillMode": "mixed",
 		"DynamicUser": "yes", "NoNewPrivileges": "yes", "ProtectSystem": "strict", "ProtectHome": "yes", "PrivateTmp": "yes", "PrivateDevices": "yes",
@@ -333,9 +352,11 @@ func TestSystemdUnit(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, one(name), want)
 		}
 	}
+
 	if !strings.Contains(one("RestrictAddressFamilies"), "AF_UNIX") {
 		t.Error("without AF_UNIX the process cannot tell systemd anything")
 	}
+
 	seconds := func(name string) time.Duration {
 		d, err := time.ParseDuration(one(name) + "s")
 		if err != nil {
@@ -343,6 +364,7 @@ func TestSystemdUnit(t *testing.T) {
 		}
 		return d
 	}
+
 	if limit := config.Default().Drain + config.Default().Lease.TTL; seconds("TimeoutStopSec") <= limit {
 		t.Errorf("TimeoutStopSec is not above %s, which a drain with its release may take", limit)
 	}

@@ -48,6 +48,7 @@ func parse(all map[string]family, expr string) (q query, err error) {
 	if err != nil {
 		return q, err
 	}
+
 	depth := []string{}
 	at := func(i int) string {
 		if i < len(toks) {
@@ -55,6 +56,7 @@ func parse(all map[string]family, expr string) (q query, err error) {
 		}
 		return ""
 	}
+
 	pairs := map[string]string{")": "(", "]": "[", "}": "{"}
 	for i := 0; i < len(toks); i++ {
 		switch tok := toks[i]; {
@@ -65,6 +67,7 @@ func parse(all map[string]family, expr string) (q query, err error) {
 				return q, fmt.Errorf("%q closes nothing", tok)
 			}
 			depth = depth[:len(depth)-1]
+
 		case slices.Contains(grouping, tok):
 			if at(i+1) != "(" {
 				return q, fmt.Errorf("%s without labels", tok)
@@ -77,20 +80,24 @@ func parse(all map[string]family, expr string) (q query, err error) {
 					q.labels = append(q.labels, at(i))
 				}
 			}
+
 		case slices.Contains(operators, tok) || !isName(tok):
 		case at(i+1) == "(" || slices.Contains(aggregate, tok):
 			if !slices.Contains(functions, tok) && !slices.Contains(aggregate, tok) {
 				return q, fmt.Errorf("unknown function %s", tok)
 			}
+
 		default:
 			if i, err = selector(all, toks, i, &q); err != nil {
 				return q, err
 			}
 		}
 	}
+
 	if len(depth) > 0 {
 		return q, fmt.Errorf("%q is not closed", depth[len(depth)-1])
 	}
+
 	for _, l := range q.labels {
 		if !slices.Contains(q.known, l) && !slices.Contains(targets, l) {
 			return q, fmt.Errorf("grouped by %s, which none of its metrics has", l)
@@ -106,10 +113,12 @@ func selector(all map[string]family, toks []string, i int, q *query) (int, error
 	if !ok {
 		return i, fmt.Errorf("there is no metric %s", name)
 	}
+
 	q.metrics, q.known = append(q.metrics, name), append(q.known, f.labels...)
 	if i+1 >= len(toks) || toks[i+1] != "{" {
 		return i, nil
 	}
+
 	for i += 2; i < len(toks) && toks[i] != "}"; i++ {
 		if toks[i] == "," {
 			continue
@@ -117,6 +126,7 @@ func selector(all map[string]family, toks []string, i int, q *query) (int, error
 		if i+2 >= len(toks) || !slices.Contains(words("= != =~ !~"), toks[i+1]) || !strings.HasPrefix(toks[i+2], `"`) {
 			return i, fmt.Errorf("a matcher of %s that cannot be read", name)
 		}
+
 		label, value := toks[i], strings.Trim(toks[i+2], `"`)
 		if !slices.Contains(f.labels, label) && !slices.Contains(targets, label) {
 			return i, fmt.Errorf("%s has no label %s", name, label)
@@ -130,8 +140,10 @@ func selector(all map[string]family, toks []string, i int, q *query) (int, error
 		} else if !strings.HasPrefix(value, "$") {
 			return i, fmt.Errorf("the values of %s{%s} are not known to this test", name, label)
 		}
+
 		i += 2
 	}
+
 	if i >= len(toks) {
 		return i, fmt.Errorf("the matchers of %s do not end", name)
 	}

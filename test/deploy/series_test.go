@@ -36,6 +36,7 @@ func existing(t *testing.T) map[string]family {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	o.Handled("h", 1, time.Second) // makes the series of the histogram
 	o.Failed("h", consumer.Discard)
 	out := map[string]family{}
@@ -47,24 +48,29 @@ func existing(t *testing.T) map[string]family {
 			if m == nil {
 				t.Fatalf("a description of another form: %s", d)
 			}
+
 			f := family{}
 			for pair := range strings.SplitSeq(m[2], ",") {
 				if name, _, ok := strings.Cut(pair, "="); ok {
 					f.labels = append(f.labels, name)
 				}
 			}
+
 			for name := range strings.SplitSeq(m[3], ",") {
 				if name != "" {
 					f.labels = append(f.labels, name)
 				}
 			}
+
 			slices.Sort(f.labels)
 			out[m[1]] = f
 		}
+
 		families, err := r.Gather()
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		for _, g := range families {
 			if g.GetType() == dto.MetricType_HISTOGRAM {
 				f := out[g.GetName()]
@@ -82,6 +88,7 @@ func series(all map[string]family, name string) (family, bool) {
 	if ok {
 		return f, !f.histogram
 	}
+
 	for _, suffix := range []string{"_bucket", "_sum", "_count"} {
 		base, cut := strings.CutSuffix(name, suffix)
 		if f, ok = all[base]; cut && ok && f.histogram {

@@ -48,6 +48,7 @@ func replays(s *scene, b *tab) {
 	s.until("the event in Kafka once more", func(context.Context) bool {
 		return s.sent("good-001") && s.count("outbox", bson.D{{Key: "_id", Value: "good-001"}, {Key: "delivery", Value: bson.D{{Key: "$gte", Value: 1}}}}) == 1
 	})
+
 	b.open("/control")
 	b.do("a slow one", chromedp.SetValue(`input[name=from]`, stamp(time.Now().Add(-time.Hour))), chromedp.SetValue(`input[name=rate]`, "0.05"))
 	b.press("Replay …")
@@ -63,9 +64,11 @@ func replays(s *scene, b *tab) {
 			b.t.Errorf("%d replays are %s, %v", n, state, err)
 		}
 	}
+
 	if n := s.count("outbox", bson.D{{Key: "delivery", Value: bson.D{{Key: "$gte", Value: 1}}}, {Key: "_id", Value: bson.Regex{Pattern: "^good-"}}}); n >= delivered {
 		b.t.Errorf("%d events are sent again, although the replay was cancelled", n)
 	}
+
 	b.quiet("replays")
 }
 
@@ -118,6 +121,7 @@ func inboxes(s *scene, b *tab) {
 	if old, all := s.count("inbox", bson.D{{Key: "_id.i", Value: "old"}}), s.count("inbox", bson.D{}); old != 0 || all == 0 {
 		b.t.Errorf("%d old markers of %d are left", old, all)
 	}
+
 	b.press("Release claims …")
 	b.says("1 of them are held by somebody right now")
 	b.says("Nothing would be done")
@@ -129,6 +133,7 @@ func inboxes(s *scene, b *tab) {
 	if n := s.count("inbox_claims", bson.D{}); n != 0 {
 		b.t.Errorf("%d claims are left", n)
 	}
+
 	b.quiet("inbox")
 }
 
@@ -187,6 +192,7 @@ func slots(s *scene, b *tab) {
 			b.t.Fatal(err)
 		}
 	}
+
 	b.open("/control?watcher=split")
 	b.says("1of2")
 	for _, width := range []int64{360, 1280} {
@@ -196,6 +202,7 @@ func slots(s *scene, b *tab) {
 		}
 		b.shot(fmt.Sprintf("slots-%d", width))
 	}
+
 	b.accessible("slots")
 	b.pressIn(`tr[data-slot="1of2"]`, "Resume …")
 	b.confirm("Slot 1of2 of watcher split goes on where it stopped", "Resume", "Slot 1of2 of watcher split goes on.")
@@ -204,11 +211,13 @@ func slots(s *scene, b *tab) {
 	if c := s.slot("split/1of2").Control; c.Paused || c.Pin != "" {
 		b.t.Errorf("slot 1of2 has %+v", c)
 	}
+
 	b.pressIn(`tr[data-slot="0of2"]`, "Step down …")
 	b.confirm("The owner of slot 0of2 of watcher split", "Step down", "The owner of slot 0of2")
 	if !s.slot("split/0of2").Control.StepDown.After(time.Now()) || !s.slot("split/1of2").Control.StepDown.IsZero() {
 		b.t.Error("another slot than 0of2 steps down")
 	}
+
 	b.quiet("slots")
 }
 
@@ -233,15 +242,18 @@ func viewer(s *scene, b *tab) {
 			b.t.Errorf("%s offers a viewer %d buttons that act", at, n)
 		}
 	}
+
 	if eval[int](b, "document.querySelectorAll('tbody tr').length") == 0 {
 		b.t.Error("a viewer sees no letters")
 	}
+
 	b.shot("viewer")
 	b.open(eval[string](b, `document.querySelector('a[href^="/dead/letter"]').getAttribute('href')`) + "&payload=1")
 	b.says("your role may not see it")
 	if strings.Contains(b.text(), "onerror") || eval[int](b, "document."+offers) != 0 {
 		b.t.Error("a viewer sees a payload, or may act on a letter")
 	}
+
 	b.quiet("viewer")
 	for path, kind := range map[string]string{
 		"/act/pause": "application/x-www-form-urlencoded", "/confirm/dead-discard": "application/x-www-form-urlencoded", "/act/dead-discard": "application/x-www-form-urlencoded",
@@ -255,9 +267,11 @@ func viewer(s *scene, b *tab) {
 			b.t.Errorf("a viewer who sends %s gets %d", path, got)
 		}
 	}
+
 	if s.slot("orders/0of1").Control.Paused || s.count("outbox_dead", bson.D{}) == 0 {
 		b.t.Error("a viewer acted")
 	}
+
 	b.forget() // what the browser says of answers 403
 }
 
@@ -279,5 +293,6 @@ func clearing(s *scene, b *tab) {
 	if dead, box := s.count("outbox_dead", bson.D{}), s.count("outbox", bson.D{}); dead != 0 || box != before {
 		b.t.Errorf("%d letters are left, and %d envelopes of %d", dead, box, before)
 	}
+
 	b.quiet("clearing")
 }

@@ -84,6 +84,7 @@ func openTab(t *testing.T) (*tab, <-chan error) {
 		}
 		ready <- err
 	}()
+
 	t.Cleanup(func() {
 		<-ended
 		_ = chromedp.Cancel(ctx) // waits for the browser's end
@@ -104,6 +105,7 @@ func (b *tab) hear(ev any) {
 		for _, a := range e.Args {
 			text += " " + string(a.Value) + a.Description
 		}
+
 	case *runtime.EventExceptionThrown:
 		text = fmt.Sprintf("%+v", *e.ExceptionDetails)
 	case *log.EventEntryAdded:
@@ -111,9 +113,11 @@ func (b *tab) hear(ev any) {
 			return
 		}
 		text = e.Entry.Text + " " + e.Entry.URL
+
 	default:
 		return
 	}
+
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.noise = append(b.noise, text)
@@ -265,6 +269,7 @@ func (b *tab) shot(name string) {
 			break
 		}
 	}
+
 	if err == nil {
 		err = os.WriteFile(filepath.Join(b.dir, name+".png"), png, 0o644)
 	}

@@ -26,6 +26,7 @@ func TestPage(t *testing.T) {
 	if err := <-ready; err != nil {
 		t.Fatal(err)
 	}
+
 	t.Logf("the scene is set after %.1f s", time.Since(began).Seconds())
 	part := func(name string, f func(*scene, *tab)) {
 		if t.Failed() {
@@ -40,6 +41,7 @@ func TestPage(t *testing.T) {
 			t.Logf("%.1f s", time.Since(began).Seconds())
 		})
 	}
+
 	part("Overview", overview)
 	part("WidthsAndAccess", widthsAndAccess)
 	part("Keyboard", keyboard)
@@ -61,6 +63,7 @@ func TestPage(t *testing.T) {
 	if left := s.deeds.left(b.offered); len(left) > 0 || len(b.offered) < 20 {
 		t.Errorf("of %d actions that the page offers nobody carried out %q", len(b.offered), left)
 	}
+
 	t.Logf("screenshots are in %s", b.dir)
 }
 
@@ -89,11 +92,13 @@ func widthsAndAccess(s *scene, b *tab) {
 		if at != "/" && !strings.Contains(at, "payload") {
 			b.until("the strip", "document.querySelector('#strip .status')")
 		}
+
 		path, _, _ := strings.Cut(at, "?")
 		name := strings.ReplaceAll(strings.Trim(path, "/"), "/", "-")
 		if name == "" {
 			name = "overview"
 		}
+
 		for _, width := range []int64{360, 2560} {
 			b.size(width, 900)
 			if over := eval[int](b, "document.documentElement.scrollWidth - document.documentElement.clientWidth"); over > 0 {
@@ -103,6 +108,7 @@ func widthsAndAccess(s *scene, b *tab) {
 				b.shot(fmt.Sprintf("%s-%d", name, width))
 			}
 		}
+
 		b.size(1280, 900)
 		b.accessible(at)
 		b.quiet(at)
@@ -117,6 +123,7 @@ func keyboard(s *scene, b *tab) {
 		if got := eval[string](b, "document.activeElement.textContent"); got != "Skip to content" {
 			b.t.Errorf("%s: Tab begins at %q", at, got)
 		}
+
 		want := eval[int](b, `(() => { const all = [...document.querySelectorAll('a[href],button,input:not([type=hidden]),select,textarea,summary,[tabindex="0"]')].filter((e) => e.getClientRects().length && !e.disabled && !(e.closest('details:not([open])') && e.tagName !== 'SUMMARY'));
 			all.forEach((e, i) => e.dataset.walk = i); window.seen = new Set(); return all.length; })()`)
 		// Of radio buttons of one name Tab reaches one; arrows reach the others.
@@ -129,6 +136,7 @@ func keyboard(s *scene, b *tab) {
 				break
 			}
 		}
+
 		if got < want {
 			b.t.Errorf("%s: Tab reaches %d of %d: not %s", at, got, want, eval[string](b, `[...document.querySelectorAll('[data-walk]')].filter((e) => !window.seen.has(e.dataset.walk)).slice(0, 5).map((e) => e.outerHTML.slice(0, 100)).join(' | ')`))
 		}
@@ -136,6 +144,7 @@ func keyboard(s *scene, b *tab) {
 			b.t.Errorf("%s: focus is not seen on %.300s", at, dim)
 		}
 	}
+
 	b.open("/")
 	b.do("the skip link", chromedp.KeyEvent(kb.Tab), chromedp.KeyEvent(kb.Enter))
 	b.until("the content to have the focus", "document.activeElement.id === 'main'")
@@ -158,6 +167,7 @@ func colours(s *scene, b *tab) {
 	if got := eval[string](b, background); got != light {
 		b.t.Errorf("the next page has forgotten the switch: %s", got)
 	}
+
 	b.pressIn("header", "Theme: light")
 	b.accessible("dark list")
 	b.colours("light")
@@ -228,11 +238,13 @@ func editAndRequeue(s *scene, b *tab) {
 	if strings.Contains(b.text(), "onerror") {
 		b.t.Error("the payload is shown to somebody who has not asked for it")
 	}
+
 	b.press("Show the payload")
 	b.says("onerror")
 	if eval[int](b, "document.images.length") != 0 {
 		b.t.Error("text of an event became an element")
 	}
+
 	id := eval[string](b, "document.querySelector('input[name=pick]').value")
 	b.do("a topic that is allowed", chromedp.SetValue(`input[name="set.topic"]`, s.topic))
 	b.press("Requeue as edited …")
@@ -242,6 +254,7 @@ func editAndRequeue(s *scene, b *tab) {
 	s.until("the edited event in Kafka", func(context.Context) bool {
 		return s.count("outbox", bson.D{{Key: "_id", Value: id}, {Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 1
 	})
+
 	b.shot("dead-edited")
 	b.open("/lookup?q=" + id)
 	b.says("offset")
@@ -296,6 +309,7 @@ func stepDownAndPause(s *scene, b *tab) {
 	for _, kind := range []string{"stepped_down", "paused", "resumed", "dead_requeued", "dead_edited", "dead_discarded", "anonymous"} {
 		b.says(kind)
 	}
+
 	b.shot("log")
 	b.quiet("step-down and pause")
 }
@@ -310,6 +324,7 @@ func autoRefresh(s *scene, b *tab) {
 	if got := eval[string](b, focus+" || ''"); got != "/dead" {
 		b.t.Errorf("a refresh took the focus to %q", got)
 	}
+
 	b.pressIn("header", "Pause refresh")
 	b.says("Refresh paused")
 	// What is under way when it is paused may still arrive; the time of a page that is opened anew does not move at all.
@@ -319,6 +334,7 @@ func autoRefresh(s *scene, b *tab) {
 	if now := eval[string](b, at); now != still {
 		b.t.Errorf("it was refreshed at %s although it is paused", now)
 	}
+
 	b.pressIn("header", "Refresh paused")
 	b.until("a refresh at once", at+" !== '"+still+"'")
 	b.quiet("auto-refresh")

@@ -109,6 +109,7 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, toke
 	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	load := func(node string) config.Config {
 		cfg, _, err := config.Load(file, nil, []string{"node=" + node})
 		if err != nil {
@@ -116,6 +117,7 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, toke
 		}
 		return cfg
 	}
+
 	s.prepare()
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelError}))
 	for _, node := range []string{"one", "two"} {
@@ -127,6 +129,7 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, toke
 		}
 		s.run(r.Run)
 	}
+
 	page := "page-" + s.state.Name()
 	s.app = "outrelay state " + page
 	s.deeds = &deeds{Handler: slog.DiscardHandler, done: map[string]bool{}}
@@ -169,6 +172,7 @@ func (s *scene) prepare() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	for i := range refused {
 		s.insert("outbox", bson.D{
 			{Key: "_id", Value: fmt.Sprintf("refused-%d", i+1)},
@@ -185,10 +189,12 @@ func (s *scene) prepare() {
 			{Key: "lastError", Value: bson.D{{Key: "class", Value: "record_refused"}, {Key: "reason", Value: "the broker refused it (87)"}, {Key: "topic", Value: s.topic}, {Key: "at", Value: now}}},
 		})
 	}
+
 	sagas, err := saga.NewMongoStore(s.db)
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	body, err := bson.Marshal(bson.D{{Key: "state", Value: bson.D{{Key: "step", Value: "paying" + hostile}}}})
 	if err != nil {
 		s.t.Fatal(err)
@@ -199,6 +205,7 @@ func (s *scene) prepare() {
 	if _, err := sagas.Save(s.t.Context(), "order_sagas", saga.Record{ID: "saga-1", Body: body}); err != nil {
 		s.t.Fatal(err)
 	}
+
 	s.inbox()
 }
 
@@ -219,11 +226,13 @@ func (s *scene) inbox() {
 	if err := box.EnsureIndexes(s.t.Context()); err != nil {
 		s.t.Fatal(err)
 	}
+
 	for _, id := range []string{"old", "new"} {
 		if err := box.Once(s.t.Context(), "billing/pay", id, func(context.Context) error { return nil }); err != nil {
 			s.t.Fatal(err)
 		}
 	}
+
 	if _, err := box.Claim(s.t.Context(), inbox.Entry{Key: inbox.Key{Consumer: "billing/pay", ID: "held"}}, time.Hour); err != nil {
 		s.t.Fatal(err)
 	}
@@ -246,10 +255,12 @@ func (s *scene) fill() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+
 	s.until("a watcher that is live", func(ctx context.Context) bool {
 		n, err := s.state.Collection("watchers").CountDocuments(ctx, bson.D{{Key: "owner", Value: bson.D{{Key: "$ne", Value: nil}}}, {Key: "epoch", Value: bson.D{{Key: "$gt", Value: 0}}}})
 		return err == nil && n == 1
 	})
+
 	var list []event.Event
 	add := func(n int, prefix, aggregate, typ string, opts ...event.Option) {
 		for i := range n {
@@ -257,6 +268,7 @@ func (s *scene) fill() {
 			list = append(list, event.New(aggregate, id, typ, map[string]any{"total": i, "note": hostile}, append([]event.Option{event.WithID(id), event.WithKey(fmt.Sprintf("customer-%d", i%5))}, opts...)...))
 		}
 	}
+
 	add(delivered, "good", "order", "OrderPlaced")
 	add(forbidden, "forbidden", "order", "OrderPlaced", event.WithTopic("__consumer_offsets"))
 	add(expired, "late", "order", "Quote"+hostile, event.WithExpiresAt(time.Now().Add(-time.Hour)))
@@ -264,15 +276,18 @@ func (s *scene) fill() {
 	if err := box.AppendMany(s.t.Context(), list); err != nil {
 		s.t.Fatal(err)
 	}
+
 	for i := range scheduled {
 		if _, err := box.Schedule(s.t.Context(), event.New("order", fmt.Sprint(i), "PaymentDue", nil, event.WithID(fmt.Sprintf("due-%d", i))), time.Now().Add(24*time.Hour)); err != nil {
 			s.t.Fatal(err)
 		}
 	}
+
 	s.until("the dead letters", func(context.Context) bool { return s.count("outbox_dead", bson.D{}) == forbidden+expired })
 	s.until("the envelopes that wait", func(context.Context) bool {
 		return s.count("outbox", bson.D{{Key: "state", Value: bson.D{{Key: "$in", Value: bson.A{"parked", "blocked", "retry"}}}}}) >= refused+parked
 	})
+
 	s.until("the marks of delivered envelopes", func(context.Context) bool {
 		return s.count("outbox", bson.D{{Key: "sentAt", Value: bson.D{{Key: "$exists", Value: true}}}}) >= delivered
 	})
