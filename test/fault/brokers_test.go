@@ -73,38 +73,38 @@ type witness struct {
 	history *kit.History
 	topics  *kit.Topics
 	owner   *kit.Process
-	load    *kit.Writing
+	load    *kit.RunningLoad
 }
 
 func watch(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
 	t.Helper()
 	o.Stack, o.Set = stack, map[string]any{"kafka.request_timeout": "2s"}
 	s := kit.New(t, o)
-	return witness{s: s, history: s.Follow(), topics: s.Read(), owner: s.Start()}
+	return witness{s: s, history: s.FollowWatcher(), topics: s.ReadTopics(), owner: s.StartRelay()}
 }
 
 func (w *witness) begin() {
-	w.owner.TookOver()
-	w.load = w.s.Write(kit.Load{Rate: 80})
+	w.owner.WaitTookOver()
+	w.load = w.s.StartLoad(kit.Load{Rate: 80})
 }
 
-func (w *witness) topic() string { return w.s.Topic("order") }
+func (w *witness) topic() string { return w.s.TopicOf("order") }
 
 // flows waits until some of what is appended from now on was delivered.
-func (w *witness) flows(n int) { w.topics.Distinct(w.s.Ledger.Committed() + n) }
+func (w *witness) flows(n int) { w.topics.WaitDistinct(w.s.Ledger.CountCommitted() + n) }
 
 // replace starts another owner in the place of a dead one.
 func (w *witness) replace() {
-	w.owner = w.s.Start()
-	w.owner.TookOver()
+	w.owner = w.s.StartRelay()
+	w.owner.WaitTookOver()
 }
 
 func (w *witness) verdict(t *testing.T) {
 	t.Helper()
 	w.load.Stop()
-	t.Logf("%s: %s", w.topic(), w.s.Check(w.topics))
-	w.s.NoneHeld()
-	w.history.Check()
+	t.Logf("%s: %s", w.topic(), w.s.CheckDelivery(w.topics))
+	w.s.WaitNoneHeld()
+	w.history.CheckHistory()
 	checkEpochs(t, w.topics)
 }
 
@@ -142,21 +142,21 @@ type zombie struct {
 
 func (z *zombie) before(t *testing.T) {
 	t.Helper()
-	z.standby = z.s.Start()
-	z.standby.Says("standing by")
+	z.standby = z.s.StartRelay()
+	z.standby.WaitForLog("standing by")
 	z.flows(100)
 }
 
 func (z *zombie) away(t *testing.T) {
 	t.Helper()
-	z.s.Reported("a blocked target", func(st kit.Status) bool { return len(st.Blocked) > 0 })
-	z.owner.Stop()
+	z.s.WaitForStatus("a blocked target", func(st kit.Status) bool { return len(st.Blocked) > 0 })
+	z.owner.Freeze()
 }
 
 func (z *zombie) taken(t *testing.T, _ int) {
 	t.Helper()
-	z.standby.TookOver()
-	z.s.Reported("a blocked target of the successor", func(st kit.Status) bool {
+	z.standby.WaitTookOver()
+	z.s.WaitForStatus("a blocked target of the successor", func(st kit.Status) bool {
 		return st.Node == z.standby.Node && len(st.Blocked) > 0
 	})
 }
@@ -164,9 +164,9 @@ func (z *zombie) taken(t *testing.T, _ int) {
 func (z *zombie) back(t *testing.T, _ *devstack.Stack, _ *devstack.Member, _ int) {
 	t.Helper()
 	z.owner.Continue()
-	z.owner.Says("lease lost")
-	z.topics.Distinct(z.s.Ledger.Committed())
-	z.s.Reported("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 })
+	z.owner.WaitForLog("lease lost")
+	z.topics.WaitDistinct(z.s.Ledger.CountCommitted())
+	z.s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 })
 	z.owner.Kill()
 	z.owner = z.standby
 }
@@ -186,8 +186,8 @@ func (l *leaderless) taken(t *testing.T, round int) {
 	l.zombie.taken(t, round)
 	if round%2 == 1 {
 		l.standby.Kill()
-		l.standby = l.s.Start()
-		l.standby.TookOver()
+		l.standby = l.s.StartRelay()
+		l.standby.WaitTookOver()
 	}
 }
 
@@ -196,7 +196,7 @@ func (l *leaderless) back(t *testing.T, stack *devstack.Stack, broker *devstack.
 	switch round % 3 {
 	case 0:
 		l.owner.Continue()
-		l.owner.Says("lease lost")
+		l.owner.WaitForLog("lease lost")
 		l.owner.Kill()
 		l.standby.Kill()
 		die(t, l.s, "mid-exception-write:2", "after-produce-before-ack:6")
@@ -212,5 +212,5 @@ func (l *leaderless) back(t *testing.T, stack *devstack.Stack, broker *devstack.
 
 func (l *leaderless) parked(t *testing.T, what string, ok func(n int) bool) {
 	t.Helper()
-	kit.Eventually(t, what, func() bool { return ok(l.s.Held("parked")) })
+	kit.Eventually(t, what, func() bool { return ok(l.s.CountHeld("parked")) })
 }

@@ -93,18 +93,18 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 func inShop(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	t.Helper()
 	s := kit.New(t, kit.Options{})
-	c := s.Crew(member.Effects, "order")
-	s.Start().TookOver()
-	hands := []*kit.Process{c.Join(), c.Join()}
-	c.Serving(hands...)
+	c := s.NewCrew(member.Effects, "order")
+	s.StartRelay().WaitTookOver()
+	hands := []*kit.Process{c.StartMember(), c.StartMember()}
+	c.WaitServing(hands...)
 	return s, c, hands
 }
 
 // judge waits for the effects of all orders, lets the consumers leave, and looks at what they left.
 func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Process) {
 	t.Helper()
-	c.Effects(orders)
-	c.Leave(hands...)
+	c.WaitEffects(orders)
+	c.StopMembers(hands...)
 	r, err := member.JudgeEffects(t.Context(), s.DB)
 	if err != nil {
 		t.Fatal(err)
@@ -139,10 +139,10 @@ func TestConsumersDie(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Effects(before + 100)
+		c.WaitEffects(before + 100)
 		hands[i%2].Kill()
-		hands[i%2] = c.Join()
-		c.Serving(hands...)
+		hands[i%2] = c.StartMember()
+		c.WaitServing(hands...)
 	}
 	judge(t, s, c, load.close(), hands)
 }
@@ -155,10 +155,10 @@ func TestRebalanceEverySecond(t *testing.T) {
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	for range rounds(2, 15) {
-		third := c.Join()
+		third := c.StartMember()
 		<-tick.C
-		c.Serving(third)
-		c.Leave(third)
+		c.WaitServing(third)
+		c.StopMembers(third)
 		<-tick.C
 	}
 	judge(t, s, c, load.close(), hands)
@@ -169,24 +169,24 @@ func TestSagaNodesDie(t *testing.T) {
 	t.Parallel()
 	sagas, steps := 20, rounds(15, 100)
 	s := kit.New(t, kit.Options{Types: []string{member.Asked, member.Taken}, Set: map[string]any{"record.preset": "plain"}})
-	c := s.Crew(member.Saga, member.Asked)
+	c := s.NewCrew(member.Saga, member.Asked)
 	c.Spec.Steps = steps
-	s.Start().TookOver()
-	hands := []*kit.Process{c.Join(), c.Join()}
-	c.Serving(hands...)
+	s.StartRelay().WaitTookOver()
+	hands := []*kit.Process{c.StartMember(), c.StartMember()}
+	c.WaitServing(hands...)
 	box, err := outbox.New(s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
 	repeat(t, s, box, sagas, steps)
 	for i := range rounds(1, 4) {
-		c.Steps(sagas * steps * (i + 1) / rounds(2, 5))
+		c.WaitSteps(sagas * steps * (i + 1) / rounds(2, 5))
 		hands[i%2].Kill()
-		hands[i%2] = c.Join()
+		hands[i%2] = c.StartMember()
 	}
-	c.Serving(hands...)
-	c.Steps(sagas * steps)
-	c.Leave(hands...)
+	c.WaitServing(hands...)
+	c.WaitSteps(sagas * steps)
+	c.StopMembers(hands...)
 	r, err := member.JudgeSteps(t.Context(), s.DB, "outbox", sagas, steps)
 	if err != nil {
 		t.Fatal(err)
@@ -226,7 +226,7 @@ func repeat(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 		if err := outbox.Transaction(t.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, events) }); err != nil {
 			t.Fatal(err)
 		}
-		if err := publisher.Publish(t.Context(), s.Topic(member.Asked), again); err != nil {
+		if err := publisher.Publish(t.Context(), s.TopicOf(member.Asked), again); err != nil {
 			t.Fatal(err)
 		}
 	}

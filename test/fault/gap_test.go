@@ -30,31 +30,31 @@ func TestLostHistoryIsSwept(t *testing.T) {
 		OplogMB: 4, Args: []string{"--syncdelay", "1"}, // the oplog is cut behind a checkpoint only
 	}})
 	s := kit.New(t, kit.Options{Stack: stack})
-	history := s.Follow()
-	topics := s.Read()
-	first := s.Start()
-	first.TookOver()
-	s.Write(kit.Load{Events: 500}).Wait()
-	s.Check(topics)
-	first.Term()
-	first.Wait()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	first := s.StartRelay()
+	first.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 500}).WaitDone()
+	s.CheckDelivery(topics)
+	first.Terminate()
+	first.WaitExit()
 
-	s.Write(kit.Load{Events: n, PerTx: 40}).Wait()
-	at, i := s.Watcher().Lookup("clusterTime").Timestamp()
+	s.StartLoad(kit.Load{Events: n, PerTx: 40}).WaitDone()
+	at, i := s.WatcherDocument().Lookup("clusterTime").Timestamp()
 	rollOver(t, s, bson.Timestamp{T: at, I: i})
-	live := s.Write(kit.Load{Rate: 70})
-	live.Reached(100)
+	live := s.StartLoad(kit.Load{Rate: 70})
+	live.WaitCommitted(100)
 	slow := begin(t, s) // the server ends it after a minute
-	second := s.Start()
-	second.Says("sweeping the outbox")
+	second := s.StartRelay()
+	second.WaitForLog("sweeping the outbox")
 	slow.commit()
-	s.Append(s.Outbox(), kit.Event("order", "slow", 3, 10))
-	second.Says("the gap is closed")
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "slow", 3, 10))
+	second.WaitForLog("the gap is closed")
 	live.Stop()
-	s.Append(s.Outbox(), kit.Event("order", "slow", 4, 10))
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "slow", 4, 10))
 	sweptClean(t, s, topics)
-	history.Check()
-	if gap := s.Watcher().Lookup("gap"); gap.Type != 0 {
+	history.CheckHistory()
+	if gap := s.WatcherDocument().Lookup("gap"); gap.Type != 0 {
 		t.Errorf("the watcher document still has the gap %s", gap)
 	}
 	for _, kind := range []string{"gap_found", "gap_closed"} {
@@ -73,14 +73,14 @@ func TestLostHistoryIsSwept(t *testing.T) {
 // sweptClean checks what a gap may cost: nothing lost, nothing out of order, and duplicates only where they are flagged.
 func sweptClean(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	t.Helper()
-	v := s.Settled(topics)
+	v := s.CompareAtEnd(topics)
 	t.Logf("%d events, %d records, %d duplicates", v.Events, v.Records, len(v.Duplicates))
 	v.Duplicates = nil
-	if !v.Good() {
+	if !v.OK() {
 		t.Errorf("not as promised: %s", v)
 	}
 	seen := map[string]bool{}
-	for _, r := range topics.All() {
+	for _, r := range topics.AllRecords() {
 		id := r.Header("id")
 		if seen[id] && r.Header("outrelay-redelivered") != "true" {
 			t.Errorf("%s of key %s stands at %s/%d@%d once more, without a flag", id, r.Key, r.Topic, r.Partition, r.Offset)
@@ -120,7 +120,7 @@ type open struct {
 
 func begin(t *testing.T, s *kit.Scene) *open {
 	t.Helper()
-	o := &open{t: t, s: s, events: []event.Event{kit.Event("order", "slow", 1, 10), kit.Event("order", "slow", 2, 10)}}
+	o := &open{t: t, s: s, events: []event.Event{kit.NewEvent("order", "slow", 1, 10), kit.NewEvent("order", "slow", 2, 10)}}
 	box, err := outbox.New(s.DB)
 	if err == nil {
 		o.sess, err = s.Client.StartSession()
@@ -150,7 +150,7 @@ func (o *open) commit() {
 		}
 		_, payload := bson.Raw(raw).Lookup("payload").Binary()
 		o.s.Ledger.Add(kit.Entry{
-			NS: o.s.DB.Name() + ".outbox", ID: e.ID().String(), Key: e.Key(), Topics: []string{o.s.Topic("order")},
+			NS: o.s.DB.Name() + ".outbox", ID: e.ID().String(), Key: e.Key(), Topics: []string{o.s.TopicOf("order")},
 			Payload: payload, Headers: e.Headers(),
 		})
 	}
@@ -180,35 +180,35 @@ func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
 // delivered runs a relay over some events and stops it.
 func delivered(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	t.Helper()
-	p := s.Start()
-	p.TookOver()
-	s.Write(kit.Load{Events: 200}).Wait()
-	s.Check(topics)
-	p.Term()
-	p.Wait()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 200}).WaitDone()
+	s.CheckDelivery(topics)
+	p.Terminate()
+	p.WaitExit()
 }
 
 // An owner that is killed in the middle of a sweep leaves the gap in the watcher document, and the next one goes on.
 func TestSweepGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"checkpoint": "10ms"})})
-	history := s.Follow()
-	topics := s.Read()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
 	delivered(t, s, topics)
-	from, i := s.Watcher().Lookup("clusterTime").Timestamp()
-	s.Write(kit.Load{Events: 8_000, PerTx: 60}).Wait()
+	from, i := s.WatcherDocument().Lookup("clusterTime").Timestamp()
+	s.StartLoad(kit.Load{Events: 8_000, PerTx: 60}).WaitDone()
 	setGap(t, s, bson.Timestamp{T: from, I: i})
-	live := s.Write(kit.Load{Rate: 60})
+	live := s.StartLoad(kit.Load{Rate: 60})
 	dies := func(at string) (placed bool) {
 		p := s.StartCrashing(at)
 		if !p.Killed() {
-			t.Fatalf("it was to die at %s\n%s", at, p.Log())
+			t.Fatalf("it was to die at %s\n%s", at, p.ReadLog())
 		}
-		gap, ok := s.Watcher().Lookup("gap").DocumentOK()
+		gap, ok := s.WatcherDocument().Lookup("gap").DocumentOK()
 		if !ok {
 			t.Fatal("the watcher document tells of no gap")
 		}
-		if at, _ := s.Watcher().Lookup("clusterTime").Timestamp(); at != from {
+		if at, _ := s.WatcherDocument().Lookup("clusterTime").Timestamp(); at != from {
 			t.Errorf("the position moved to %d while the gap %s is open", at, gap)
 		}
 		place, _ := gap.Lookup("cursor").Timestamp()
@@ -220,13 +220,13 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 		if n > 40_000 {
 			t.Fatalf("a sweep of %d envelopes left no place to go on from", n)
 		}
-		s.Write(kit.Load{Events: 2 * n, PerTx: 60, Prefix: fmt.Sprintf("more-%d-", n)}).Wait()
+		s.StartLoad(kit.Load{Events: 2 * n, PerTx: 60, Prefix: fmt.Sprintf("more-%d-", n)}).WaitDone()
 		setGap(t, s, bson.Timestamp{T: from, I: i})
 	}
 	dies("mid-sweep:1500")
-	last := s.Start()
-	last.Says("going on with the sweep")
-	last.Says("the gap is closed")
+	last := s.StartRelay()
+	last.WaitForLog("going on with the sweep")
+	last.WaitForLog("the gap is closed")
 	live.Stop()
 	sweptClean(t, s, topics)
 	cursor := bson.Timestamp{}
@@ -242,7 +242,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 		}
 		cursor = v.Gap.Cursor
 	}
-	if twice := len(topics.All()) - s.Ledger.Committed(); twice > 2000 {
+	if twice := len(topics.AllRecords()) - s.Ledger.CountCommitted(); twice > 2000 {
 		t.Errorf("%d records are repeated: the sweep began anew each time", twice)
 	}
 }
@@ -251,19 +251,19 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 func TestLostHistoryMayHalt(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: map[string]any{"lost_history": "halt"}})
-	topics := s.Read()
+	topics := s.ReadTopics()
 	delivered(t, s, topics)
 	node := "n2-" + s.Prefix[len(s.Prefix)-8:]
 	lost := stacktest.FailCommand(t, "outrelay stream "+node, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
-	p := s.Start()
-	p.Says("set lost_history: sweep")
+	p := s.StartRelay()
+	p.WaitForLog("set lost_history: sweep")
 	lost()
-	s.Reported("halted", func(st kit.Status) bool { return st.State == "halted" })
-	p.Term()
-	p.Wait()
-	s.Write(kit.Load{Events: 50}).Wait()
-	s.Start() // the oplog reached back after all
-	s.Check(topics)
+	s.WaitForStatus("halted", func(st kit.Status) bool { return st.State == "halted" })
+	p.Terminate()
+	p.WaitExit()
+	s.StartLoad(kit.Load{Events: 50}).WaitDone()
+	s.StartRelay() // the oplog reached back after all
+	s.CheckDelivery(topics)
 }
 
 // The stream that is held at the end of the stretch is lost, too, before all of it is delivered: the next round sweeps on
@@ -274,29 +274,29 @@ func TestHeldStreamIsLostToo(t *testing.T) {
 		OplogMB: 4, Args: []string{"--syncdelay", "1"},
 	}})
 	s := kit.New(t, kit.Options{Stack: stack})
-	history := s.Follow()
-	topics := s.Read()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
 	delivered(t, s, topics)
-	p := s.Start()
-	p.TookOver()
-	before := s.Ledger.Committed()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	before := s.Ledger.CountCommitted()
 	broker := stack.Kafkas()[0]
 	must(t, broker.Pause())
 	stacktest.FailTimes(t, s.Client, "outrelay stream "+p.Node, 2, bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(286)}})
-	p.Says("sweeping the outbox")
-	s.Reported("sweeping", func(st kit.Status) bool { return st.State == "sweeping" && st.Reason != "" })
-	s.Write(kit.Load{Events: 2000, PerTx: 40}).Wait()
-	end, i := s.Watcher().Lookup("gap", "to").Timestamp()
+	p.WaitForLog("sweeping the outbox")
+	s.WaitForStatus("sweeping", func(st kit.Status) bool { return st.State == "sweeping" && st.Reason != "" })
+	s.StartLoad(kit.Load{Events: 2000, PerTx: 40}).WaitDone()
+	end, i := s.WatcherDocument().Lookup("gap", "to").Timestamp()
 	rollOver(t, s, bson.Timestamp{T: end, I: i})
 	must(t, broker.Resume())
 	kit.Eventually(t, "two closed gaps", func() bool {
 		n, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
 		return err == nil && n == 2
 	})
-	s.Write(kit.Load{Events: 100}).Wait()
+	s.StartLoad(kit.Load{Events: 100}).WaitDone()
 	sweptClean(t, s, topics)
-	history.Check()
-	if known := fmt.Sprintf("known=%d ", before); !p.Said(known) {
-		t.Errorf("the second round does not leave out the %d of the first:\n%s", before, p.Log())
+	history.CheckHistory()
+	if known := fmt.Sprintf("known=%d ", before); !p.HasLogged(known) {
+		t.Errorf("the second round does not leave out the %d of the first:\n%s", before, p.ReadLog())
 	}
 }

@@ -21,25 +21,25 @@ func rounds(few, many int) int {
 func TestHandoverUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	history := s.Follow()
-	topics := s.Read()
-	owner := s.Start()
-	owner.TookOver()
-	load := s.Write(kit.Load{Rate: float64(rounds(120, 1500))})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	load := s.StartLoad(kit.Load{Rate: float64(rounds(120, 1500))})
 	for range rounds(3, 20) {
-		standby := s.Start()
-		standby.Says("standing by")
-		topics.Distinct(s.Ledger.Committed() + 200)
-		owner.Term()
-		standby.TookOver()
-		if code := owner.Wait(); code != 0 {
+		standby := s.StartRelay()
+		standby.WaitForLog("standing by")
+		topics.WaitDistinct(s.Ledger.CountCommitted() + 200)
+		owner.Terminate()
+		standby.WaitTookOver()
+		if code := owner.WaitExit(); code != 0 {
 			t.Errorf("%s: exit code %d after SIGTERM", owner.Node, code)
 		}
 		owner = standby
 	}
 	load.Stop()
-	t.Log(s.Check(topics))
-	history.Check()
+	t.Log(s.CheckDelivery(topics))
+	history.CheckHistory()
 	for _, v := range gaps(history.Versions()) {
 		t.Log(v)
 	}
@@ -60,27 +60,27 @@ func gaps(all []kit.Version) (out []string) {
 func TestZombieWritesNothing(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read()
-	owner := s.Start()
-	owner.TookOver()
-	load := s.Write(kit.Load{Rate: float64(rounds(120, 1500))})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	load := s.StartLoad(kit.Load{Rate: float64(rounds(120, 1500))})
 	for range rounds(2, 20) {
-		standby := s.Start()
-		standby.Says("standing by")
-		topics.Distinct(s.Ledger.Committed() + 100)
-		owner.Stop()
-		standby.TookOver()
-		topics.Distinct(s.Ledger.Committed() + 100)
+		standby := s.StartRelay()
+		standby.WaitForLog("standing by")
+		topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
+		owner.Freeze()
+		standby.WaitTookOver()
+		topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
 		owner.Continue()
-		owner.Says("lease lost")
-		topics.Distinct(s.Ledger.Committed() + 100)
+		owner.WaitForLog("lease lost")
+		topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
 		owner.Kill()
 		owner = standby
 	}
 	load.Stop()
-	t.Log(s.Check(topics))
-	history.Check()
+	t.Log(s.CheckDelivery(topics))
+	history.CheckHistory()
 	checkEpochs(t, topics)
 }
 
@@ -93,7 +93,7 @@ func checkEpochs(t *testing.T, topics *kit.Topics) {
 		producer  int64
 	}
 	last := map[sender]*kit.Record{}
-	for _, r := range topics.All() {
+	for _, r := range topics.AllRecords() {
 		s := sender{r.Topic, r.Partition, r.Producer}
 		if b := last[s]; b != nil && b.Epoch > r.Epoch {
 			t.Errorf("%s/%d: epoch %d at offset %d behind epoch %d at %d", r.Topic, r.Partition, r.Epoch, r.Offset, b.Epoch, b.Offset)

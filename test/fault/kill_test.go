@@ -55,36 +55,36 @@ func TestKillAtEveryPairOfCrashPoints(t *testing.T) {
 // killChain lets an owner die by SIGKILL, then one at each of the points, and then one deliver the rest.
 func killChain(t *testing.T, at ...string) {
 	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read()
-	load := s.Write(kit.Load{Rate: float64(rounds(80, 400))})
-	first := s.Start()
-	first.TookOver()
-	topics.Distinct(200)
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	load := s.StartLoad(kit.Load{Rate: float64(rounds(80, 400))})
+	first := s.StartRelay()
+	first.WaitTookOver()
+	topics.WaitDistinct(200)
 	first.Kill()
 	for i, point := range at {
 		p := s.StartCrashing(point)
 		switch {
 		case strings.HasSuffix(point, "-release"):
-			p.TookOver()
-			topics.Distinct(s.Ledger.Committed())
-			p.Term()
+			p.WaitTookOver()
+			topics.WaitDistinct(s.Ledger.CountCommitted())
+			p.Terminate()
 		case strings.HasPrefix(point, "mid-exception"):
 			s.AppendMalformed(fmt.Sprintf("bad-%d", i))
 		}
 		if !p.Killed() {
-			t.Fatalf("it was to die at %s\n%s", point, p.Log())
+			t.Fatalf("it was to die at %s\n%s", point, p.ReadLog())
 		}
-		t.Logf("killed at %s with %d events committed", point, s.Ledger.Committed())
+		t.Logf("killed at %s with %d events committed", point, s.Ledger.CountCommitted())
 	}
-	last := s.Start()
-	last.TookOver()
+	last := s.StartRelay()
+	last.WaitTookOver()
 	load.Stop()
-	t.Log(s.Check(topics))
+	t.Log(s.CheckDelivery(topics))
 	s.CheckDead()
-	history.Check()
-	last.Term()
-	if code := last.Wait(); code != 0 {
+	history.CheckHistory()
+	last.Terminate()
+	if code := last.WaitExit(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
 }
@@ -94,17 +94,17 @@ func killChain(t *testing.T, at ...string) {
 func TestKillInTheMiddleOfAHugeTransaction(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
 	events := make([]event.Event, 10_000)
 	for i := range events {
-		events[i] = kit.Event("order", fmt.Sprintf("k%d", i%23), i, 100)
+		events[i] = kit.NewEvent("order", fmt.Sprintf("k%d", i%23), i, 100)
 	}
-	s.Append(s.Outbox(), events...)
+	s.AppendEvents(s.Outbox(), events...)
 	for _, point := range []string{"after-produce-before-ack:2", "after-ack-before-watermark:5", "after-checkpoint:1"} {
-		s.StartCrashing(point).Wait()
+		s.StartCrashing(point).WaitExit()
 	}
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	history.Check()
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	history.CheckHistory()
 }

@@ -39,12 +39,12 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	direct := options.Client().ApplyURI(stacktest.MongoURI(t))
 	proxy := between(t, direct.Hosts[0])
 	s := kit.New(t, kit.Options{MongoURI: "mongodb://" + proxy.Listen + "/?directConnection=true"})
-	history := s.Follow()
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
-	epoch := s.Epoch()
-	load := s.Write(kit.Load{Rate: 70})
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	epoch := s.CurrentEpoch()
+	load := s.StartLoad(kit.Load{Rate: 70})
 	listen := proxy.Listen
 	for name, fault := range map[string]func() (heal func()){
 		"cut": func() func() {
@@ -61,18 +61,18 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 			return toxic(t, proxy, `{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":150,"jitter":50}}`)
 		},
 	} {
-		topics.Distinct(s.Ledger.Committed() + 100)
+		topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
 		heal := fault()
 		longerThanALease(t)
 		heal()
 		began := time.Now()
-		topics.Distinct(s.Ledger.Committed())
+		topics.WaitDistinct(s.Ledger.CountCommitted())
 		t.Logf("%s: everything delivered %s after it was healed", name, time.Since(began).Round(time.Millisecond))
 	}
 	load.Stop()
-	t.Log(s.Check(topics))
-	history.Check()
-	if now := s.Epoch(); now != epoch {
+	t.Log(s.CheckDelivery(topics))
+	history.CheckHistory()
+	if now := s.CurrentEpoch(); now != epoch {
 		t.Errorf("epoch %d, and %d before: nobody else wanted the lease", now, epoch)
 	}
 }

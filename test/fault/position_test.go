@@ -19,16 +19,16 @@ func interrupted(t *testing.T) (*kit.Scene, *kit.Topics) {
 	t.Helper()
 	// It has to end in order: what a lease leaves behind that ran out is found by a read-back, if the settings are the same.
 	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "20s", "lease.renew": "1s"}})
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
-	s.Write(kit.Load{Events: 300}).Wait()
-	s.Check(topics)
-	p.Term()
-	if code := p.Wait(); code != 0 {
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 300}).WaitDone()
+	s.CheckDelivery(topics)
+	p.Terminate()
+	if code := p.WaitExit(); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
-	s.Write(kit.Load{Events: 300}).Wait()
+	s.StartLoad(kit.Load{Events: 300}).WaitDone()
 	return s, topics
 }
 
@@ -50,8 +50,8 @@ func TestTokenOfGarbage(t *testing.T) {
 			t.Parallel()
 			s, topics := interrupted(t)
 			setToken(t, s, resume.TokenOf(data))
-			s.Start().TookOver()
-			repeatsOneTransaction(t, s.Settled(topics))
+			s.StartRelay().WaitTookOver()
+			repeatsOneTransaction(t, s.CompareAtEnd(topics))
 		})
 	}
 }
@@ -82,22 +82,22 @@ func TestTokenOfAnotherStream(t *testing.T) {
 	}
 	token := resume.Token(cs.ResumeToken()).Clone()
 	_ = cs.Close(t.Context())
-	s.Write(kit.Load{Events: 100}).Wait()
+	s.StartLoad(kit.Load{Events: 100}).WaitDone()
 	setToken(t, s, token)
 	// Its time lies behind what was appended before it: going on there would lose those.
-	s.Start().TookOver()
-	repeatsOneTransaction(t, s.Settled(topics))
+	s.StartRelay().WaitTookOver()
+	repeatsOneTransaction(t, s.CompareAtEnd(topics))
 }
 
 // future is an interrupted scene whose position the servers have not reached, as after the restore of an older backup.
 func future(t *testing.T, lostHistory string) (*kit.Scene, *kit.Topics) {
 	t.Helper()
 	s, topics := interrupted(t)
-	at, _ := resume.Token(s.Watcher().Lookup("token").Document()).ClusterTime()
+	at, _ := resume.Token(s.WatcherDocument().Lookup("token").Document()).ClusterTime()
 	at.T += 7200
 	data := fmt.Sprintf("82%08X%08X2B0229296E04", at.T, at.I)
 	setToken(t, s, resume.TokenOf(data), bson.E{Key: "clusterTime", Value: at})
-	s.Set("lost_history", lostHistory)
+	s.SetConfig("lost_history", lostHistory)
 	return s, topics
 }
 
@@ -105,40 +105,40 @@ func future(t *testing.T, lostHistory string) (*kit.Scene, *kit.Topics) {
 func TestTokenFromTheFutureHalts(t *testing.T) {
 	t.Parallel()
 	s, topics := future(t, "halt")
-	before := len(topics.All())
-	p := s.Start()
-	p.TookOver()
-	s.Reported("halted", func(st kit.Status) bool { return st.State == "halted" && st.Reason != "" })
+	before := len(topics.AllRecords())
+	p := s.StartRelay()
+	p.WaitTookOver()
+	s.WaitForStatus("halted", func(st kit.Status) bool { return st.State == "halted" && st.Reason != "" })
 	if code, body := p.Get("/readyz"); code == 200 {
 		t.Errorf("a halted relay is ready: %s", body)
 	}
-	if n := len(topics.All()); n != before {
+	if n := len(topics.AllRecords()); n != before {
 		t.Errorf("%d records appeared although the position is lost", n-before)
 	}
-	t.Log(s.Status().Reason)
+	t.Log(s.ReadStatus().Reason)
 }
 
 // The policy "sweep": what the stream cannot bring is found in the outbox. Repeats are possible behind a gap, and they say so.
 func TestTokenFromTheFutureIsSwept(t *testing.T) {
 	t.Parallel()
 	s, topics := future(t, "sweep")
-	lost, _ := s.Watcher().Lookup("clusterTime").Timestamp()
-	p := s.Start()
-	p.TookOver()
-	v := s.Settled(topics)
+	lost, _ := s.WatcherDocument().Lookup("clusterTime").Timestamp()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	v := s.CompareAtEnd(topics)
 	t.Log(v)
 	if len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Changed) != 0 {
 		t.Errorf("not as promised behind a gap: %s", v)
 	}
 	kit.Eventually(t, "the position belongs to the cluster's own history", func() bool {
-		at, _ := s.Watcher().Lookup("clusterTime").Timestamp()
+		at, _ := s.WatcherDocument().Lookup("clusterTime").Timestamp()
 		return at < lost-3600
 	})
-	if p.Said("level=ERROR") {
-		t.Error(fmt.Sprint("errors are logged:\n", p.Log()))
+	if p.HasLogged("level=ERROR") {
+		t.Error(fmt.Sprint("errors are logged:\n", p.ReadLog()))
 	}
 	flagged := 0
-	for _, r := range topics.All() {
+	for _, r := range topics.AllRecords() {
 		if r.Header("outrelay-redelivered") != "" {
 			flagged++
 		}
@@ -155,27 +155,27 @@ func TestWatchListChanged(t *testing.T) {
 	s, topics := interrupted(t)
 	second := s.DB.Collection("outbox2")
 	for i := range 20 {
-		s.Append(second, kit.Event("order", "second", i, 50))
+		s.AppendEvents(second, kit.NewEvent("order", "second", i, 50))
 	}
-	s.Set("watch", []string{s.DB.Name() + ".outbox", s.DB.Name() + ".outbox2"})
-	p := s.Start()
-	p.TookOver()
-	s.Write(kit.Load{Events: 100}).Wait()
+	s.SetConfig("watch", []string{s.DB.Name() + ".outbox", s.DB.Name() + ".outbox2"})
+	p := s.StartRelay()
+	p.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 100}).WaitDone()
 	for i := range 20 {
-		s.Append(second, kit.Event("order", "third", i, 50))
+		s.AppendEvents(second, kit.NewEvent("order", "third", i, 50))
 	}
-	v := s.Check(topics)
+	v := s.CheckDelivery(topics)
 	t.Log(v)
 	// And back. A kill in between would let the change of the list be seen in the records: those of one collection carry
 	// no outrelay-ns, so a read-back would not know them again.
-	p.Term()
-	if code := p.Wait(); code != 0 {
+	p.Terminate()
+	if code := p.WaitExit(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
-	s.Set("watch", []string{s.DB.Name() + ".outbox"})
-	s.Write(kit.Load{Events: 100}).Wait()
-	s.Start().TookOver()
-	s.Check(topics)
+	s.SetConfig("watch", []string{s.DB.Name() + ".outbox"})
+	s.StartLoad(kit.Load{Events: 100}).WaitDone()
+	s.StartRelay().WaitTookOver()
+	s.CheckDelivery(topics)
 }
 
 // An outbox in which nothing happens keeps its place in the stream while its neighbour is busy, and so the position that a
@@ -183,13 +183,13 @@ func TestWatchListChanged(t *testing.T) {
 func TestIdleOutboxBesideABusyNeighbour(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	history := s.Follow()
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
-	s.Append(s.Outbox(), kit.Event("order", "k", 1, 20))
-	s.Check(topics)
-	began := history.Await("a token", func(v kit.Version) bool { return !v.Token.IsZero() })
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 1, 20))
+	s.CheckDelivery(topics)
+	began := history.WaitFor("a token", func(v kit.Version) bool { return !v.Token.IsZero() })
 	neighbour := s.DB.Collection("neighbour")
 	docs := make([]bson.D, 500)
 	for i := range docs {
@@ -208,13 +208,13 @@ func TestIdleOutboxBesideABusyNeighbour(t *testing.T) {
 	if last = now.OperationTime; !last.After(began.ClusterTime) {
 		t.Fatal("the neighbour wrote nothing")
 	}
-	v := history.Await("a position behind what the neighbour wrote", func(v kit.Version) bool { return !v.ClusterTime.Before(last) })
+	v := history.WaitFor("a position behind what the neighbour wrote", func(v kit.Version) bool { return !v.ClusterTime.Before(last) })
 	if v.Epoch != began.Epoch {
 		t.Errorf("epoch %d, and %d before: the owner changed", v.Epoch, began.Epoch)
 	}
 	p.Kill()
-	s.Append(s.Outbox(), kit.Event("order", "k", 2, 20))
-	s.Start().TookOver()
-	s.Check(topics)
-	history.Check()
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2, 20))
+	s.StartRelay().WaitTookOver()
+	s.CheckDelivery(topics)
+	history.CheckHistory()
 }

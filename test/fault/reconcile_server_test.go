@@ -22,11 +22,11 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
 	s := kit.New(t, kit.Options{Stack: stack, Set: map[string]any{"kafka.request_timeout": "2s", "retry.base": "200ms", "retry.cap": "500ms"}})
-	topics := s.Read()
-	owner := s.Start()
-	owner.TookOver()
-	s.Write(kit.Load{Events: 500}).Wait()
-	topics.Distinct(s.Ledger.Committed())
+	topics := s.ReadTopics()
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 500}).WaitDone()
+	topics.WaitDistinct(s.Ledger.CountCommitted())
 	broker := stack.Kafkas()[0]
 	must(t, broker.Kill())
 	away := time.Now()
@@ -34,13 +34,13 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	bulk(t, s, rounds(4_000, 50_000))
 	length := time.Duration(rounds(7, 600)) * time.Second
 	for first := true; time.Since(away) < length; first = false {
-		if n := s.Held("parked", "retry"); n > 0 {
+		if n := s.CountHeld("parked", "retry"); n > 0 {
 			t.Errorf("%d envelopes are held because Kafka is away", n)
 			break
 		}
 		if first {
 			owner.Kill()
-			owner = s.Start()
+			owner = s.StartRelay()
 		}
 		pause(t, time.Second)
 	}
@@ -51,10 +51,10 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	}
 	must(t, broker.Restart(t.Context()))
 	back := time.Now()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
 	t.Logf("away for %v, all delivered %v after it was back", back.Sub(away).Round(time.Second), time.Since(back).Round(time.Second))
-	if n := s.Count(bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}); n > 0 {
+	if n := s.CountOutbox(bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}); n > 0 {
 		t.Errorf("%d attempts were spent", n)
 	}
 }
@@ -87,9 +87,9 @@ func bulk(t *testing.T, s *kit.Scene, n int) {
 	for i := 0; i < n; i += 1000 {
 		events := make([]event.Event, min(1000, n-i))
 		for j := range events {
-			events[j] = kit.Event("order", fmt.Sprintf("bulk-%d", (i+j)%50), i+j, 60)
+			events[j] = kit.NewEvent("order", fmt.Sprintf("bulk-%d", (i+j)%50), i+j, 60)
 		}
-		s.Append(s.Outbox(), events...)
+		s.AppendEvents(s.Outbox(), events...)
 	}
 }
 
@@ -99,44 +99,44 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	stacktest.OnlyWith(t, "more envelopes are parked than there are gates for keys", "fault.long")
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"log.level": "info"}})
-	history := s.Follow()
-	topics := s.Read("order", "late")
-	s.Start().TookOver()
-	s.Write(kit.Load{Events: 50, Type: "late"}).Wait()
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 0 })
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "late")
+	s.StartRelay().WaitTookOver()
+	s.StartLoad(kit.Load{Events: 50, Type: "late"}).WaitDone()
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 0 })
 	n := rounds(5_000, 150_000)
 	begin := time.Now()
 	for i := 0; i < n; i += 1000 {
 		events := make([]event.Event, 1000)
 		for j := range events {
-			events[j] = kit.Event("late", fmt.Sprintf("many-%d", (i+j)%(n*9/10)), i+j, 60)
+			events[j] = kit.NewEvent("late", fmt.Sprintf("many-%d", (i+j)%(n*9/10)), i+j, 60)
 		}
-		s.Append(s.Outbox(), events...)
+		s.AppendEvents(s.Outbox(), events...)
 	}
-	patiently(t, "all of it is parked", func() bool { return s.Held() >= n })
+	patiently(t, "all of it is parked", func() bool { return s.CountHeld() >= n })
 	t.Logf("%d were parked after %v", n, time.Since(begin).Round(time.Millisecond))
 	for _, p := range s.Processes() {
 		p.Kill()
 	}
 	begin = time.Now()
-	p := s.Start()
-	p.TookOver()
+	p := s.StartRelay()
+	p.WaitTookOver()
 	t.Logf("took over %v after the kill (ttl 2 s)", time.Since(begin).Round(time.Millisecond))
-	t.Logf("resident memory behind it: %d MiB", p.Memory()>>20)
-	load := s.Write(kit.Load{Rate: 80, Type: "late"})
-	flow := s.Write(kit.Load{Rate: 80})
+	t.Logf("resident memory behind it: %d MiB", p.ResidentMemory()>>20)
+	load := s.StartLoad(kit.Load{Rate: 80, Type: "late"})
+	flow := s.StartLoad(kit.Load{Rate: 80})
 	begin = time.Now()
 	s.CreateTopic("late", 6, 1)
-	patiently(t, "half is delivered", func() bool { return s.Held() < n/2 })
+	patiently(t, "half is delivered", func() bool { return s.CountHeld() < n/2 })
 	p.Kill()
-	s.Start().TookOver()
-	patiently(t, "next to nothing is parked", func() bool { return s.Held() < 100 })
+	s.StartRelay().WaitTookOver()
+	patiently(t, "next to nothing is parked", func() bool { return s.CountHeld() < 100 })
 	t.Logf("delivered in %v, with a kill on the way", time.Since(begin).Round(time.Millisecond))
 	load.Stop()
 	flow.Stop()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	history.Check()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 }
 
 // age sets the stamps of all envelopes back to a time, those of a key to one of its own: the purge goes by ranges of stamps.
@@ -156,12 +156,12 @@ func age(t *testing.T, s *kit.Scene, to bson.Timestamp) {
 func TestPurgeWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
-	history := s.Follow()
-	topics := s.Read("order", "late")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 70}), s.Write(kit.Load{Rate: 50, Type: "late"})}
-	p := s.Start()
-	p.TookOver()
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 50 })
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "late")
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
+	p := s.StartRelay()
+	p.WaitTookOver()
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
 	s.Schedule("order", 200, 20, time.Now().Add(4*time.Second), 4*time.Second)
 	old := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1000}
 	age(t, s, old)
@@ -172,11 +172,11 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	for _, l := range loads {
 		l.Stop()
 	}
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
 	kit.Eventually(t, "what is old is gone", func() bool {
-		return s.Count(bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: old}}}}) == 0
+		return s.CountOutbox(bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: old}}}}) == 0
 	})
-	history.Check()
+	history.CheckHistory()
 }

@@ -34,7 +34,7 @@ func die(t *testing.T, s *kit.Scene, points ...string) {
 	t.Helper()
 	for _, point := range points[:rounds((len(points)+1)/2, len(points))] {
 		p := s.StartCrashing(point)
-		t.Logf("%s: reached %v", point, p.KilledWithin(8*time.Second))
+		t.Logf("%s: reached %v", point, p.KilledByCrashPoint(8*time.Second))
 	}
 }
 
@@ -47,46 +47,46 @@ const ageSetting = "message.timestamp.before.max.ms"
 func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
-	s.Set("topics.rules", []any{map[string]any{
-		"match": map[string]any{"aggregatetype": "both"}, "to": []string{s.Topic("order"), s.Topic("invoice")},
+	s.SetConfig("topics.rules", []any{map[string]any{
+		"match": map[string]any{"aggregatetype": "both"}, "to": []string{s.TopicOf("order"), s.TopicOf("invoice")},
 	}})
 	s.Route = func(aggregateType string) []string {
 		if aggregateType == "both" {
-			return []string{s.Topic("order"), s.Topic("invoice")}
+			return []string{s.TopicOf("order"), s.TopicOf("invoice")}
 		}
-		return []string{s.Topic(aggregateType)}
+		return []string{s.TopicOf(aggregateType)}
 	}
-	history := s.Follow()
-	topics := s.Read("order", "invoice")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "invoice"}), s.Write(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
-	p := s.Start()
-	p.TookOver()
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 200 })
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "invoice")
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice"}), s.StartLoad(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
+	p := s.StartRelay()
+	p.WaitTookOver()
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 200 })
 	p.Kill()
 	die(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
 	die(t, s, "after-produce-before-ack:12", "mid-exception-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
 	for range rounds(1, 20) {
-		p := s.Start()
-		p.TookOver()
-		topics.Distinct(s.Ledger.Committed() / 2)
+		p := s.StartRelay()
+		p.WaitTookOver()
+		topics.WaitDistinct(s.Ledger.CountCommitted() / 2)
 		p.Kill()
 	}
 	for _, l := range loads {
 		l.Stop()
 	}
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	history.Check()
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 }
 
 // Thousands become due while owners die, with events of the same keys beside them.
 func TestScheduledWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
 	n := rounds(1500, 30_000)
 	all := s.Schedule("order", n, 20, time.Now().Add(2*time.Second), time.Duration(rounds(4, 60))*time.Second)
 	box, err := outbox.New(s.DB)
@@ -96,36 +96,36 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 		if err := box.Cancel(t.Context(), all[i].ID()); err == nil {
 			id := all[i].ID().String()
 			cancelled[id] = true
-			s.Ledger.Dead(s.DB.Name()+".outbox", id)
+			s.Ledger.MarkDead(s.DB.Name()+".outbox", id)
 		}
 	}
-	load := s.Write(kit.Load{Rate: 60})
+	load := s.StartLoad(kit.Load{Rate: 60})
 	die(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
 		"mid-exception-write:3", "after-ack-before-watermark:30")
 	load.Stop()
-	s.Start().TookOver()
-	t.Logf("%s; %d cancelled", s.Check(topics), len(cancelled))
-	s.NoneHeld()
-	history.Check()
+	s.StartRelay().WaitTookOver()
+	t.Logf("%s; %d cancelled", s.CheckDelivery(topics), len(cancelled))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 }
 
 // What was sent outside of the stream's order and not written down is not sent again, however late its turn comes.
 func TestScheduledSentButNotFinished(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})
-	topics := s.Read()
+	topics := s.ReadTopics()
 	s.Schedule("order", 2000, 20, time.Now(), 0)
 	die(t, s, "mid-exception-write:1", "mid-exception-write:1", "mid-exception-write:2")
-	s.Append(s.Outbox(), func() (l []event.Event) {
+	s.AppendEvents(s.Outbox(), func() (l []event.Event) {
 		for i := range 200 {
-			l = append(l, kit.Event("order", fmt.Sprintf("w%d-k%d", i%4, i%20), i, 50))
+			l = append(l, kit.NewEvent("order", fmt.Sprintf("w%d-k%d", i%4, i%20), i, 50))
 		}
 		return l
 	}()...)
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	if n := s.Count(bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}); n > 0 {
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	if n := s.CountOutbox(bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}); n > 0 {
 		t.Errorf("%d envelopes bear a claim", n)
 	}
 }
@@ -137,20 +137,20 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.base": "500ms", "retry.cap": "1s", "retry.max_attempts": 1000})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
-	history := s.Follow()
-	topics := s.Read("order", "payment")
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "payment"})}
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "payment")
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "payment"})}
 	die(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
-	kit.Eventually(t, "some are refused, some wait behind them", func() bool { return s.Held("retry") > 0 && s.Held("blocked") > 0 })
+	kit.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
 	loads[1].Stop()
-	s.SetTopic("payment", ageSetting, "86400000")
+	s.SetTopicConfig("payment", ageSetting, "86400000")
 	die(t, s, "after-produce-before-ack:5", "mid-exception-write:2", "after-ack-before-watermark:15")
 	loads[0].Stop()
-	s.Start().TookOver()
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	history.Check()
+	s.StartRelay().WaitTookOver()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 }
 
 // checkAttempts holds the attempts of what is to be retried against the failures that were written down.
@@ -179,10 +179,10 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 		t.Run(recording, func(t *testing.T) {
 			t.Parallel()
 			s := kit.New(t, kit.Options{Set: quick(map[string]any{"recording": recording})})
-			history := s.Follow()
-			topics := s.Read("order", "late")
+			history := s.FollowWatcher()
+			topics := s.ReadTopics("order", "late")
 			s.Schedule("order", 300, 20, time.Now().Add(time.Second), 5*time.Second)
-			loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 50, Type: "late"})}
+			loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
 			die(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
 			foreign(t, s, 100)
 			die(t, s, "mid-exception-write:2", "after-produce-before-ack:20")
@@ -191,11 +191,11 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 			for _, l := range loads {
 				l.Stop()
 			}
-			s.Start().TookOver()
-			t.Log(s.Check(topics))
-			s.NoneHeld()
+			s.StartRelay().WaitTookOver()
+			t.Log(s.CheckDelivery(topics))
+			s.WaitNoneHeld()
 			recorded(t, s, topics, recording)
-			history.Check()
+			history.CheckHistory()
 		})
 	}
 }
@@ -222,18 +222,18 @@ func foreign(t *testing.T, s *kit.Scene, n int) {
 func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) {
 	t.Helper()
 	where := map[string]string{}
-	for _, r := range topics.All() {
+	for _, r := range topics.AllRecords() {
 		where[r.Header("id")] = fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset)
 	}
 	unmarked := bson.D{{Key: "sentAt", Value: nil}}
 	switch recording {
 	case "delete":
-		kit.Eventually(t, "nothing is left", func() bool { return s.Count(bson.D{}) == 0 })
+		kit.Eventually(t, "nothing is left", func() bool { return s.CountOutbox(bson.D{}) == 0 })
 		return
 	case "mark":
-		kit.Eventually(t, "everything is marked", func() bool { return s.Count(unmarked) == 0 })
+		kit.Eventually(t, "everything is marked", func() bool { return s.CountOutbox(unmarked) == 0 })
 	case "watermark":
-		kit.Eventually(t, "what has no stamp is marked", func() bool { return s.Count(bson.D{{Key: "sentAt", Value: nil}, {Key: "ts", Value: nil}}) == 0 })
+		kit.Eventually(t, "what has no stamp is marked", func() bool { return s.CountOutbox(bson.D{{Key: "sentAt", Value: nil}, {Key: "ts", Value: nil}}) == 0 })
 		return
 	}
 	cur, err := s.Outbox().Find(t.Context(), bson.D{})
@@ -288,30 +288,30 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.max_attempts": 1})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
-	history := s.Follow()
-	topics := s.Read("order", "payment")
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "payment")
 	n := rounds(300, 3000)
 	events := make([]event.Event, n)
 	for i := range events {
-		events[i] = kit.Event("payment", fmt.Sprintf("p%d", i), i, 50)
+		events[i] = kit.NewEvent("payment", fmt.Sprintf("p%d", i), i, 50)
 	}
-	s.Append(s.Outbox(), events...)
-	s.Write(kit.Load{Events: n, PerTx: 5}).Wait()
+	s.AppendEvents(s.Outbox(), events...)
+	s.StartLoad(kit.Load{Events: n, PerTx: 5}).WaitDone()
 	end := operationTime(t, s)
-	p := s.Start()
-	p.TookOver()
-	topics.Distinct(n)
+	p := s.StartRelay()
+	p.WaitTookOver()
+	topics.WaitDistinct(n)
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
 	// The first attempt is as old as the commit, which was before the relay began: the brokers refuse nearly all. One that is
 	// tried again would be as old as its sending, and a quick machine sends within the millisecond that they allow.
 	kit.Eventually(t, "payments are dead, or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
-		return letters > int64(n/50) && s.Held() == 0 && int(letters)+len(topics.All()) >= 2*n
+		return letters > int64(n/50) && s.CountHeld() == 0 && int(letters)+len(topics.AllRecords()) >= 2*n
 	})
-	s.SetTopic("payment", ageSetting, "86400000")
+	s.SetTopicConfig("payment", ageSetting, "86400000")
 	// A replay begins with what the position has passed.
-	history.Await("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
+	history.WaitFor("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
 	p.Kill()
 	before := topics.Deliveries()
 	type outcome struct {
@@ -319,21 +319,21 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		said string
 	}
 	replayed, requeued := make(chan outcome, 1), make(chan outcome, 1)
-	config := s.ConfigFile("operator", "off")
+	config := s.WriteConfig("operator", "off")
 	command := func(to chan<- outcome, args ...string) {
-		code, out, errOut := kit.Run(t, nil, append(args, "--config", config)...)
+		code, out, errOut := kit.RunCommand(t, nil, append(args, "--config", config)...)
 		to <- outcome{code, out + errOut}
 	}
 	kit.Binary(t, "crashpoints") // neither command waits for ever, and this may take a minute
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
 	die(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
-	s.Start().TookOver()
+	s.StartRelay().WaitTookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
 		o := <-c
 		if again := resumable.FindStringSubmatch(o.said); o.code != 0 && again != nil { // no owner lived for long enough
 			t.Logf("%s: %s", name, o.said)
-			o.code, o.said, _ = kit.Run(t, nil, "replay", "--resume", again[1], "--yes", "--json", "--config", config)
+			o.code, o.said, _ = kit.RunCommand(t, nil, "replay", "--resume", again[1], "--yes", "--json", "--config", config)
 		}
 		if o.code != 0 {
 			t.Errorf("%s: exit code %d\n%s", name, o.code, o.said)
@@ -341,8 +341,8 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 			t.Logf("%s: %s", name, o.said)
 		}
 	}
-	s.NoneHeld()
-	topics.ToTheEnd()
+	s.WaitNoneHeld()
+	topics.WaitForEnd()
 	wrong := 0
 	want := func(id string, of map[string]int) {
 		if got := topics.Deliveries()[id]; !maps.Equal(got, of) {
@@ -352,7 +352,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		}
 	}
 	again := 0
-	for _, e := range s.Ledger.Expected() {
+	for _, e := range s.Ledger.ExpectedEntries() {
 		switch {
 		case strings.HasSuffix(e.Topics[0], ".order"):
 			want(e.ID, map[string]int{"": 1, "1": 1})
@@ -364,7 +364,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 			want(e.ID, map[string]int{"": 1})
 		}
 	}
-	for _, r := range topics.All() {
+	for _, r := range topics.AllRecords() {
 		replay := strings.HasSuffix(r.Topic, ".order") && r.Header("outrelay-delivery") == "1"
 		if flagged := r.Header("outrelay-redelivered") != ""; flagged != replay {
 			t.Errorf("%s at %s/%d@%d: flagged %v, replayed %v", r.Header("id"), r.Topic, r.Partition, r.Offset, flagged, replay)
@@ -376,7 +376,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		n, _ := dead.CountDocuments(t.Context(), bson.D{})
 		t.Logf("%d of %d letters were not requeued, %v", left, n, err)
 	}
-	history.Check()
+	history.CheckHistory()
 }
 
 // An owner that sleeps through its lease with parked, retried and scheduled envelopes on their way writes nothing of them
@@ -384,34 +384,34 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 func TestZombieWithExceptions(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})
-	history := s.Follow()
-	topics := s.Read("order", "late")
-	owner := s.Start()
-	owner.TookOver()
-	loads := []*kit.Writing{s.Write(kit.Load{Rate: 60}), s.Write(kit.Load{Rate: 60, Type: "late"})}
-	kit.Eventually(t, "something is parked", func() bool { return s.Held("parked") > 100 })
+	history := s.FollowWatcher()
+	topics := s.ReadTopics("order", "late")
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "late"})}
+	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 100 })
 	s.CreateTopic("late", 3, 1)
 	for range rounds(1, 15) {
 		s.Schedule("order", 400, 20, time.Now().Add(500*time.Millisecond), 2*time.Second)
-		standby := s.Start()
-		standby.Says("standing by")
+		standby := s.StartRelay()
+		standby.WaitForLog("standing by")
 		kit.Eventually(t, "some of them were sent", func() bool {
-			return s.Count(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) < 380
+			return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) < 380
 		})
-		owner.Stop()
-		standby.TookOver()
-		topics.Distinct(s.Ledger.Committed()/2 + 100)
+		owner.Freeze()
+		standby.WaitTookOver()
+		topics.WaitDistinct(s.Ledger.CountCommitted()/2 + 100)
 		owner.Continue()
-		owner.Says("lease lost")
-		topics.Distinct(s.Ledger.Committed()/2 + 200)
+		owner.WaitForLog("lease lost")
+		topics.WaitDistinct(s.Ledger.CountCommitted()/2 + 200)
 		owner.Kill()
 		owner = standby
 	}
 	for _, l := range loads {
 		l.Stop()
 	}
-	t.Log(s.Check(topics))
-	s.NoneHeld()
-	history.Check()
+	t.Log(s.CheckDelivery(topics))
+	s.WaitNoneHeld()
+	history.CheckHistory()
 	checkEpochs(t, topics)
 }

@@ -15,17 +15,17 @@ func TestOneAttemptIsOne(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"retry.max_attempts": 1}})
 	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "1"})
-	topics := s.Read("order", "payment")
+	topics := s.ReadTopics("order", "payment")
 	const n = 60
 	for i := range n { // written long before the relay sends them, so that the brokers refuse nearly all
-		s.Append(s.Outbox(), kit.Event("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.Event("order", fmt.Sprintf("o%d", i%7), i, 20))
+		s.AppendEvents(s.Outbox(), kit.NewEvent("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.NewEvent("order", fmt.Sprintf("o%d", i%7), i, 20))
 	}
-	s.Start().TookOver()
+	s.StartRelay().WaitTookOver()
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
 	kit.Eventually(t, "each payment is dead or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
-		return int(letters)+len(topics.All()) >= 2*n
+		return int(letters)+len(topics.AllRecords()) >= 2*n
 	})
 	if letters == 0 {
 		t.Fatal("the brokers refused nothing")
@@ -40,7 +40,7 @@ func TestOneAttemptIsOne(t *testing.T) {
 		t.Log(doc)
 		t.Errorf("%d of %d letters have one attempt; %v", one, letters, err)
 	}
-	s.NoneHeld()
-	s.Append(s.Outbox(), kit.Event("order", "o1", n, 20))
-	topics.Distinct(2*n - int(letters) + 1)
+	s.WaitNoneHeld()
+	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "o1", n, 20))
+	topics.WaitDistinct(2*n - int(letters) + 1)
 }

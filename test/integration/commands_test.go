@@ -18,35 +18,35 @@ import (
 func TestCommandsOnALiveRelay(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	history := s.Follow()
-	topics := s.Read()
-	owner := s.Start()
-	owner.TookOver()
-	s.Write(kit.Load{Events: 50}).Wait()
-	s.Check(topics)
-	history.Await("state live", func(v kit.Version) bool { return strings.Contains(v.Stats.String(), `"live"`) })
-	st := s.Status()
+	history := s.FollowWatcher()
+	topics := s.ReadTopics()
+	owner := s.StartRelay()
+	owner.WaitTookOver()
+	s.StartLoad(kit.Load{Events: 50}).WaitDone()
+	s.CheckDelivery(topics)
+	history.WaitFor("state live", func(v kit.Version) bool { return strings.Contains(v.Stats.String(), `"live"`) })
+	st := s.ReadStatus()
 	if st.Node != owner.Node || !strings.HasPrefix(st.Owner, owner.Node+"/") || st.State != "live" || st.Epoch < 1 || len(st.Blocked) != 0 {
 		t.Errorf("status of a live relay: %+v", st)
 	}
 	for path, want := range map[string]string{"/livez": "", "/readyz": `"owner"`, "/metrics": "outrelay_lease_owner 1"} {
 		answers(t, owner, path, want)
 	}
-	standby := s.Start()
-	standby.Says("standing by")
+	standby := s.StartRelay()
+	standby.WaitForLog("standing by")
 	answers(t, standby, "/readyz", `"standby"`)
-	if code, out, errOut := s.Run("validate"); code != 0 || out != "" || !strings.Contains(errOut, "ok") {
+	if code, out, errOut := s.RunCommand("validate"); code != 0 || out != "" || !strings.Contains(errOut, "ok") {
 		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)
 	}
 	owner.Kill()
-	if st := s.Status(); st.Node != owner.Node && st.Node != standby.Node {
+	if st := s.ReadStatus(); st.Node != owner.Node && st.Node != standby.Node {
 		t.Errorf("status after a kill: %+v", st)
 	}
-	standby.TookOver()
-	if now := s.Status(); now.Node != standby.Node || now.Epoch <= st.Epoch {
+	standby.WaitTookOver()
+	if now := s.ReadStatus(); now.Node != standby.Node || now.Epoch <= st.Epoch {
 		t.Errorf("status after a take-over: %+v; before it was %+v", now, st)
 	}
-	history.Check()
+	history.CheckHistory()
 }
 
 // answers waits until a process answers a path with 200 and that text: a machine that is busy makes a lease doubtful at times.
@@ -61,8 +61,8 @@ func answers(t *testing.T, p *kit.Process, path, want string) {
 func TestDoctorOnALiveRelay(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	s.Start().TookOver()
-	code, out, errOut := s.Run("doctor", "--json")
+	s.StartRelay().WaitTookOver()
+	code, out, errOut := s.RunCommand("doctor", "--json")
 	var report struct {
 		Checks []struct{ ID, Status, Detail, Fix string }
 	}
@@ -105,7 +105,7 @@ func TestExitCodes(t *testing.T) {
 		{"an unknown flag", []string{"run", "--fly"}, 1, []string{"--fly"}},
 		{"a version", []string{"version"}, 0, nil},
 	} {
-		code, out, errOut := kit.Run(t, nil, c.args...)
+		code, out, errOut := kit.RunCommand(t, nil, c.args...)
 		if code != c.code {
 			t.Errorf("%s: exit code %d, want %d\n%s", c.name, code, c.code, errOut)
 		}
@@ -119,10 +119,10 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 	env := []string{"OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?replicaSet=none&serverSelectionTimeoutMS=500", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1"}
-	if code, _, errOut := kit.Run(t, env, "status"); code != 75 {
+	if code, _, errOut := kit.RunCommand(t, env, "status"); code != 75 {
 		t.Errorf("status without MongoDB: exit code %d, want 75\n%s", code, errOut)
 	}
-	if code, _, errOut := kit.Run(t, env, "validate"); code != 0 {
+	if code, _, errOut := kit.RunCommand(t, env, "validate"); code != 0 {
 		t.Errorf("validate connects to nothing: exit code %d\n%s", code, errOut)
 	}
 }
@@ -131,10 +131,10 @@ func TestExitCodes(t *testing.T) {
 func TestListenAddressInUse(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	p := s.Start()
-	p.TookOver()
-	file := s.ConfigFile("other", strings.TrimPrefix(p.HTTP, "http://"))
-	code, _, errOut := kit.Run(t, nil, "run", "--config", file)
+	p := s.StartRelay()
+	p.WaitTookOver()
+	file := s.WriteConfig("other", strings.TrimPrefix(p.HTTP, "http://"))
+	code, _, errOut := kit.RunCommand(t, nil, "run", "--config", file)
 	if code == 0 || !strings.Contains(errOut, "http.listen") {
 		t.Errorf("exit code %d, want another than 0 and the key http.listen named\n%s", code, errOut)
 	}

@@ -28,27 +28,27 @@ func TestNullFieldsAreAbsent(t *testing.T) {
 		"retry.base": "2s", "retry.cap": "2s", "retry.max_attempts": 1000,
 	}})
 	const age = "message.timestamp.before.max.ms" // below what an event's way takes, each record is refused by itself
-	s.SetTopic("strict", age, "1")
-	topics := s.Read("order", "strict", "late")
+	s.SetTopicConfig("strict", age, "1")
+	topics := s.ReadTopics("order", "strict", "late")
 
 	insertNulls(t, s, "swept", "order")
-	p := s.Start()
-	p.TookOver()
-	p.Says("the gap is closed") // what is inserted while it is swept may be delivered once more after a crash
-	waiting := func(field string, v any) int { return s.Count(bson.D{{Key: field, Value: v}}) }
+	p := s.StartRelay()
+	p.WaitTookOver()
+	p.WaitForLog("the gap is closed") // what is inserted while it is swept may be delivered once more after a crash
+	waiting := func(field string, v any) int { return s.CountOutbox(bson.D{{Key: field, Value: v}}) }
 	insertNulls(t, s, "refused", "strict")
-	kit.Eventually(t, "a refused envelope is written down", func() bool { return waiting("lastError.topic", s.Topic("strict")) > 0 })
+	kit.Eventually(t, "a refused envelope is written down", func() bool { return waiting("lastError.topic", s.TopicOf("strict")) > 0 })
 	n := insertNulls(t, s, "parked", "late")
 	insertNulls(t, s, "scheduled", "order", bson.E{Key: "dueAt", Value: time.Now().Add(time.Second)})
 	kit.Eventually(t, "what has to wait is written down", func() bool {
-		return waiting("pending", s.Topic("late")) == n && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
+		return waiting("pending", s.TopicOf("late")) == n && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
 	})
 
 	p.Kill()
-	s.SetTopic("strict", age, "9223372036854775807")
+	s.SetTopicConfig("strict", age, "9223372036854775807")
 	s.CreateTopic("late", 6, 1)
-	s.Start().TookOver()
-	s.Check(topics)
+	s.StartRelay().WaitTookOver()
+	s.CheckDelivery(topics)
 	kit.Eventually(t, "nothing waits any more", func() bool {
 		return waiting("state", bson.D{{Key: "$ne", Value: nil}}) == 0 && waiting("dueAt", bson.D{{Key: "$ne", Value: nil}}) == 0
 	})
@@ -61,23 +61,23 @@ func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 		"retry.base": "300ms", "retry.cap": "300ms", "retry.max_attempts": 1000,
 	}})
 	const age = "message.timestamp.before.max.ms"
-	s.SetTopic("strict", age, "1")
-	topics := s.Read("strict")
+	s.SetTopicConfig("strict", age, "1")
+	topics := s.ReadTopics("strict")
 	var docs []any
 	for i := range 200 {
 		id, key := fmt.Sprintf("id-%03d", i), fmt.Sprint(i%10)
 		docs = append(docs, bson.D{
 			{Key: "_id", Value: id}, {Key: "aggregatetype", Value: "strict"}, {Key: "aggregateid", Value: key}, {Key: "type", Value: "Changed"}, {Key: "payload", Value: id},
 		})
-		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: []string{s.Topic("strict")}, Payload: []byte(id)})
+		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: []string{s.TopicOf("strict")}, Payload: []byte(id)})
 	}
 	if _, err := s.Outbox().InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
-	s.Start().TookOver()
-	kit.Eventually(t, "all that waits behind a refused one is written down", func() bool { return s.Held() > 100 })
-	s.SetTopic("strict", age, "9223372036854775807")
-	s.Check(topics)
+	s.StartRelay().WaitTookOver()
+	kit.Eventually(t, "all that waits behind a refused one is written down", func() bool { return s.CountHeld() > 100 })
+	s.SetTopicConfig("strict", age, "9223372036854775807")
+	s.CheckDelivery(topics)
 }
 
 // insertNulls writes two envelopes of one key for each nullable field, of which the second has the field as null, and two for all
@@ -101,7 +101,7 @@ func insertNulls(t *testing.T, s *kit.Scene, name, aggregateType string, set ...
 		}
 		docs = append(docs, doc)
 		s.Ledger.Add(kit.Entry{
-			NS: s.DB.Name() + ".outbox", ID: id, Key: name + key, Topics: []string{s.Topic(aggregateType)}, Payload: []byte(id), Unordered: len(set) > 0,
+			NS: s.DB.Name() + ".outbox", ID: id, Key: name + key, Topics: []string{s.TopicOf(aggregateType)}, Payload: []byte(id), Unordered: len(set) > 0,
 		})
 	}
 

@@ -141,9 +141,9 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	binary := kit.Binary(t, "")
 	noServers := []string{devstack.EnvMongoDB + "=", devstack.EnvKafka + "="}
 	dev := kit.Launch(t, "dev", binary, noServers, "dev", "--keep", "--rate", "5")
-	mongoURI := strings.Fields(dev.Says("  MongoDB   "))[1]
-	broker := strings.Fields(dev.Says("  Kafka   "))[1]
-	dev.Says("mongosh")
+	mongoURI := strings.Fields(dev.WaitForLog("  MongoDB   "))[1]
+	broker := strings.Fields(dev.WaitForLog("  Kafka   "))[1]
+	dev.WaitForLog("mongosh")
 	client, err := mongo.Connect(options.Client().ApplyURI(mongoURI))
 	if err != nil {
 		t.Fatal(err)
@@ -172,9 +172,9 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 		if typ, _ := types.Load(topic); typ != "ParcelPacked" {
 			t.Errorf("the handler's event has the type %q", typ)
 		}
-		shop.Term()
-		if code := shop.Wait(); code != 0 {
-			t.Errorf("the README's program ended with %d\n%s", code, shop.Log())
+		shop.Terminate()
+		if code := shop.WaitExit(); code != 0 {
+			t.Errorf("the README's program ended with %d\n%s", code, shop.ReadLog())
 		}
 	}
 	copied(buildReadme(t, "kafka-1:9092", broker), "shop", "outbox.event.parcel")
@@ -187,12 +187,12 @@ func TestReadmeExamplesWorkWhenCopied(t *testing.T) {
 	relay := kit.Launch(t, "relay", binary, []string{"MONGODB_URI=" + mongoURI, "OUTRELAY_HTTP_LISTEN=off"}, "run", "--config", config)
 	// Other aggregates than dev's, so that no topic is there.
 	copied(buildReadme(t, "kafka-1:9092", broker, `New("order"`, `New("purchase"`, ".order", ".purchase", `New("parcel"`, `New("letter"`, `"shipping"`, `"mailing"`), "store", "outbox.event.letter")
-	relay.Term()
-	relay.Wait()
+	relay.Terminate()
+	relay.WaitExit()
 
 	// Events of another service do not count against what dev promises of its own.
-	dev.Term()
-	if code := dev.Wait(); code != 0 {
-		t.Errorf("dev ended with %d\n%s", code, dev.Log())
+	dev.Terminate()
+	if code := dev.WaitExit(); code != 0 {
+		t.Errorf("dev ended with %d\n%s", code, dev.ReadLog())
 	}
 }

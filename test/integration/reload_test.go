@@ -16,9 +16,9 @@ import (
 func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	p := s.Start()
-	p.TookOver()
+	topics := s.ReadTopics()
+	p := s.StartRelay()
+	p.WaitTookOver()
 	file := p.ConfigFile
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -33,7 +33,7 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 		if err := os.Rename(next, file); err != nil {
 			t.Fatal(err)
 		}
-		p.HangUp()
+		p.Reload()
 	}
 	if !strings.Contains(string(text), "level: debug") || strings.Contains(string(text), "checkpoint:") {
 		t.Fatalf("the scene's configuration is another one:\n%s", text)
@@ -49,24 +49,24 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	}
 	counted(`result="applied",what="settings"} 1`)
 	write("info", "checkpoint: 300ms\n")
-	line := p.Says("some of what has changed counts from the next start only")
+	line := p.WaitForLog("some of what has changed counts from the next start only")
 	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "checkpoint") || strings.Contains(line, "300ms") {
 		t.Errorf("said %s", line)
 	}
 	write("loud", "")
-	if line := p.Says("what runs goes on as it is"); !strings.Contains(line, "log.level") {
+	if line := p.WaitForLog("what runs goes on as it is"); !strings.Contains(line, "log.level") {
 		t.Errorf("said %s", line)
 	}
 	counted(`result="refused",what="settings"} 1`)
 	counted(`result="applied",what="settings"} 2`)
-	s.Write(kit.Load{Events: 20}).Wait()
-	s.Check(topics)
+	s.StartLoad(kit.Load{Events: 20}).WaitDone()
+	s.CheckDelivery(topics)
 	kit.Eventually(t, "three entries", func() bool {
-		_, out, _ := s.Run("events", "--json", "--kind", "config_reloaded,config_refused")
+		_, out, _ := s.RunCommand("events", "--json", "--kind", "config_reloaded,config_refused")
 		return strings.Count(out, `"config_reloaded"`) == 2 && strings.Count(out, `"config_refused"`) == 1
 	})
-	p.Term()
-	if code := p.Wait(); code != 0 {
+	p.Terminate()
+	if code := p.WaitExit(); code != 0 {
 		t.Errorf("it ended with %d", code)
 	}
 }

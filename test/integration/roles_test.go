@@ -51,7 +51,7 @@ func guard(t *testing.T) *guarded {
 		"mongodb.indexes": false, "retention": "10m", "purge.interval": "500ms",
 		"kafka.sasl": map[string]any{"mechanism": "scram-sha-512", "username": "relay", "password": rolePassword},
 	}})
-	code, out, errOut := g.Run("roles", "--json")
+	code, out, errOut := g.RunCommand("roles", "--json")
 	if err := json.Unmarshal([]byte(out), &g.roles); err != nil || code != 0 {
 		t.Fatalf("roles: exit code %d, %v\n%s", code, err, errOut)
 	}
@@ -134,7 +134,7 @@ func (g *guarded) connect(user string) *mongo.Client {
 // command runs one as that user.
 func (g *guarded) command(user string, args ...string) (code int, out, errOut string) {
 	g.t.Helper()
-	return g.Run(append(args, "--set", "mongodb.uri="+g.as(user))...)
+	return g.RunCommand(append(args, "--set", "mongodb.uri="+g.as(user))...)
 }
 
 // do is command for what has to succeed.
@@ -152,19 +152,19 @@ func (g *guarded) do(user string, args ...string) (out string) {
 func TestRolesAreEnough(t *testing.T) {
 	t.Parallel()
 	g := guard(t)
-	topics := g.Read()
+	topics := g.ReadTopics()
 	root, rootDB := g.Client, g.DB
 	service := g.connect("service")
 	g.Client, g.DB = service, service.Database(rootDB.Name())
-	g.Write(kit.Load{Events: 20}).Wait() // by the service, before anything else is there
+	g.StartLoad(kit.Load{Events: 20}).WaitDone() // by the service, before anything else is there
 	g.do("setup", "migrate", "up", "--yes")
 	g.do("setup", "migrate", "verify")
 
-	relay := g.Start()
-	relay.TookOver()
-	g.Write(kit.Load{Events: 30}).Wait()
+	relay := g.StartRelay()
+	relay.WaitTookOver()
+	g.StartLoad(kit.Load{Events: 30}).WaitDone()
 	g.Client, g.DB = root, rootDB
-	g.Check(topics)
+	g.CheckDelivery(topics)
 
 	// Held until its topic is there, and then delivered.
 	late := event.New("late", "1", "Placed", bson.D{{Key: "n", Value: 1}})
@@ -177,9 +177,9 @@ func TestRolesAreEnough(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	kit.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.Held() > 0 })
+	kit.Eventually(t, "the envelope without a topic is an exception", func() bool { return g.CountHeld() > 0 })
 	g.CreateTopic("late", 1, 1)
-	g.NoneHeld()
+	g.WaitNoneHeld()
 
 	// Dead, shown, discarded.
 	g.AppendMalformed("wrong")
@@ -196,13 +196,13 @@ func TestRolesAreEnough(t *testing.T) {
 	}
 	kit.Eventually(t, "the old envelope is purged", func() bool {
 		g.do("operator", "purge", "--older-than", "30m", "--yes")
-		return g.Count(old) == 0
+		return g.CountOutbox(old) == 0
 	})
 
-	before := len(topics.All())
+	before := len(topics.AllRecords())
 	g.do("operator", "replay", "--from", "1h", "--aggregate-type", "order", "--yes")
-	if again := len(topics.All()) - before; again < 50 {
-		kit.Eventually(t, "all are sent again", func() bool { return len(topics.All())-before >= 50 })
+	if again := len(topics.AllRecords()) - before; again < 50 {
+		kit.Eventually(t, "all are sent again", func() bool { return len(topics.AllRecords())-before >= 50 })
 	}
 	g.do("operator", "pause")
 	g.do("operator", "resume")
@@ -211,7 +211,7 @@ func TestRolesAreEnough(t *testing.T) {
 	consumes(t, g.connect("consumer").Database(rootDB.Name()))
 
 	for _, refused := range []string{"not authorized", "Unauthorized", "may not", "not allowed", "AUTHORIZATION"} {
-		for line := range strings.SplitSeq(relay.Log(), "\n") {
+		for line := range strings.SplitSeq(relay.ReadLog(), "\n") {
 			if strings.Contains(line, refused) {
 				t.Errorf("the relay was refused something: %s", line)
 			}
@@ -223,7 +223,7 @@ func TestRolesAreEnough(t *testing.T) {
 	if err := service.Database(rootDB.Name()).Collection("outbox").FindOne(t.Context(), bson.D{}).Err(); err == nil {
 		t.Error("a service that only appends can read the outbox")
 	}
-	if code, out, errOut := g.Run("doctor"); strings.Contains(out+errOut, "missing") || code != 0 {
+	if code, out, errOut := g.RunCommand("doctor"); strings.Contains(out+errOut, "missing") || code != 0 {
 		t.Errorf("doctor: exit code %d\n%s", code, errOut)
 	}
 }

@@ -25,19 +25,19 @@ import (
 func TestFanOut(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "audit"}})
-	both := []string{s.Topic("order"), s.Topic("audit")}
-	s.Set("topics.rules", []any{map[string]any{"match": map[string]any{"aggregatetype": "order"}, "to": both}})
+	both := []string{s.TopicOf("order"), s.TopicOf("audit")}
+	s.SetConfig("topics.rules", []any{map[string]any{"match": map[string]any{"aggregatetype": "order"}, "to": both}})
 	s.Route = func(string) []string { return both }
-	topics := s.Read("order", "audit")
-	p := s.Start()
-	p.TookOver()
-	load := s.Write(kit.Load{Rate: 500})
-	topics.Distinct(400)
+	topics := s.ReadTopics("order", "audit")
+	p := s.StartRelay()
+	p.WaitTookOver()
+	load := s.StartLoad(kit.Load{Rate: 500})
+	topics.WaitDistinct(400)
 	p.Kill()
-	s.Start().TookOver()
-	topics.Distinct(2*s.Ledger.Committed() + 100)
+	s.StartRelay().WaitTookOver()
+	topics.WaitDistinct(2*s.Ledger.CountCommitted() + 100)
 	load.Stop()
-	s.Check(topics)
+	s.CheckDelivery(topics)
 }
 
 // Two tenants of one pattern, with equal ids in string form, beside a collection that only looks alike; a tenant that
@@ -45,13 +45,13 @@ func TestFanOut(t *testing.T) {
 func TestTwoTenantsWithEqualIDs(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	s.Set("watch", []string{s.Prefix + "_t*.outbox"})
-	topics := s.Read()
+	s.SetConfig("watch", []string{s.Prefix + "_t*.outbox"})
+	topics := s.ReadTopics()
 	tenant := func(name string) func(from, to int) {
 		coll := s.Client.Database(s.Prefix + "_" + name).Collection("outbox")
 		return func(from, to int) {
 			for i := from; i < to; i++ {
-				s.Append(coll,
+				s.AppendEvents(coll,
 					event.New("order", "k", "Changed", []byte(name), event.WithID(fmt.Sprintf("id-%d", i))),
 					event.New("order", "k", "Changed", []byte(name), event.WithID(fmt.Sprintf("0190c0de-0000-7000-8000-%012d", i))))
 			}
@@ -63,17 +63,17 @@ func TestTwoTenantsWithEqualIDs(t *testing.T) {
 	if _, err := s.Client.Database(s.Prefix+"_x").Collection("outbox").InsertOne(t.Context(), event.New("order", "k", "Foreign", "not of the pattern")); err != nil {
 		t.Fatal(err)
 	}
-	p := s.Start()
-	p.TookOver()
+	p := s.StartRelay()
+	p.WaitTookOver()
 	one(10, 20)
 	two(10, 20)
 	late(0, 10)
-	topics.Distinct(2 * (20 + 20 + 10))
+	topics.WaitDistinct(2 * (20 + 20 + 10))
 	p.Kill()
 	one(20, 30)
 	two(20, 30)
-	s.Start().TookOver()
-	s.Check(topics)
+	s.StartRelay().WaitTookOver()
+	s.CheckDelivery(topics)
 }
 
 // Documents as Debezium's users write them: no stamp, no headers, ids and aggregate ids of any type, a payload that is a
@@ -81,8 +81,8 @@ func TestTwoTenantsWithEqualIDs(t *testing.T) {
 func TestDocumentsInDebeziumsShape(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	topics := s.Read()
-	s.Start().TookOver()
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
 	oid, owner := bson.NewObjectID(), bson.NewObjectID()
 	ns := s.DB.Name() + ".outbox"
 	for _, c := range []struct {
@@ -100,10 +100,10 @@ func TestDocumentsInDebeziumsShape(t *testing.T) {
 		if c.wantID == "" {
 			c.wantID = c.id.(string)
 		}
-		s.Ledger.Add(kit.Entry{NS: ns, ID: c.wantID, Key: c.key, Topics: []string{s.Topic("order")}, Payload: []byte(c.value)})
+		s.Ledger.Add(kit.Entry{NS: ns, ID: c.wantID, Key: c.key, Topics: []string{s.TopicOf("order")}, Payload: []byte(c.value)})
 	}
-	s.Check(topics)
-	ambiguous := topics.Record("a string id that looks like an ObjectId", func(r *kit.Record) bool { return string(r.Key) == owner.Hex() })
+	s.CheckDelivery(topics)
+	ambiguous := topics.WaitForRecord("a string id that looks like an ObjectId", func(r *kit.Record) bool { return string(r.Key) == owner.Hex() })
 	if got := ambiguous.Header("outrelay-id-type"); got != "string" {
 		t.Errorf("outrelay-id-type %q of an id that could be two", got)
 	}
@@ -113,9 +113,9 @@ func TestDocumentsInDebeziumsShape(t *testing.T) {
 func TestDeadAtOnce(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "narrow"}, Partitions: 1, Topic: []kafka.ConfigEntry{{ConfigName: "max.message.bytes", ConfigValue: "20000"}}})
-	s.Set("topics.allow", []string{s.Prefix + ".*"})
-	topics := s.Read()
-	s.Start().TookOver()
+	s.SetConfig("topics.allow", []string{s.Prefix + ".*"})
+	topics := s.ReadTopics()
+	s.StartRelay().WaitTookOver()
 	ns := s.DB.Name() + ".outbox"
 	big := make([]byte, 100_000)
 	huge := make([]byte, 2<<20)
@@ -139,7 +139,7 @@ func TestDeadAtOnce(t *testing.T) {
 		{class: record.MessageTooLarge, ev: event.New("order", "k", "x", big, event.WithID("too-large-for-the-topic"))},
 		{class: record.MessageTooLarge, ev: event.New("order", "k", "x", huge, event.WithID("too-large-for-any"))},
 	} {
-		s.Append(s.Outbox(), kit.Event("order", "k", 2*i, 50))
+		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2*i, 50))
 		raw, err := bson.Marshal(c.doc)
 		id := ""
 		if c.doc == nil {
@@ -154,10 +154,10 @@ func TestDeadAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.Topic("order")}})
-		s.Ledger.Dead(ns, id)
-		s.Append(s.Outbox(), kit.Event("order", "k", 2*i+1, 50))
-		s.Check(topics)
+		s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.TopicOf("order")}})
+		s.Ledger.MarkDead(ns, id)
+		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2*i+1, 50))
+		s.CheckDelivery(topics)
 		s.CheckDead()
 		var letter deadletter.Dead
 		if err := s.DB.Collection("outbox_dead").FindOne(t.Context(), bson.D{{Key: "_id.id", Value: id}}).Decode(&letter); err != nil {
@@ -196,13 +196,13 @@ func TestPresets(t *testing.T) {
 			t.Parallel()
 			s := kit.New(t, kit.Options{Set: c.set})
 			if preset != "structured" && preset != "default" {
-				s.Set("record.preset", preset)
+				s.SetConfig("record.preset", preset)
 			}
-			topics := s.Read()
-			s.Start().TookOver()
+			topics := s.ReadTopics()
+			s.StartRelay().WaitTookOver()
 			ev := event.New("order", "42", "Placed", bson.D{{Key: "total", Value: 1}}, event.WithSubject("sub"), event.WithContentType("application/json"), event.WithHeader("own", []byte("h")))
-			s.Append(s.Outbox(), ev)
-			r := topics.Record("the event", func(r *kit.Record) bool { return true })
+			s.AppendEvents(s.Outbox(), ev)
+			r := topics.WaitForRecord("the event", func(r *kit.Record) bool { return true })
 			if r.Headers[0].Key != "id" || r.Header("id") != ev.ID().String() || r.Header("own") != "h" || string(r.Key) != "42" {
 				t.Errorf("headers %v, key %q", r.Headers, r.Key)
 			}
@@ -234,22 +234,22 @@ func TestPresets(t *testing.T) {
 func TestTopicsAreCreatedOnDemand(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{}, Set: map[string]any{"topics.create": map[string]any{"partitions": 3, "replication": 1, "configs": map[string]any{"retention.ms": 3600000}}}})
-	s.Start().TookOver()
-	s.Write(kit.Load{Events: 50, Type: "fresh"}).Wait()
-	topics := s.Read("fresh")
-	s.Check(topics)
+	s.StartRelay().WaitTookOver()
+	s.StartLoad(kit.Load{Events: 50, Type: "fresh"}).WaitDone()
+	topics := s.ReadTopics("fresh")
+	s.CheckDelivery(topics)
 	cl, err := kgo.NewClient(kgo.SeedBrokers(s.Brokers...))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer cl.Close()
 	admin := kadm.NewClient(cl)
-	t.Cleanup(func() { deleteTopics(t, s.Brokers, s.Topic("fresh")) })
-	list, err := admin.ListTopics(t.Context(), s.Topic("fresh"))
-	if err != nil || len(list[s.Topic("fresh")].Partitions) != 3 {
+	t.Cleanup(func() { deleteTopics(t, s.Brokers, s.TopicOf("fresh")) })
+	list, err := admin.ListTopics(t.Context(), s.TopicOf("fresh"))
+	if err != nil || len(list[s.TopicOf("fresh")].Partitions) != 3 {
 		t.Errorf("%v: %v", err, list)
 	}
-	configs, err := admin.DescribeTopicConfigs(t.Context(), s.Topic("fresh"))
+	configs, err := admin.DescribeTopicConfigs(t.Context(), s.TopicOf("fresh"))
 	if err != nil || len(configs) != 1 {
 		t.Fatal(err)
 	}
@@ -270,31 +270,31 @@ func deleteTopics(t *testing.T, brokers []string, names ...string) {
 func TestMissingTopic(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
-	p := s.Start()
-	p.TookOver()
+	p := s.StartRelay()
+	p.WaitTookOver()
 	missing := make([]event.Event, 30)
 	for i := range missing {
-		missing[i] = kit.Event("missing", "k", i, 50)
+		missing[i] = kit.NewEvent("missing", "k", i, 50)
 	}
-	s.Append(s.Outbox(), missing[:10]...)
-	s.Reported("the missing topic", func(st kit.Status) bool {
+	s.AppendEvents(s.Outbox(), missing[:10]...)
+	s.WaitForStatus("the missing topic", func(st kit.Status) bool {
 		b := st.Blocked
-		return len(b) == 1 && b[0].Topic == s.Topic("missing") && b[0].Reason != "" && b[0].Count == 10
+		return len(b) == 1 && b[0].Topic == s.TopicOf("missing") && b[0].Reason != "" && b[0].Count == 10
 	})
-	orders := s.Read()
+	orders := s.ReadTopics()
 	for i := range 50 {
-		s.Append(s.Outbox(), kit.Event("order", "other", i, 50))
+		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "other", i, 50))
 	}
-	orders.Distinct(50)
-	s.Append(s.Outbox(), missing[10:20]...)
+	orders.WaitDistinct(50)
+	s.AppendEvents(s.Outbox(), missing[10:20]...)
 	// A take-over in between finds the same state.
 	p.Kill()
-	p = s.Start()
-	p.TookOver()
-	s.Append(s.Outbox(), missing[20:]...)
-	stacktest.CreateTopic(t, s.Topic("missing"), 3)
-	s.Check(s.Read("order", "missing"))
-	s.Reported("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 && st.State == "live" })
+	p = s.StartRelay()
+	p.WaitTookOver()
+	s.AppendEvents(s.Outbox(), missing[20:]...)
+	stacktest.CreateTopic(t, s.TopicOf("missing"), 3)
+	s.CheckDelivery(s.ReadTopics("order", "missing"))
+	s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 && st.State == "live" })
 }
 
 // The very first start: with what the outbox holds, with nothing of it, or from a time on.
@@ -307,9 +307,9 @@ func TestFirstStart(t *testing.T) {
 			ns := s.DB.Name() + ".outbox"
 			early := make([]event.Event, 20)
 			for i := range early {
-				early[i] = kit.Event("order", "early", i, 30)
+				early[i] = kit.NewEvent("order", "early", i, 30)
 			}
-			s.Append(s.Outbox(), early...)
+			s.AppendEvents(s.Outbox(), early...)
 			// Times of a start have whole seconds.
 			began := clusterTime(t, s)
 			kit.Eventually(t, "the next second of the server", func() bool {
@@ -318,26 +318,26 @@ func TestFirstStart(t *testing.T) {
 			})
 			switch start {
 			case "now":
-				s.Set("start", "now")
+				s.SetConfig("start", "now")
 			case "time":
-				s.Set("start", time.Unix(int64(began)+1, 0).UTC().Format(time.RFC3339))
-				s.Append(s.Outbox(), kit.Event("order", "late", 0, 30))
+				s.SetConfig("start", time.Unix(int64(began)+1, 0).UTC().Format(time.RFC3339))
+				s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 0, 30))
 			}
 			if start != "backlog" {
 				for _, e := range early {
-					s.Ledger.Dead(ns, e.ID().String()) // not to be delivered
+					s.Ledger.MarkDead(ns, e.ID().String()) // not to be delivered
 				}
 			}
-			topics := s.Read()
-			p := s.Start()
-			p.TookOver()
-			s.Append(s.Outbox(), kit.Event("order", "late", 1, 30))
-			s.Check(topics)
+			topics := s.ReadTopics()
+			p := s.StartRelay()
+			p.WaitTookOver()
+			s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 1, 30))
+			s.CheckDelivery(topics)
 			// A second start takes no notice of the setting: there is a position.
 			p.Kill()
-			s.Append(s.Outbox(), kit.Event("order", "late", 2, 30))
-			s.Start().TookOver()
-			s.Check(topics)
+			s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 2, 30))
+			s.StartRelay().WaitTookOver()
+			s.CheckDelivery(topics)
 		})
 	}
 }

@@ -200,7 +200,7 @@ func TestScenariosOfFullSize(t *testing.T) {
 func TestScenarioNames(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"--scenario", "nonsense"}, {"--scenario", ""}, {"--scenario", "drop", "--keep"}, {"--scenario", "drop", "--kill-every", "2s"}, {"--scenario", "saga", "--rebalance-every", "2s"}, {"--rebalance-every", "2s"}} {
-		code, out, errOut := kit.Run(t, nil, append([]string{"dev"}, args...)...)
+		code, out, errOut := kit.RunCommand(t, nil, append([]string{"dev"}, args...)...)
 		if code != 1 || out != "" || errOut == "" {
 			t.Errorf("dev %q: exit code %d\n%s%s", args, code, out, errOut)
 		}

@@ -90,17 +90,17 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	}
 	command := func(args ...string) {
 		t.Helper()
-		_, out, errOut := s.Run(args...)
+		_, out, errOut := s.RunCommand(args...)
 		keep(strings.Join(args, " "), out+errOut)
 	}
 	for n, format := range []string{"text", "json"} {
-		s.Set("log.format", format)
-		relay := s.Start()
-		relay.TookOver()
+		s.SetConfig("log.format", format)
+		relay := s.StartRelay()
+		relay.WaitTookOver()
 		plantEvents(t, s, format)
 		kit.Eventually(t, "one is dead and one waits", func() bool {
 			dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
-			return err == nil && dead == int64(n+1) && s.Held() == n+1
+			return err == nil && dead == int64(n+1) && s.CountHeld() == n+1
 		})
 		for _, path := range []string{"/livez", "/readyz", "/metrics", "/status", "/debug/pprof/", "/nothing"} {
 			_, body := relay.Get(path)
@@ -109,21 +109,21 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		for _, args := range [][]string{{"status"}, {"status", "--json"}, {"doctor"}, {"doctor", "--json"}, {"validate"}, {"validate", "--json"}, {"config", "print"}, {"roles"}, {"version"}} {
 			command(args...)
 		}
-		relay.Quit()
+		relay.DumpGoroutines()
 		<-relay.Done()
-		if !strings.Contains(relay.Log(), "goroutine ") {
+		if !strings.Contains(relay.ReadLog(), "goroutine ") {
 			t.Error("the runtime printed no goroutines")
 		}
-		keep("log as "+format, relay.Log())
+		keep("log as "+format, relay.ReadLog())
 	}
 	// What the servers refuse is said without what was tried.
-	s.Set("mongodb.uri", strings.Replace(uri, plantedPassword, plantedPassword+"-wrong", 1))
-	s.Set("kafka.sasl.password", plantedKafka+"-wrong")
+	s.SetConfig("mongodb.uri", strings.Replace(uri, plantedPassword, plantedPassword+"-wrong", 1))
+	s.SetConfig("kafka.sasl.password", plantedKafka+"-wrong")
 	for _, args := range [][]string{{"doctor"}, {"status"}, {"pause"}, {"config", "print"}} {
 		command(args...)
 	}
-	s.Set("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
-	s.Set("retention", "${env:PLANTED_TOKEN}")
+	s.SetConfig("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
+	s.SetConfig("retention", "${env:PLANTED_TOKEN}")
 	command("run")
 	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "exceptions were written") {
 		t.Error("too little was printed for the test to mean anything")

@@ -53,11 +53,11 @@ func TestServiceManager(t *testing.T) {
 		"NOTIFY_SOCKET=" + filepath.Join(dir, "notify"),
 		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=", // without the second it is meant for whoever asks
 	}})
-	p := s.Start()
+	p := s.StartRelay()
 	until("READY=1")
 	until("STATUS=owner of watcher ")
 	until("WATCHDOG=1")
 	until("WATCHDOG=1")
-	p.Term()
+	p.Terminate()
 	until("STOPPING=1")
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// built holds the programs of this test process, by their build tags.
-var built struct {
+// programs holds the programs of this test process, by their build tags.
+var programs struct {
 	sync.Mutex
 	dir   string
 	paths map[string]string
@@ -28,8 +28,8 @@ func Main(m *testing.M) {
 	stacktest.Wide(6)
 	stacktest.Alone()
 	goleak.VerifyTestMain(stacktest.Settled(m, goleak.Find), goleak.Cleanup(func(code int) {
-		if built.dir != "" {
-			_ = os.RemoveAll(built.dir)
+		if programs.dir != "" {
+			_ = os.RemoveAll(programs.dir)
 		}
 		os.Exit(code)
 	}))
@@ -38,29 +38,29 @@ func Main(m *testing.M) {
 // Binary is the path of the outrelay program, built with tags ("" for none).
 func Binary(tb testing.TB, tags string) string {
 	tb.Helper()
-	built.Lock()
-	defer built.Unlock()
-	if p := built.paths[tags]; p != "" {
+	programs.Lock()
+	defer programs.Unlock()
+	if p := programs.paths[tags]; p != "" {
 		return p
 	}
-	p, err := build(tags)
+	p, err := buildProgram(tags)
 	if err != nil {
 		tb.Fatal(err)
 	}
-	if built.paths == nil {
-		built.paths = map[string]string{}
+	if programs.paths == nil {
+		programs.paths = map[string]string{}
 	}
-	built.paths[tags] = p
+	programs.paths[tags] = p
 	return p
 }
 
-func build(tags string) (string, error) {
-	root, err := moduleRoot()
+func buildProgram(tags string) (string, error) {
+	root, err := findModuleRoot()
 	if err != nil {
 		return "", err
 	}
-	if built.dir == "" {
-		if built.dir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
+	if programs.dir == "" {
+		if programs.dir, err = os.MkdirTemp("", "outrelay-test-"); err != nil {
 			return "", err
 		}
 	}
@@ -68,7 +68,7 @@ func build(tags string) (string, error) {
 	if tags != "" {
 		name += "-" + tags
 	}
-	out := filepath.Join(built.dir, name)
+	out := filepath.Join(programs.dir, name)
 	cmd := exec.Command("go", "build", "-tags", tags, "-o", out, "./cmd/outrelay")
 	cmd.Dir = root
 	if words, err := cmd.CombinedOutput(); err != nil {
@@ -77,7 +77,7 @@ func build(tags string) (string, error) {
 	return out, nil
 }
 
-func moduleRoot() (string, error) {
+func findModuleRoot() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
 		return "", err

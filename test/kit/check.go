@@ -24,8 +24,8 @@ type Verdict struct {
 	Changed    []string // I8: other bytes than were appended
 }
 
-// Good reports whether nothing went wrong.
-func (v Verdict) Good() bool {
+// OK reports whether nothing went wrong.
+func (v Verdict) OK() bool {
 	return len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Duplicates)+len(v.Changed) == 0
 }
 
@@ -48,7 +48,7 @@ func (v Verdict) String() string {
 // Compare holds the records of the topics, sorted by offset within each partition, against the ledger. Records of one id
 // in several collections are told apart by their header outrelay-ns.
 func (l *Ledger) Compare(records []*Record) Verdict {
-	entries, dead := l.snapshot()
+	entries, dead := l.copyEntries()
 	v := Verdict{Records: len(records)}
 	index := map[string][]*Entry{}
 	for i := range entries {
@@ -60,20 +60,20 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 	}
 	first := map[copyOf]*Record{}
 	for _, r := range records {
-		e := find(index[r.Header("id")], r)
+		e := findEntry(index[r.Header("id")], r)
 		if e == nil || e.Fate == Aborted || dead[identity{e.NS, e.ID}] {
-			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", place(r), r.Header("id")))
+			v.Phantoms = append(v.Phantoms, fmt.Sprintf("%s holds id %s", formatPlace(r), r.Header("id")))
 			continue
 		}
 		c := copyOf{e, r.Topic}
 		if before := first[c]; before != nil {
 			v.Duplicates = append(v.Duplicates, fmt.Sprintf("id %s of key %s at %s (producer %d/%d) and at %s (producer %d/%d)",
-				e.ID, e.Key, place(before), before.Producer, before.Epoch, place(r), r.Producer, r.Epoch))
+				e.ID, e.Key, formatPlace(before), before.Producer, before.Epoch, formatPlace(r), r.Producer, r.Epoch))
 			continue
 		}
 		first[c] = r
-		if why := differs(e, r); why != "" {
-			v.Changed = append(v.Changed, fmt.Sprintf("id %s at %s: %s", e.ID, place(r), why))
+		if why := describeDifference(e, r); why != "" {
+			v.Changed = append(v.Changed, fmt.Sprintf("id %s at %s: %s", e.ID, formatPlace(r), why))
 		}
 	}
 	type scope struct{ ns, key, topic string }
@@ -95,7 +95,7 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 			}
 			s := scope{e.NS, e.Key, topic}
 			if before := last[s]; before != nil && (before.Partition != r.Partition || before.Offset > r.Offset) {
-				v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s behind id %s at %s", e.Key, e.ID, place(r), before.Header("id"), place(before)))
+				v.Disorder = append(v.Disorder, fmt.Sprintf("key %s: id %s at %s behind id %s at %s", e.Key, e.ID, formatPlace(r), before.Header("id"), formatPlace(before)))
 			}
 			last[s] = r
 		}
@@ -103,10 +103,10 @@ func (l *Ledger) Compare(records []*Record) Verdict {
 	return v
 }
 
-func place(r *Record) string { return fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset) }
+func formatPlace(r *Record) string { return fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset) }
 
-// find is the entry that a record is of.
-func find(candidates []*Entry, r *Record) *Entry {
+// findEntry is the entry that a record is of.
+func findEntry(candidates []*Entry, r *Record) *Entry {
 	ns := r.Header("outrelay-ns")
 	for _, e := range candidates {
 		if ns == "" {
@@ -119,8 +119,8 @@ func find(candidates []*Entry, r *Record) *Entry {
 	return nil
 }
 
-// differs says in what a record differs from what was appended: key, payload, the envelope's own headers in their order.
-func differs(e *Entry, r *Record) string {
+// describeDifference says in what a record differs from what was appended: key, payload, the envelope's own headers in their order.
+func describeDifference(e *Entry, r *Record) string {
 	switch {
 	case string(r.Key) != e.Key:
 		return fmt.Sprintf("key %q, want %q", r.Key, e.Key)
@@ -134,7 +134,7 @@ func differs(e *Entry, r *Record) string {
 	own := r.Headers
 	for _, want := range e.Headers {
 		i := 0
-		for i < len(own) && !same(own[i], want.Key, want.Value) {
+		for i < len(own) && !equalHeader(own[i], want.Key, want.Value) {
 			i++
 		}
 		if i == len(own) {
@@ -145,33 +145,33 @@ func differs(e *Entry, r *Record) string {
 	return ""
 }
 
-func same(h kgo.RecordHeader, key string, value []byte) bool {
+func equalHeader(h kgo.RecordHeader, key string, value []byte) bool {
 	return h.Key == key && bytes.Equal(h.Value, value) && (h.Value == nil) == (value == nil)
 }
 
-// Settled ends the writing side: it waits until every committed event was delivered and all that the topics hold was
+// CompareAtEnd ends the writing side: it waits until every committed event was delivered and all that the topics hold was
 // read, and compares. The relays may still run.
-func (s *Scene) Settled(topics *Topics) Verdict {
+func (s *Scene) CompareAtEnd(topics *Topics) Verdict {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
 	defer cancel()
-	if err := s.Ledger.Settle(ctx, s.Client); err != nil {
+	if err := s.Ledger.ResolveUnknown(ctx, s.Client); err != nil {
 		s.tb.Fatal(err)
 	}
 	want := 0
-	for _, e := range s.Ledger.Expected() {
+	for _, e := range s.Ledger.ExpectedEntries() {
 		want += len(e.Topics)
 	}
-	topics.reached(want) // that they never come is for the comparison to tell
-	topics.ToTheEnd()
-	return s.Ledger.Compare(topics.All())
+	topics.waitDeliveries(want) // that they never come is for the comparison to tell
+	topics.WaitForEnd()
+	return s.Ledger.Compare(topics.AllRecords())
 }
 
-// Check is Settled, and fails the test unless everything is as promised.
-func (s *Scene) Check(topics *Topics) Verdict {
+// CheckDelivery is Settled, and fails the test unless everything is as promised.
+func (s *Scene) CheckDelivery(topics *Topics) Verdict {
 	s.tb.Helper()
-	v := s.Settled(topics)
-	if !v.Good() {
+	v := s.CompareAtEnd(topics)
+	if !v.OK() {
 		s.tb.Errorf("not as promised: %s", v)
 	}
 	return v

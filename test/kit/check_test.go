@@ -18,8 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a ledger of three events of one key, one of another and a rolled back one, and the topic that is right for it.
-func world() (*Ledger, []*Record) {
+// newWorld is a ledger of three events of one key, one of another and a rolled back one, and the topic that is right for it.
+func newWorld() (*Ledger, []*Record) {
 	l := newLedger()
 	var records []*Record
 	for i, c := range []struct {
@@ -83,7 +83,7 @@ func TestCompareFindsWhatIsPlanted(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l, records := world()
+			l, records := newWorld()
 			v := l.Compare(c.plant(records))
 			if len(v.Lost) != c.lost || len(v.Phantoms) != c.phantoms || len(v.Disorder) != c.disorder || len(v.Duplicates) != c.repeats || len(v.Changed) != c.changed {
 				t.Errorf("planted %s: %s", name, v)
@@ -97,9 +97,9 @@ func TestCompareTellsTenantsApart(t *testing.T) {
 	l := newLedger()
 	l.Add(Entry{NS: "a.outbox", ID: "1", Key: "k", Topics: []string{"t"}}, Entry{NS: "b.outbox", ID: "1", Key: "k", Topics: []string{"t"}})
 	record := func(ns string, offset int64) *Record {
-		return &Record{Topic: "t", Offset: offset, Key: []byte("k"), Value: []byte{}, Headers: []kgo.RecordHeader{{Key: "id", Value: []byte("1")}, {Key: "outrelay-ns", Value: hash(ns)}}}
+		return &Record{Topic: "t", Offset: offset, Key: []byte("k"), Value: []byte{}, Headers: []kgo.RecordHeader{{Key: "id", Value: []byte("1")}, {Key: "outrelay-ns", Value: namespaceHash(ns)}}}
 	}
-	if v := l.Compare([]*Record{record("b.outbox", 0), record("a.outbox", 1)}); !v.Good() {
+	if v := l.Compare([]*Record{record("b.outbox", 0), record("a.outbox", 1)}); !v.OK() {
 		t.Errorf("two tenants: %s", v)
 	}
 	if v := l.Compare([]*Record{record("a.outbox", 0), record("a.outbox", 1)}); len(v.Lost) != 1 || len(v.Duplicates) != 1 {
@@ -137,7 +137,7 @@ func TestHistoryProblemsFindsWhatIsPlanted(t *testing.T) {
 	}
 }
 
-func hash(ns string) []byte {
+func namespaceHash(ns string) []byte {
 	h := routing.NamespaceHash(ns)
 	return h[:]
 }

@@ -26,15 +26,15 @@ type Version struct {
 
 // History follows every version of the watcher document.
 type History struct {
-	scene *Scene
-	mu    sync.Mutex
-	all   []Version
-	err   error
-	news  chan struct{}
+	scene    *Scene
+	mu       sync.Mutex
+	versions []Version
+	err      error
+	changed  chan struct{}
 }
 
-// Follow starts a history; call it before the first relay. The server keeps the image after each write for it.
-func (s *Scene) Follow() *History {
+// FollowWatcher starts a history; call it before the first relay. The server keeps the image after each write for it.
+func (s *Scene) FollowWatcher() *History {
 	s.tb.Helper()
 	ctx := s.tb.Context()
 	images := options.CreateCollection().SetChangeStreamPreAndPostImages(bson.D{{Key: "enabled", Value: true}})
@@ -45,21 +45,21 @@ func (s *Scene) Follow() *History {
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-	h := &History{scene: s, news: make(chan struct{})}
+	h := &History{scene: s, changed: make(chan struct{})}
 	run, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { h.run(run, cs) })
+	wg.Go(func() { h.collectVersions(run, cs) })
 	s.tb.Cleanup(func() {
 		cancel()
 		wg.Wait()
-		end, cancel := cleanup()
+		end, cancel := cleanupContext()
 		defer cancel()
 		_ = cs.Close(end)
 	})
 	return h
 }
 
-func (h *History) run(ctx context.Context, cs *mongo.ChangeStream) {
+func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
 	for cs.Next(ctx) {
 		var ev struct {
 			OperationType     string    `bson:"operationType"`
@@ -86,10 +86,10 @@ func (h *History) run(ctx context.Context, cs *mongo.ChangeStream) {
 		if err != nil {
 			h.err = err
 		} else if raw.FullDocument != nil && v.ID == WatcherID {
-			h.all = append(h.all, v)
+			h.versions = append(h.versions, v)
 		}
-		close(h.news)
-		h.news = make(chan struct{})
+		close(h.changed)
+		h.changed = make(chan struct{})
 		h.mu.Unlock()
 	}
 	if err := cs.Err(); err != nil && ctx.Err() == nil {
@@ -99,17 +99,17 @@ func (h *History) run(ctx context.Context, cs *mongo.ChangeStream) {
 	}
 }
 
-// Await waits until the newest version is as wanted and returns it.
-func (h *History) Await(what string, ok func(Version) bool) Version {
+// WaitFor waits until the newest version is as wanted and returns it.
+func (h *History) WaitFor(what string, ok func(Version) bool) Version {
 	h.scene.tb.Helper()
 	late := time.NewTimer(Patience)
 	defer late.Stop()
 	for {
 		h.mu.Lock()
-		news, n := h.news, len(h.all)
+		news, n := h.changed, len(h.versions)
 		var last Version
 		if n > 0 {
-			last = h.all[n-1]
+			last = h.versions[n-1]
 		}
 		h.mu.Unlock()
 		if n > 0 && ok(last) {
@@ -129,12 +129,12 @@ func (h *History) Await(what string, ok func(Version) bool) Version {
 func (h *History) Versions() []Version {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return append([]Version(nil), h.all...)
+	return append([]Version(nil), h.versions...)
 }
 
-// Check holds the history against I5: epoch, seq, token and time never go back, an acquisition is the next epoch and
+// CheckHistory holds the history against I5: epoch, seq, token and time never go back, an acquisition is the next epoch and
 // comes only when the lease was free or expired, and nobody but the owner writes.
-func (h *History) Check() {
+func (h *History) CheckHistory() {
 	tb := h.scene.tb
 	tb.Helper()
 	h.mu.Lock()
@@ -155,7 +155,7 @@ func HistoryProblems(all []Version) (problems []string) {
 	}
 	for i := 1; i < len(all); i++ {
 		a, b := all[i-1], all[i]
-		if onlyControl(b.Changed) {
+		if onlyControlFields(b.Changed) {
 			continue
 		}
 		switch {
@@ -177,7 +177,7 @@ func HistoryProblems(all []Version) (problems []string) {
 		case a.Owner == "" && b.Owner == "":
 			bad(b, "written while nobody owned it: %v", b.Changed)
 		}
-		if b.Seq < a.Seq || b.Seq == a.Seq && !onlyFence(b.Changed) && b.Epoch == a.Epoch {
+		if b.Seq < a.Seq || b.Seq == a.Seq && !onlyFenceFields(b.Changed) && b.Epoch == a.Epoch {
 			bad(b, "seq was %d; changed %v", a.Seq, b.Changed)
 		}
 		// Behind a gap a position is a time without a token.
@@ -194,10 +194,12 @@ func HistoryProblems(all []Version) (problems []string) {
 	return problems
 }
 
-func onlyControl(fields []string) bool { return only(fields, "control") }
-func onlyFence(fields []string) bool   { return only(fields, "fence", "dirty", "session", "foreign") }
+func onlyControlFields(fields []string) bool { return allNamed(fields, "control") }
+func onlyFenceFields(fields []string) bool {
+	return allNamed(fields, "fence", "dirty", "session", "foreign")
+}
 
-func only(fields []string, names ...string) bool {
+func allNamed(fields []string, names ...string) bool {
 	for _, f := range fields {
 		ok := false
 		for _, n := range names {

@@ -26,7 +26,7 @@ type Fate int
 const (
 	Committed Fate = iota
 	Aborted
-	Unknown // the commit returned an error; [Ledger.Settle] finds out
+	Unknown // the commit returned an error; [Ledger.ResolveUnknown] finds out
 )
 
 // Entry is one append.
@@ -49,13 +49,15 @@ type identity struct{ ns, id string }
 
 // Ledger is what a scene's writers did, in the order in which each key's appends followed one another.
 type Ledger struct {
-	mu      sync.Mutex
-	entries []*Entry
-	known   map[identity]*Entry
-	done    map[identity]bool // committed and then taken out by the test's own design: dead letters
+	mu         sync.Mutex
+	entries    []*Entry
+	byIdentity map[identity]*Entry
+	dead       map[identity]bool // committed and then taken out by the test's own design: dead letters
 }
 
-func newLedger() *Ledger { return &Ledger{known: map[identity]*Entry{}, done: map[identity]bool{}} }
+func newLedger() *Ledger {
+	return &Ledger{byIdentity: map[identity]*Entry{}, dead: map[identity]bool{}}
+}
 
 // Add records appends whose fate is known, in their order.
 func (l *Ledger) Add(entries ...Entry) {
@@ -64,36 +66,36 @@ func (l *Ledger) Add(entries ...Entry) {
 	for i := range entries {
 		e := entries[i]
 		l.entries = append(l.entries, &e)
-		l.known[identity{e.NS, e.ID}] = &e
+		l.byIdentity[identity{e.NS, e.ID}] = &e
 	}
 }
 
-// Dead says that this envelope is to be found among the dead letters and not in a topic.
-func (l *Ledger) Dead(ns, id string) {
+// MarkDead says that this envelope is to be found among the dead letters and not in a topic.
+func (l *Ledger) MarkDead(ns, id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.done[identity{ns, id}] = true
+	l.dead[identity{ns, id}] = true
 }
 
-// Expected are the committed entries that have to be in the topics, in order.
-func (l *Ledger) Expected() []*Entry {
+// ExpectedEntries are the committed entries that have to be in the topics, in order.
+func (l *Ledger) ExpectedEntries() []*Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var out []*Entry
 	for _, e := range l.entries {
-		if e.Fate == Committed && !l.done[identity{e.NS, e.ID}] {
+		if e.Fate == Committed && !l.dead[identity{e.NS, e.ID}] {
 			out = append(out, e)
 		}
 	}
 	return out
 }
 
-// Committed is the number of committed entries.
-func (l *Ledger) Committed() int { return len(l.Expected()) }
+// CountCommitted is the number of committed entries.
+func (l *Ledger) CountCommitted() int { return len(l.ExpectedEntries()) }
 
-// Settle finds out what became of the appends whose commit returned an error: an envelope that is in its collection, or
+// ResolveUnknown finds out what became of the appends whose commit returned an error: an envelope that is in its collection, or
 // among the dead letters, was committed.
-func (l *Ledger) Settle(ctx context.Context, client *mongo.Client) error {
+func (l *Ledger) ResolveUnknown(ctx context.Context, client *mongo.Client) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range l.entries {
@@ -115,11 +117,11 @@ func (l *Ledger) Settle(ctx context.Context, client *mongo.Client) error {
 	return nil
 }
 
-func (l *Ledger) snapshot() (entries []Entry, done map[identity]bool) {
+func (l *Ledger) copyEntries() (entries []Entry, done map[identity]bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	done = make(map[identity]bool, len(l.done))
-	for k := range l.done {
+	done = make(map[identity]bool, len(l.dead))
+	for k := range l.dead {
 		done[k] = true
 	}
 	for _, e := range l.entries {

@@ -38,7 +38,7 @@ type Process struct {
 
 	tb   testing.TB
 	cmd  *exec.Cmd
-	log  journal
+	log  lineLog
 	done chan struct{}
 }
 
@@ -46,7 +46,7 @@ type Process struct {
 func Launch(tb testing.TB, node, binary string, env []string, args ...string) *Process {
 	tb.Helper()
 	p := &Process{Node: node, tb: tb, cmd: exec.Command(binary, args...), done: make(chan struct{})}
-	p.log.news = make(chan struct{})
+	p.log.changed = make(chan struct{})
 	p.cmd.Env = append(os.Environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
 	if err := p.cmd.Start(); err != nil {
@@ -61,7 +61,7 @@ func Launch(tb testing.TB, node, binary string, env []string, args ...string) *P
 		p.signal(syscall.SIGKILL)
 		<-p.done
 		if tb.Failed() {
-			tb.Logf("log of %s:\n%s", node, p.log.tail(120))
+			tb.Logf("log of %s:\n%s", node, p.log.lastLines(120))
 		}
 	})
 	return p
@@ -75,17 +75,17 @@ func (p *Process) Kill() {
 	<-p.done
 }
 
-// Term asks it to end and does not wait.
-func (p *Process) Term() { p.signal(syscall.SIGTERM) }
+// Terminate asks it to end and does not wait.
+func (p *Process) Terminate() { p.signal(syscall.SIGTERM) }
 
-// HangUp has it read its configuration again.
-func (p *Process) HangUp() { p.signal(syscall.SIGHUP) }
+// Reload has it read its configuration again.
+func (p *Process) Reload() { p.signal(syscall.SIGHUP) }
 
-// Quit has the runtime print all of its goroutines and end it.
-func (p *Process) Quit() { p.signal(syscall.SIGQUIT) }
+// DumpGoroutines has the runtime print all of its goroutines and end it.
+func (p *Process) DumpGoroutines() { p.signal(syscall.SIGQUIT) }
 
-// Stop freezes it by SIGSTOP.
-func (p *Process) Stop() { p.signal(syscall.SIGSTOP) }
+// Freeze freezes it by SIGSTOP.
+func (p *Process) Freeze() { p.signal(syscall.SIGSTOP) }
 
 // Continue undoes Stop.
 func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
@@ -93,8 +93,8 @@ func (p *Process) Continue() { p.signal(syscall.SIGCONT) }
 // Done is closed when it has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Wait returns its exit code, −1 after a signal, when it has ended.
-func (p *Process) Wait() int {
+// WaitExit returns its exit code, −1 after a signal, when it has ended.
+func (p *Process) WaitExit() int {
 	p.tb.Helper()
 	select {
 	case <-p.done:
@@ -107,46 +107,46 @@ func (p *Process) Wait() int {
 
 // Killed reports whether SIGKILL ended it.
 func (p *Process) Killed() bool {
-	p.Wait()
+	p.WaitExit()
 	status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus)
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL
 }
 
-// TookOver waits until it delivers.
-func (p *Process) TookOver() {
+// WaitTookOver waits until it delivers.
+func (p *Process) WaitTookOver() {
 	p.tb.Helper()
-	p.Says("took over")
+	p.WaitForLog("took over")
 }
 
-// Says waits for a line of the log that contains text and returns it. A process that ends before it has said so fails
+// WaitForLog waits for a line of the log that contains text and returns it. A process that ends before it has said so fails
 // the test.
-func (p *Process) Says(text string) string {
+func (p *Process) WaitForLog(text string) string {
 	p.tb.Helper()
 	ctx, cancel := context.WithTimeout(p.tb.Context(), Patience)
 	defer cancel()
-	line, err := p.log.await(ctx, p.done, text)
+	line, err := p.log.awaitLine(ctx, p.done, text)
 	if err != nil {
-		p.tb.Fatalf("%s never said %q: %v\n%s", p.Node, text, err, p.log.tail(30))
+		p.tb.Fatalf("%s never said %q: %v\n%s", p.Node, text, err, p.log.lastLines(30))
 	}
 	return line
 }
 
-// Said reports whether a line of the log contains text.
-func (p *Process) Said(text string) bool { return p.log.find(text) != "" }
+// HasLogged reports whether a line of the log contains text.
+func (p *Process) HasLogged(text string) bool { return p.log.findLine(text) != "" }
 
-// Log is what it wrote so far.
-func (p *Process) Log() string { return p.log.tail(1 << 20) }
+// ReadLog is what it wrote so far.
+func (p *Process) ReadLog() string { return p.log.lastLines(1 << 20) }
 
-// journal collects lines and wakes who waits for one.
-type journal struct {
-	mu    sync.Mutex
-	lines []string
-	rest  []byte
-	news  chan struct{}
+// lineLog collects lines and wakes who waits for one.
+type lineLog struct {
+	mu      sync.Mutex
+	lines   []string
+	rest    []byte
+	changed chan struct{}
 }
 
 // Write implements io.Writer.
-func (j *journal) Write(b []byte) (int, error) {
+func (j *lineLog) Write(b []byte) (int, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	j.rest = append(j.rest, b...)
@@ -158,12 +158,12 @@ func (j *journal) Write(b []byte) (int, error) {
 		j.lines = append(j.lines, string(line))
 		j.rest = bytes.Clone(rest)
 	}
-	close(j.news)
-	j.news = make(chan struct{})
+	close(j.changed)
+	j.changed = make(chan struct{})
 	return len(b), nil
 }
 
-func (j *journal) find(text string) string {
+func (j *lineLog) findLine(text string) string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, l := range j.lines {
@@ -176,18 +176,18 @@ func (j *journal) find(text string) string {
 
 var errEnded = errors.New("it ended")
 
-func (j *journal) await(ctx context.Context, ended <-chan struct{}, text string) (string, error) {
+func (j *lineLog) awaitLine(ctx context.Context, ended <-chan struct{}, text string) (string, error) {
 	for {
 		j.mu.Lock()
-		news := j.news
+		news := j.changed
 		j.mu.Unlock()
-		if l := j.find(text); l != "" {
+		if l := j.findLine(text); l != "" {
 			return l, nil
 		}
 		select {
 		case <-news:
 		case <-ended:
-			if l := j.find(text); l != "" {
+			if l := j.findLine(text); l != "" {
 				return l, nil
 			}
 			return "", errEnded
@@ -197,7 +197,7 @@ func (j *journal) await(ctx context.Context, ended <-chan struct{}, text string)
 	}
 }
 
-func (j *journal) tail(n int) string {
+func (j *lineLog) lastLines(n int) string {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	return strings.Join(j.lines[max(0, len(j.lines)-n):], "\n")

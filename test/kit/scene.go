@@ -39,8 +39,8 @@ type Options struct {
 	Set        map[string]any // keys of the configuration by their path ("lease.ttl"), over the scene's own
 }
 
-// servers are the addresses of MongoDB and of Kafka.
-func (o Options) servers(tb testing.TB) (uri string, brokers []string) {
+// addresses are the addresses of MongoDB and of Kafka.
+func (o Options) addresses(tb testing.TB) (uri string, brokers []string) {
 	tb.Helper()
 	if o.Stack != nil && len(o.Stack.Mongods()) > 0 {
 		uri = o.Stack.MongoURI()
@@ -74,15 +74,15 @@ type Scene struct {
 // New makes a scene; nothing runs yet.
 func New(tb testing.TB, o Options) *Scene {
 	tb.Helper()
-	uri, brokers := o.servers(tb)
+	uri, brokers := o.addresses(tb)
 	client, err := mongo.Connect(options.Client().ApplyURI(uri).SetHeartbeatInterval(500 * time.Millisecond).SetServerSelectionTimeout(40 * time.Second))
 	if err != nil {
 		tb.Fatal(err)
 	}
 	s := &Scene{Client: client, Brokers: brokers, tb: tb, env: o.Env, Ledger: newLedger()}
-	tb.Cleanup(func() { s.clean() })
+	tb.Cleanup(func() { s.dropDatabases() })
 	name := stacktest.Name(tb)
-	s.Route = func(aggregateType string) []string { return []string{s.Topic(aggregateType)} }
+	s.Route = func(aggregateType string) []string { return []string{s.TopicOf(aggregateType)} }
 	s.DB, s.State, s.Prefix = client.Database(name), client.Database(name+"_state"), name
 	if o.MongoURI != "" {
 		uri = o.MongoURI
@@ -101,14 +101,14 @@ func New(tb testing.TB, o Options) *Scene {
 		"log":     map[string]any{"level": "debug", "format": "text"},
 	}
 	for _, key := range slices.Sorted(maps.Keys(o.Set)) {
-		s.Set(key, o.Set[key])
+		s.SetConfig(key, o.Set[key])
 	}
 	types := o.Types
 	if types == nil {
 		types = []string{"order"}
 	}
 	for _, t := range types {
-		stacktest.CreateTopicOn(tb, brokers, s.Topic(t), max(o.Partitions, 1+5*b2i(o.Partitions == 0)), max(o.Replicas, 1), o.Topic...)
+		stacktest.CreateTopicOn(tb, brokers, s.TopicOf(t), max(o.Partitions, 1+5*b2i(o.Partitions == 0)), max(o.Replicas, 1), o.Topic...)
 	}
 	return s
 }
@@ -120,8 +120,8 @@ func b2i(b bool) int {
 	return 0
 }
 
-// Set changes a key of the configuration of the processes that start from now on.
-func (s *Scene) Set(path string, value any) {
+// SetConfig changes a key of the configuration of the processes that start from now on.
+func (s *Scene) SetConfig(path string, value any) {
 	m := s.config
 	for {
 		head, rest, more := strings.Cut(path, ".")
@@ -138,14 +138,14 @@ func (s *Scene) Set(path string, value any) {
 	}
 }
 
-// Topic is the topic of an aggregate type.
-func (s *Scene) Topic(aggregateType string) string { return s.Prefix + "." + aggregateType }
+// TopicOf is the topic of an aggregate type.
+func (s *Scene) TopicOf(aggregateType string) string { return s.Prefix + "." + aggregateType }
 
-// ConfigFile writes the configuration of a node and returns its path.
-func (s *Scene) ConfigFile(node, listen string) string {
+// WriteConfig writes the configuration of a node and returns its path.
+func (s *Scene) WriteConfig(node, listen string) string {
 	s.tb.Helper()
-	s.Set("node", node)
-	s.Set("http.listen", listen)
+	s.SetConfig("node", node)
+	s.SetConfig("http.listen", listen)
 	b, err := yaml.Marshal(s.config)
 	if err != nil {
 		s.tb.Fatal(err)
@@ -157,10 +157,10 @@ func (s *Scene) ConfigFile(node, listen string) string {
 	return path
 }
 
-// Start runs a relay; it does not wait. Each has a name of its own.
-func (s *Scene) Start() *Process {
+// StartRelay runs a relay; it does not wait. Each has a name of its own.
+func (s *Scene) StartRelay() *Process {
 	s.tb.Helper()
-	return s.start("", nil)
+	return s.startRelay("", nil)
 }
 
 // StartCrashing runs a relay that kills itself at a crash point: "name" or "name:n" for its n-th pass. The indexes are made
@@ -169,19 +169,19 @@ func (s *Scene) Start() *Process {
 func (s *Scene) StartCrashing(at string) *Process {
 	s.tb.Helper()
 	if s.started == 0 {
-		if code, out, errOut := s.Run("migrate", "up", "--yes"); code != 0 {
+		if code, out, errOut := s.RunCommand("migrate", "up", "--yes"); code != 0 {
 			s.tb.Logf("migrate: %d\n%s%s", code, out, errOut)
 		}
 	}
-	return s.start("crashpoints", []string{"OUTRELAY_CRASH_AT=" + at})
+	return s.startRelay("crashpoints", []string{"OUTRELAY_CRASH_AT=" + at})
 }
 
-func (s *Scene) start(tags string, env []string) *Process {
+func (s *Scene) startRelay(tags string, env []string) *Process {
 	s.tb.Helper()
 	s.started++
 	// Unique on servers that several tests share: a fail point finds the connections of one process by it.
 	node, listen := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:]), freePort(s.tb)
-	file := s.ConfigFile(node, listen)
+	file := s.WriteConfig(node, listen)
 	p := Launch(s.tb, node, Binary(s.tb, tags), append(slices.Clone(s.env), env...), "run", "--config", file)
 	p.HTTP, p.ConfigFile = "http://"+listen, file
 	s.running = append(s.running, p)
@@ -191,14 +191,14 @@ func (s *Scene) start(tags string, env []string) *Process {
 // Processes are the relays that were started, dead ones too.
 func (s *Scene) Processes() []*Process { return s.running }
 
-// Run executes one command with the scene's configuration and returns its exit code, standard output and standard error.
-func (s *Scene) Run(args ...string) (code int, stdout, stderr string) {
+// RunCommand executes one command with the scene's configuration and returns its exit code, standard output and standard error.
+func (s *Scene) RunCommand(args ...string) (code int, stdout, stderr string) {
 	s.tb.Helper()
-	return Run(s.tb, s.env, append(args, "--config", s.ConfigFile("operator", "off"))...)
+	return RunCommand(s.tb, s.env, append(args, "--config", s.WriteConfig("operator", "off"))...)
 }
 
-// Run executes one command line.
-func Run(tb testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
+// RunCommand executes one command line.
+func RunCommand(tb testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
 	tb.Helper()
 	var out, errOut bytes.Buffer
 	cmd := exec.CommandContext(tb.Context(), Binary(tb, ""), args...)
@@ -236,11 +236,11 @@ type Status struct {
 	}
 }
 
-// Status asks the command line.
-func (s *Scene) Status() Status {
+// ReadStatus asks the command line.
+func (s *Scene) ReadStatus() Status {
 	s.tb.Helper()
 	var all struct{ Watchers []Status }
-	s.status(&all)
+	s.readStatusJSON(&all)
 	if len(all.Watchers) != 1 {
 		s.tb.Fatalf("status --json: %d watchers, want 1", len(all.Watchers))
 	}
@@ -250,11 +250,11 @@ func (s *Scene) Status() Status {
 // unavailable is the exit code of a command that may work later.
 const unavailable = 75
 
-// status reads what `outrelay status --json` prints. Where the servers are too busy to answer in time it asks again.
-func (s *Scene) status(into any) {
+// readStatusJSON reads what `outrelay status --json` prints. Where the servers are too busy to answer in time it asks again.
+func (s *Scene) readStatusJSON(into any) {
 	s.tb.Helper()
 	for late := time.Now().Add(Patience); ; {
-		code, out, errOut := s.Run("status", "--json")
+		code, out, errOut := s.RunCommand("status", "--json")
 		if code == unavailable && time.Now().Before(late) {
 			s.tb.Logf("status: exit code %d\n%s", code, errOut)
 			continue
@@ -269,19 +269,19 @@ func (s *Scene) status(into any) {
 	}
 }
 
-// Reported waits until `outrelay status` says what is wanted. It asks seldom: each time is a process.
-func (s *Scene) Reported(what string, ok func(Status) bool) {
+// WaitForStatus waits until `outrelay status` says what is wanted. It asks seldom: each time is a process.
+func (s *Scene) WaitForStatus(what string, ok func(Status) bool) {
 	s.tb.Helper()
-	eventually(s.tb, 400*time.Millisecond, what, func() bool { return ok(s.Status()) })
+	pollUntil(s.tb, 400*time.Millisecond, what, func() bool { return ok(s.ReadStatus()) })
 }
 
 // Eventually asks until ok, some times a second, and fails the test after Patience.
 func Eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
-	eventually(tb, 50*time.Millisecond, what, ok)
+	pollUntil(tb, 50*time.Millisecond, what, ok)
 }
 
-func eventually(tb testing.TB, every time.Duration, what string, ok func() bool) {
+func pollUntil(tb testing.TB, every time.Duration, what string, ok func() bool) {
 	tb.Helper()
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -301,8 +301,8 @@ func eventually(tb testing.TB, every time.Duration, what string, ok func() bool)
 // WatcherID is the id of the watcher document.
 const WatcherID = "w/0of1"
 
-// Watcher is the watcher document as it is now.
-func (s *Scene) Watcher() bson.Raw {
+// WatcherDocument is the watcher document as it is now.
+func (s *Scene) WatcherDocument() bson.Raw {
 	s.tb.Helper()
 	raw, err := s.State.Collection("watchers").FindOne(s.tb.Context(), bson.D{{Key: "_id", Value: WatcherID}}).Raw()
 	if err != nil {
@@ -311,14 +311,14 @@ func (s *Scene) Watcher() bson.Raw {
 	return raw
 }
 
-// Epoch is that of the last acquisition.
-func (s *Scene) Epoch() int64 {
+// CurrentEpoch is that of the last acquisition.
+func (s *Scene) CurrentEpoch() int64 {
 	s.tb.Helper()
-	return s.Watcher().Lookup("epoch").AsInt64()
+	return s.WatcherDocument().Lookup("epoch").AsInt64()
 }
 
-func (s *Scene) clean() {
-	ctx, cancel := cleanup()
+func (s *Scene) dropDatabases() {
+	ctx, cancel := cleanupContext()
 	defer cancel()
 	names, _ := s.Client.ListDatabaseNames(ctx, bson.D{{Key: "name", Value: bson.D{{Key: "$regex", Value: "^" + s.Prefix}}}})
 	for _, n := range names {

@@ -33,8 +33,8 @@ type Load struct {
 	Tolerant   bool    // the servers are broken on purpose: an append may fail
 }
 
-// Writing is a load that runs.
-type Writing struct {
+// RunningLoad is a load that runs.
+type RunningLoad struct {
 	scene  *Scene
 	load   Load
 	box    *outbox.Box
@@ -46,11 +46,11 @@ type Writing struct {
 
 var errRollBack = errors.New("rolled back on purpose")
 
-// Write starts a load into the scene's outbox. It ends with the test.
-func (s *Scene) Write(l Load) *Writing {
+// StartLoad starts a load into the scene's outbox. It ends with the test.
+func (s *Scene) StartLoad(l Load) *RunningLoad {
 	s.tb.Helper()
-	l.Workers, l.Keys, l.PerTx = or(l.Workers, 4), or(l.Keys, 5), or(l.PerTx, 3)
-	l.AbortEvery, l.Size = or(l.AbortEvery, 8), or(l.Size, 120)
+	l.Workers, l.Keys, l.PerTx = orDefault(l.Workers, 4), orDefault(l.Keys, 5), orDefault(l.PerTx, 3)
+	l.AbortEvery, l.Size = orDefault(l.AbortEvery, 8), orDefault(l.Size, 120)
 	if l.Type == "" {
 		l.Type = "order"
 	}
@@ -59,15 +59,15 @@ func (s *Scene) Write(l Load) *Writing {
 		s.tb.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(s.tb.Context())
-	w := &Writing{scene: s, load: l, box: box, stop: stop}
+	w := &RunningLoad{scene: s, load: l, box: box, stop: stop}
 	for i := range l.Workers {
-		w.wg.Go(func() { w.work(ctx, i) })
+		w.wg.Go(func() { w.runWorker(ctx, i) })
 	}
 	s.tb.Cleanup(w.Stop)
 	return w
 }
 
-func or(n, otherwise int) int {
+func orDefault(n, otherwise int) int {
 	if n == 0 {
 		return otherwise
 	}
@@ -75,13 +75,13 @@ func or(n, otherwise int) int {
 }
 
 // Stop ends the load; what was begun is finished.
-func (w *Writing) Stop() {
+func (w *RunningLoad) Stop() {
 	w.stop()
 	w.wg.Wait()
 }
 
-// Wait returns when the load has written its events.
-func (w *Writing) Wait() {
+// WaitDone returns when the load has written its events.
+func (w *RunningLoad) WaitDone() {
 	w.scene.tb.Helper()
 	w.wg.Wait()
 	w.stop()
@@ -90,11 +90,11 @@ func (w *Writing) Wait() {
 	}
 }
 
-// Failed is the number of appends that returned an error.
-func (w *Writing) Failed() int { return int(w.failed.Load()) }
+// CountFailed is the number of appends that returned an error.
+func (w *RunningLoad) CountFailed() int { return int(w.failed.Load()) }
 
-// Reached waits until n events are committed.
-func (w *Writing) Reached(n int) {
+// WaitCommitted waits until n events are committed.
+func (w *RunningLoad) WaitCommitted(n int) {
 	w.scene.tb.Helper()
 	for got := 0; got < n; {
 		before := got
@@ -102,7 +102,7 @@ func (w *Writing) Reached(n int) {
 	}
 }
 
-func (w *Writing) work(ctx context.Context, worker int) {
+func (w *RunningLoad) runWorker(ctx context.Context, worker int) {
 	var pace <-chan time.Time
 	if w.load.Rate > 0 {
 		each := float64(1+w.load.PerTx) / 2 * float64(w.load.Workers) / w.load.Rate
@@ -124,10 +124,10 @@ func (w *Writing) work(ctx context.Context, worker int) {
 			}
 		}
 		at := turn % len(keys)
-		events := w.events(keys[at], 1+turn%w.load.PerTx, numbers)
+		events := w.newEvents(keys[at], 1+turn%w.load.PerTx, numbers)
 		// A begun transaction is finished also when the load is stopped: its fate is then known.
-		fate, err := w.transaction(context.WithoutCancel(ctx), events, turn%w.load.AbortEvery == 0)
-		w.scene.Ledger.Add(w.scene.entries(w.scene.DB.Name()+".outbox", fate, events)...)
+		fate, err := w.commitEvents(context.WithoutCancel(ctx), events, turn%w.load.AbortEvery == 0)
+		w.scene.Ledger.Add(w.scene.ledgerEntries(w.scene.DB.Name()+".outbox", fate, events)...)
 		if err != nil {
 			w.failed.Add(1)
 			if !w.load.Tolerant {
@@ -143,7 +143,7 @@ func (w *Writing) work(ctx context.Context, worker int) {
 	}
 }
 
-func (w *Writing) transaction(ctx context.Context, events []event.Event, abort bool) (Fate, error) {
+func (w *RunningLoad) commitEvents(ctx context.Context, events []event.Event, abort bool) (Fate, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
 	err := outbox.Transaction(ctx, w.scene.Client, func(ctx context.Context) error {
@@ -168,17 +168,17 @@ func (w *Writing) transaction(ctx context.Context, events []event.Event, abort b
 	return Unknown, err
 }
 
-func (w *Writing) events(key string, n int, numbers map[string]int) []event.Event {
+func (w *RunningLoad) newEvents(key string, n int, numbers map[string]int) []event.Event {
 	out := make([]event.Event, n)
 	for i := range out {
 		numbers[key]++
-		out[i] = Event(w.load.Type, key, numbers[key], w.load.Size)
+		out[i] = NewEvent(w.load.Type, key, numbers[key], w.load.Size)
 	}
 	return out
 }
 
-// Event is the n-th event of a key: its payload and headers hold bytes that are no text, and a header's name repeats.
-func Event(aggregateType, key string, n, size int) event.Event {
+// NewEvent is the n-th event of a key: its payload and headers hold bytes that are no text, and a header's name repeats.
+func NewEvent(aggregateType, key string, n, size int) event.Event {
 	payload := fmt.Appendf(nil, "%s:%d:", key, n)
 	noise := make([]byte, size+4)
 	_, _ = rand.Read(noise)
@@ -186,11 +186,11 @@ func Event(aggregateType, key string, n, size int) event.Event {
 		event.WithHeader("trace", noise[size:size+2]), event.WithHeader("trace", []byte{0, 0xff, '\n'}), event.WithHeader("none", nil))
 }
 
-// entries are the ledger's lines for events with a payload of bytes.
-func (s *Scene) entries(ns string, fate Fate, events []event.Event) []Entry {
+// ledgerEntries are the ledger's lines for events with a payload of bytes.
+func (s *Scene) ledgerEntries(ns string, fate Fate, events []event.Event) []Entry {
 	out := make([]Entry, len(events))
 	for i, e := range events {
-		v := parse(e)
+		v := parsePayload(e)
 		out[i] = Entry{
 			NS: ns, ID: e.ID().String(), Key: e.Key(), Topics: s.Route(e.AggregateType()),
 			Payload: v.payload, Null: v.null, Headers: e.Headers(), Fate: fate, At: time.Now(),
@@ -199,31 +199,31 @@ func (s *Scene) entries(ns string, fate Fate, events []event.Event) []Entry {
 	return out
 }
 
-type payload struct {
+type storedPayload struct {
 	payload []byte
 	null    bool
 }
 
-// parse reads the payload back out of the event as it is stored.
-func parse(e event.Event) payload {
+// parsePayload reads the payload back out of the event as it is stored.
+func parsePayload(e event.Event) storedPayload {
 	raw, err := e.MarshalBSON()
 	if err != nil {
-		return payload{}
+		return storedPayload{}
 	}
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil {
-		return payload{}
+		return storedPayload{}
 	}
 	b, err := event.AppendPayload(nil, &v)
 	if err != nil {
-		return payload{}
+		return storedPayload{}
 	}
-	return payload{b, bson.Type(v.PayloadType) == bson.TypeNull}
+	return storedPayload{b, bson.Type(v.PayloadType) == bson.TypeNull}
 }
 
-// Append commits events in one transaction into a collection and notes them in the ledger, each for the topic of its
+// AppendEvents commits events in one transaction into a collection and notes them in the ledger, each for the topic of its
 // aggregate type.
-func (s *Scene) Append(coll *mongo.Collection, events ...event.Event) {
+func (s *Scene) AppendEvents(coll *mongo.Collection, events ...event.Event) {
 	s.tb.Helper()
 	box, err := outbox.New(coll.Database(), outbox.WithCollection(coll.Name()))
 	if err != nil {
@@ -233,13 +233,13 @@ func (s *Scene) Append(coll *mongo.Collection, events ...event.Event) {
 	if err != nil {
 		s.tb.Fatal(err)
 	}
-	s.Ledger.Add(s.entries(coll.Database().Name()+"."+coll.Name(), Committed, events)...)
+	s.Ledger.Add(s.ledgerEntries(coll.Database().Name()+"."+coll.Name(), Committed, events)...)
 }
 
 // Outbox is the scene's own.
 func (s *Scene) Outbox() *mongo.Collection { return s.DB.Collection("outbox") }
 
-func cleanup() (context.Context, context.CancelFunc) {
+func cleanupContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), 15*time.Second)
 }
 
@@ -253,14 +253,14 @@ func (s *Scene) AppendMalformed(id string) {
 		s.tb.Fatal(err)
 	}
 	ns := s.DB.Name() + ".outbox"
-	s.Ledger.Add(Entry{NS: ns, ID: id, Topics: []string{s.Topic("order")}})
-	s.Ledger.Dead(ns, id)
+	s.Ledger.Add(Entry{NS: ns, ID: id, Topics: []string{s.TopicOf("order")}})
+	s.Ledger.MarkDead(ns, id)
 }
 
 // CheckDead waits until every envelope that belongs among the dead letters is there once and in the outbox no more.
 func (s *Scene) CheckDead() {
 	s.tb.Helper()
-	_, dead := s.Ledger.snapshot()
+	_, dead := s.Ledger.copyEntries()
 	for e := range dead {
 		_, name, _ := strings.Cut(e.ns, ".")
 		coll := s.DB.Collection(name)
