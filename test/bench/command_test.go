@@ -42,17 +42,20 @@ func TestBenchCommand(t *testing.T) {
 			t.Errorf("%s is %v", name, v)
 		}
 	}
+
 	if r.Foreign != -1 && (r.Foreign < 0 || r.Foreign > 100 || r.CPU <= 0 || r.RSS < 5) {
 		t.Errorf("foreign CPU %v %%, CPU %v s per million, memory %v MB", r.Foreign, r.CPU, r.RSS)
 	}
 	if len(r.Latency) != 2 || r.Latency[0].Rate != 50 || r.Latency[1].Rate != 200 {
 		t.Fatalf("latencies %+v", r.Latency)
 	}
+
 	for _, l := range r.Latency {
 		if l.P50 > l.P99 || l.P99 > l.P999 || l.P999 <= 0 {
 			t.Errorf("latencies %+v", l)
 		}
 	}
+
 	f := r.Failover
 	if f.Kill.N != 1 || f.Kill.P50 < 300 || f.Term.N != 1 || f.Events == 0 || f.Lost+f.Duplicates+f.OutOfOrder != 0 {
 		t.Errorf("failover %+v", f)

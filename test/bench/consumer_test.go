@@ -18,11 +18,13 @@ func TestBenchConsumerCommand(t *testing.T) {
 			t.Errorf("%s is %v", name, r[name])
 		}
 	}
+
 	for _, name := range []string{"overhead_p50_ms", "overhead_p99_ms", "naive_cpu_ms", "consumer_cpu_ms", "consumer_servers_cpu_ms", "foreign_cpu_pct"} {
 		if _, ok := r[name].(float64); !ok {
 			t.Errorf("%s is %v", name, r[name])
 		}
 	}
+
 	if v, _ := r["messages_per_transaction"].(float64); v <= 1 {
 		t.Errorf("%v messages share a transaction", v)
 	}

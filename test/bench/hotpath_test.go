@@ -57,11 +57,13 @@ func (h *path) send(raw []byte) error {
 	if err := event.Parse(h.ev.Document, &h.view); err != nil {
 		return err
 	}
+
 	targets, err := h.router.Route(&h.view, h.targets[:0])
 	h.targets = targets
 	if err != nil {
 		return err
 	}
+
 	h.meta.DB, h.meta.Coll, h.meta.ClusterTime, h.meta.CommitMS = h.ev.DB, h.ev.Coll, h.ev.ClusterTime, h.ev.WallMS
 	for i, t := range targets {
 		if i == 0 {
@@ -69,6 +71,7 @@ func (h *path) send(raw []byte) error {
 				return err
 			}
 		}
+
 		h.rec.Topic, h.rec.Partition = t.Topic, t.Partition
 		h.recs[0] = h.rec
 		if h.tap.Begin(h.recs[:], h.ev.DB, h.ev.Coll, h.ev.WallMS) != nil {
@@ -81,6 +84,7 @@ func (h *path) send(raw []byte) error {
 			h.builder.Reset(h.builder.Buffer())
 			h.sealed++
 		}
+
 		h.builder.Append(&h.rec)
 	}
 	return nil
@@ -93,6 +97,7 @@ func change(tb testing.TB, i int, e event.Event) []byte {
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	raw, err := bson.Marshal(bson.D{
 		{Key: "_id", Value: bson.D{{Key: "_data", Value: fmt.Sprintf("8266A1B2C3%08X2B022C0100296E5A1004", i)}}},
@@ -124,6 +129,7 @@ func variants() []struct {
 		{Key: "paid", Value: true},
 		{Key: "lines", Value: bson.A{bson.D{{Key: "sku", Value: "A-1"}, {Key: "count", Value: 2}}, bson.D{{Key: "sku", Value: "B-7"}, {Key: "count", Value: 1}}}},
 	}
+
 	fanOut := []routing.Rule{{AggregateType: "order", To: []string{"orders", "audit"}}}
 	return []struct {
 		name, preset string
@@ -152,6 +158,7 @@ func TestHotPathAllocations(t *testing.T) {
 			for i := range prepared {
 				docs = append(docs, change(t, i, v.make(i)))
 			}
+
 			per := testing.AllocsPerRun(5, func() {
 				for _, raw := range docs {
 					if err := h.send(raw); err != nil {
@@ -178,6 +185,7 @@ func BenchmarkHotPath(b *testing.B) {
 			for i := range prepared {
 				docs = append(docs, change(b, i, v.make(i)))
 			}
+
 			b.SetBytes(int64(len(docs[0])))
 			b.ReportAllocs()
 			i := 0

@@ -37,6 +37,7 @@ func TestBenchObservedCommand(t *testing.T) {
 	if r.Foreign != -1 && (r.Foreign < 0 || r.Foreign > 100 || len(r.ForeignOf) != 2) {
 		t.Errorf("foreign CPU %v %%: %v", r.Foreign, r.ForeignOf)
 	}
+
 	// What comes first alternates.
 	at := func(text string) int {
 		i := strings.Index(said, text)
@@ -45,6 +46,7 @@ func TestBenchObservedCommand(t *testing.T) {
 		}
 		return i
 	}
+
 	if at("pair 1 of 2: alone") > at("pair 1 of 2: observed") || at("pair 2 of 2: observed") > at("pair 2 of 2: alone") {
 		t.Errorf("the order within pairs does not alternate:\n%s", said)
 	}

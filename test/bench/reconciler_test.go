@@ -17,6 +17,7 @@ func TestBenchReconcilerCommand(t *testing.T) {
 			t.Errorf("%s is %v", name, r[name])
 		}
 	}
+
 	if p50, p99 := r["due_error_p50_ms"].(float64), r["due_error_p99_ms"].(float64); p50 > p99 {
 		t.Errorf("due error: p50 %v ms, p99 %v ms", p50, p99)
 	}

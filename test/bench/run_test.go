@@ -28,11 +28,13 @@ func run(t *testing.T, object any, args ...string) (said string) {
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s%s", err, &out, &errOut)
 	}
+
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(errOut.String())
 		}
 	})
+
 	d := json.NewDecoder(&out)
 	if err := d.Decode(object); err != nil {
 		t.Fatal(err)

@@ -20,18 +20,22 @@ func TestBrokerKilledUnderLoad(t *testing.T) {
 	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{ // a dead broker is noticed within 3 s
 		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"},
 	}})
+
 	scenes := []onBrokers{
 		&leaderless{zombie{witness: watch(t, stack, kit.Options{})}},
 		&zombie{witness: watch(t, stack, kit.Options{Replicas: 3, Partitions: 3, Topic: minISR("3")})},
 		&replicated{witness: watch(t, stack, kit.Options{Replicas: 3, Topic: minISR("2")})},
 	}
+
 	for _, s := range scenes {
 		s.begin()
 	}
+
 	for round := range rounds(1, 12) {
 		for _, s := range scenes {
 			s.before(t)
 		}
+
 		// Each broker leads a third of the partitions of every topic.
 		broker, err := stack.Leader(t.Context(), scenes[0].topic(), round%6)
 		must(t, err)
@@ -39,14 +43,17 @@ func TestBrokerKilledUnderLoad(t *testing.T) {
 		for _, s := range scenes {
 			s.away(t)
 		}
+
 		for _, s := range scenes {
 			s.taken(t, round)
 		}
+
 		must(t, broker.Restart(t.Context()))
 		for _, s := range scenes {
 			s.back(t, stack, broker, round)
 		}
 	}
+
 	for _, s := range scenes {
 		s.verdict(t)
 	}
@@ -207,6 +214,7 @@ func (l *leaderless) back(t *testing.T, stack *devstack.Stack, broker *devstack.
 	default:
 		l.zombie.back(t, stack, broker, round)
 	}
+
 	l.parked(t, "nothing is parked", func(n int) bool { return n == 0 })
 }
 

@@ -64,6 +64,7 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 		case <-ctx.Done():
 			return
 		}
+
 		var orders []any
 		var events []event.Event
 		for i := range together {
@@ -73,6 +74,7 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 			events = append(events, e)
 			orders = append(orders, member.Order{Event: e.ID().String(), Key: key, Number: number})
 		}
+
 		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), kit.Patience)
 		err := outbox.Transaction(within, x.s.Client, func(ctx context.Context) error {
 			if _, err := x.s.DB.Collection(member.OrdersColl).InsertMany(ctx, orders); err != nil {
@@ -80,11 +82,13 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 			}
 			return x.box.AppendMany(ctx, events)
 		})
+
 		cancel()
 		if err != nil {
 			x.t.Errorf("appending: %v", err)
 			return
 		}
+
 		x.n.Add(together)
 	}
 }
@@ -109,14 +113,17 @@ func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Pro
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	counts, err := member.ReadCounts(t.Context(), s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	generations, err := member.Generations(t.Context(), s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Logf("%d effects, %d generations of the group, %d messages refused by the inbox", r.Effects, generations, counts.Refused)
 	if err := r.Err(); err != nil {
 		t.Error(err)
@@ -124,6 +131,7 @@ func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Pro
 	if r.Orders != orders || orders == 0 {
 		t.Errorf("%d orders are there of %d", r.Orders, orders)
 	}
+
 	c.CheckNothingDead()
 }
 
@@ -144,6 +152,7 @@ func TestConsumersDie(t *testing.T) {
 		hands[i%2] = c.StartMember()
 		c.WaitServing(hands...)
 	}
+
 	judge(t, s, c, load.close(), hands)
 }
 
@@ -161,6 +170,7 @@ func TestRebalanceEverySecond(t *testing.T) {
 		c.StopMembers(third)
 		<-tick.C
 	}
+
 	judge(t, s, c, load.close(), hands)
 }
 
@@ -178,12 +188,14 @@ func TestSagaNodesDie(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	repeat(t, s, box, sagas, steps)
 	for i := range rounds(1, 4) {
 		c.WaitSteps(sagas * steps * (i + 1) / rounds(2, 5))
 		hands[i%2].Kill()
 		hands[i%2] = c.StartMember()
 	}
+
 	c.WaitServing(hands...)
 	c.WaitSteps(sagas * steps)
 	c.StopMembers(hands...)
@@ -191,14 +203,17 @@ func TestSagaNodesDie(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	counts, err := member.ReadCounts(t.Context(), s.DB)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Logf("%d steps of %d sagas, %d run again after a conflict, %d messages refused by the inbox", r.Steps, r.Sagas, counts.Conflicts, counts.Refused)
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
+
 	c.CheckNothingDead()
 }
 
@@ -223,6 +238,7 @@ func repeat(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 				}})
 			}
 		}
+
 		if err := outbox.Transaction(t.Context(), s.Client, func(ctx context.Context) error { return box.AppendMany(ctx, events) }); err != nil {
 			t.Fatal(err)
 		}

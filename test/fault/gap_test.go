@@ -79,6 +79,7 @@ func sweptClean(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	if !v.OK() {
 		t.Errorf("not as promised: %s", v)
 	}
+
 	seen := map[string]bool{}
 	for _, r := range topics.AllRecords() {
 		id := r.Header("id")
@@ -143,6 +144,7 @@ func (o *open) commit() {
 	if err := o.sess.CommitTransaction(o.t.Context()); err != nil {
 		o.t.Fatal(err)
 	}
+
 	for _, e := range o.events {
 		raw, err := e.MarshalBSON()
 		if err != nil {
@@ -214,6 +216,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 		place, _ := gap.Lookup("cursor").Timestamp()
 		return place >= from
 	}
+
 	dies("mid-sweep")
 	// The place is written every 40 ms: a sweep that is quick enough dies before. Then there is more to sweep.
 	for n := 4500; !dies(fmt.Sprintf("mid-sweep:%d", n)); n *= 2 {
@@ -223,6 +226,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 		s.StartLoad(kit.Load{Events: 2 * n, PerTx: 60, Prefix: fmt.Sprintf("more-%d-", n)}).WaitDone()
 		setGap(t, s, bson.Timestamp{T: from, I: i})
 	}
+
 	dies("mid-sweep:1500")
 	last := s.StartRelay()
 	last.WaitForLog("going on with the sweep")
@@ -242,6 +246,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 		}
 		cursor = v.Gap.Cursor
 	}
+
 	if twice := len(topics.AllRecords()) - s.Ledger.CountCommitted(); twice > 2000 {
 		t.Errorf("%d records are repeated: the sweep began anew each time", twice)
 	}
@@ -273,6 +278,7 @@ func TestHeldStreamIsLostToo(t *testing.T) {
 	stack := stacktest.Own(t, devstack.Options{Mongods: 1, Brokers: 1, Quick: true, Mongo: devstack.MongoOptions{
 		OplogMB: 4, Args: []string{"--syncdelay", "1"},
 	}})
+
 	s := kit.New(t, kit.Options{Stack: stack})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
@@ -293,6 +299,7 @@ func TestHeldStreamIsLostToo(t *testing.T) {
 		n, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
 		return err == nil && n == 2
 	})
+
 	s.StartLoad(kit.Load{Events: 100}).WaitDone()
 	sweptClean(t, s, topics)
 	history.CheckHistory()

@@ -37,6 +37,7 @@ func TestHandoverUnderLoad(t *testing.T) {
 		}
 		owner = standby
 	}
+
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
 	history.CheckHistory()
@@ -78,6 +79,7 @@ func TestZombieWritesNothing(t *testing.T) {
 		owner.Kill()
 		owner = standby
 	}
+
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
 	history.CheckHistory()

@@ -77,6 +77,7 @@ func killChain(t *testing.T, at ...string) {
 		}
 		t.Logf("killed at %s with %d events committed", point, s.Ledger.CountCommitted())
 	}
+
 	last := s.StartRelay()
 	last.WaitTookOver()
 	load.Stop()
@@ -100,10 +101,12 @@ func TestKillInTheMiddleOfAHugeTransaction(t *testing.T) {
 	for i := range events {
 		events[i] = kit.NewEvent("order", fmt.Sprintf("k%d", i%23), i, 100)
 	}
+
 	s.AppendEvents(s.Outbox(), events...)
 	for _, point := range []string{"after-produce-before-ack:2", "after-ack-before-watermark:5", "after-checkpoint:1"} {
 		s.StartCrashing(point).WaitExit()
 	}
+
 	s.StartRelay().WaitTookOver()
 	t.Log(s.CheckDelivery(topics))
 	history.CheckHistory()

@@ -69,6 +69,7 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 		topics.WaitDistinct(s.Ledger.CountCommitted())
 		t.Logf("%s: everything delivered %s after it was healed", name, time.Since(began).Round(time.Millisecond))
 	}
+
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
 	history.CheckHistory()

@@ -28,6 +28,7 @@ func interrupted(t *testing.T) (*kit.Scene, *kit.Topics) {
 	if code := p.WaitExit(); code != 0 {
 		t.Fatalf("exit code %d", code)
 	}
+
 	s.StartLoad(kit.Load{Events: 300}).WaitDone()
 	return s, topics
 }
@@ -80,6 +81,7 @@ func TestTokenOfAnotherStream(t *testing.T) {
 	if !cs.Next(t.Context()) {
 		t.Fatal(cs.Err())
 	}
+
 	token := resume.Token(cs.ResumeToken()).Clone()
 	_ = cs.Close(t.Context())
 	s.StartLoad(kit.Load{Events: 100}).WaitDone()
@@ -115,6 +117,7 @@ func TestTokenFromTheFutureHalts(t *testing.T) {
 	if n := len(topics.AllRecords()); n != before {
 		t.Errorf("%d records appeared although the position is lost", n-before)
 	}
+
 	t.Log(s.ReadStatus().Reason)
 }
 
@@ -130,19 +133,23 @@ func TestTokenFromTheFutureIsSwept(t *testing.T) {
 	if len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Changed) != 0 {
 		t.Errorf("not as promised behind a gap: %s", v)
 	}
+
 	kit.Eventually(t, "the position belongs to the cluster's own history", func() bool {
 		at, _ := s.WatcherDocument().Lookup("clusterTime").Timestamp()
 		return at < lost-3600
 	})
+
 	if p.HasLogged("level=ERROR") {
 		t.Error(fmt.Sprint("errors are logged:\n", p.ReadLog()))
 	}
+
 	flagged := 0
 	for _, r := range topics.AllRecords() {
 		if r.Header("outrelay-redelivered") != "" {
 			flagged++
 		}
 	}
+
 	if len(v.Duplicates) > flagged {
 		t.Errorf("%d repeats, and %d records say that they may be one", len(v.Duplicates), flagged)
 	}
@@ -157,6 +164,7 @@ func TestWatchListChanged(t *testing.T) {
 	for i := range 20 {
 		s.AppendEvents(second, kit.NewEvent("order", "second", i, 50))
 	}
+
 	s.SetConfig("watch", []string{s.DB.Name() + ".outbox", s.DB.Name() + ".outbox2"})
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -164,6 +172,7 @@ func TestWatchListChanged(t *testing.T) {
 	for i := range 20 {
 		s.AppendEvents(second, kit.NewEvent("order", "third", i, 50))
 	}
+
 	v := s.CheckDelivery(topics)
 	t.Log(v)
 	// And back. A kill in between would let the change of the list be seen in the records: those of one collection carry
@@ -172,6 +181,7 @@ func TestWatchListChanged(t *testing.T) {
 	if code := p.WaitExit(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
+
 	s.SetConfig("watch", []string{s.DB.Name() + ".outbox"})
 	s.StartLoad(kit.Load{Events: 100}).WaitDone()
 	s.StartRelay().WaitTookOver()
@@ -195,12 +205,14 @@ func TestIdleOutboxBesideABusyNeighbour(t *testing.T) {
 	for i := range docs {
 		docs[i] = bson.D{{Key: "pad", Value: make([]byte, 500)}}
 	}
+
 	var last bson.Timestamp
 	for range 10 {
 		if _, err := neighbour.InsertMany(t.Context(), docs); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	var now struct{ OperationTime bson.Timestamp }
 	if err := s.DB.RunCommand(t.Context(), bson.D{{Key: "ping", Value: 1}}).Decode(&now); err != nil {
 		t.Fatal(err)
@@ -208,10 +220,12 @@ func TestIdleOutboxBesideABusyNeighbour(t *testing.T) {
 	if last = now.OperationTime; !last.After(began.ClusterTime) {
 		t.Fatal("the neighbour wrote nothing")
 	}
+
 	v := history.WaitFor("a position behind what the neighbour wrote", func(v kit.Version) bool { return !v.ClusterTime.Before(last) })
 	if v.Epoch != began.Epoch {
 		t.Errorf("epoch %d, and %d before: the owner changed", v.Epoch, began.Epoch)
 	}
+
 	p.Kill()
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2, 20))
 	s.StartRelay().WaitTookOver()

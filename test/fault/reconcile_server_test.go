@@ -44,11 +44,13 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 		}
 		pause(t, time.Second)
 	}
+
 	dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
 	must(t, err)
 	if dead > 0 {
 		t.Errorf("%d envelopes are dead", dead)
 	}
+
 	must(t, broker.Restart(t.Context()))
 	back := time.Now()
 	t.Log(s.CheckDelivery(topics))
@@ -113,11 +115,13 @@ func TestTakeOverWithManyParked(t *testing.T) {
 		}
 		s.AppendEvents(s.Outbox(), events...)
 	}
+
 	patiently(t, "all of it is parked", func() bool { return s.CountHeld() >= n })
 	t.Logf("%d were parked after %v", n, time.Since(begin).Round(time.Millisecond))
 	for _, p := range s.Processes() {
 		p.Kill()
 	}
+
 	begin = time.Now()
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -172,11 +176,13 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	for _, l := range loads {
 		l.Stop()
 	}
+
 	s.StartRelay().WaitTookOver()
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
 	kit.Eventually(t, "what is old is gone", func() bool {
 		return s.CountOutbox(bson.D{{Key: "ts", Value: bson.D{{Key: "$lte", Value: old}}}}) == 0
 	})
+
 	history.CheckHistory()
 }

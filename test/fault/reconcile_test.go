@@ -50,12 +50,14 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	s.SetConfig("topics.rules", []any{map[string]any{
 		"match": map[string]any{"aggregatetype": "both"}, "to": []string{s.TopicOf("order"), s.TopicOf("invoice")},
 	}})
+
 	s.Route = func(aggregateType string) []string {
 		if aggregateType == "both" {
 			return []string{s.TopicOf("order"), s.TopicOf("invoice")}
 		}
 		return []string{s.TopicOf(aggregateType)}
 	}
+
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "invoice")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice"}), s.StartLoad(kit.Load{Rate: 60, Type: "both", Prefix: "both-"})}
@@ -72,9 +74,11 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 		topics.WaitDistinct(s.Ledger.CountCommitted() / 2)
 		p.Kill()
 	}
+
 	for _, l := range loads {
 		l.Stop()
 	}
+
 	s.StartRelay().WaitTookOver()
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
@@ -99,6 +103,7 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 			s.Ledger.MarkDead(s.DB.Name()+".outbox", id)
 		}
 	}
+
 	load := s.StartLoad(kit.Load{Rate: 60})
 	die(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
 		"mid-exception-write:3", "after-ack-before-watermark:30")
@@ -122,6 +127,7 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 		}
 		return l
 	}()...)
+
 	s.StartRelay().WaitTookOver()
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
@@ -191,6 +197,7 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 			for _, l := range loads {
 				l.Stop()
 			}
+
 			s.StartRelay().WaitTookOver()
 			t.Log(s.CheckDelivery(topics))
 			s.WaitNoneHeld()
@@ -225,6 +232,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 	for _, r := range topics.AllRecords() {
 		where[r.Header("id")] = fmt.Sprintf("%s/%d@%d", r.Topic, r.Partition, r.Offset)
 	}
+
 	unmarked := bson.D{{Key: "sentAt", Value: nil}}
 	switch recording {
 	case "delete":
@@ -236,6 +244,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 		kit.Eventually(t, "what has no stamp is marked", func() bool { return s.CountOutbox(bson.D{{Key: "sentAt", Value: nil}, {Key: "ts", Value: nil}}) == 0 })
 		return
 	}
+
 	cur, err := s.Outbox().Find(t.Context(), bson.D{})
 	must(t, err)
 	wrong, n := 0, 0
@@ -256,6 +265,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 				Offset    int64
 			}
 		}{&d.Sent}))
+
 		d.ID = text(id)
 		n++
 		got := ""
@@ -268,6 +278,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 			}
 		}
 	}
+
 	must(t, cur.Err())
 	t.Logf("%d envelopes are marked, %d wrongly", n, wrong)
 }
@@ -295,6 +306,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	for i := range events {
 		events[i] = kit.NewEvent("payment", fmt.Sprintf("p%d", i), i, 50)
 	}
+
 	s.AppendEvents(s.Outbox(), events...)
 	s.StartLoad(kit.Load{Events: n, PerTx: 5}).WaitDone()
 	end := operationTime(t, s)
@@ -309,6 +321,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
 		return letters > int64(n/50) && s.CountHeld() == 0 && int(letters)+len(topics.AllRecords()) >= 2*n
 	})
+
 	s.SetTopicConfig("payment", ageSetting, "86400000")
 	// A replay begins with what the position has passed.
 	history.WaitFor("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
@@ -324,6 +337,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		code, out, errOut := kit.RunCommand(t, nil, append(args, "--config", config)...)
 		to <- outcome{code, out + errOut}
 	}
+
 	kit.Binary(t, "crashpoints") // neither command waits for ever, and this may take a minute
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
@@ -341,6 +355,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 			t.Logf("%s: %s", name, o.said)
 		}
 	}
+
 	s.WaitNoneHeld()
 	topics.WaitForEnd()
 	wrong := 0
@@ -351,6 +366,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 			}
 		}
 	}
+
 	again := 0
 	for _, e := range s.Ledger.ExpectedEntries() {
 		switch {
@@ -364,6 +380,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 			want(e.ID, map[string]int{"": 1})
 		}
 	}
+
 	for _, r := range topics.AllRecords() {
 		replay := strings.HasSuffix(r.Topic, ".order") && r.Header("outrelay-delivery") == "1"
 		if flagged := r.Header("outrelay-redelivered") != ""; flagged != replay {
@@ -371,11 +388,13 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 			break
 		}
 	}
+
 	t.Logf("%d letters requeued, %d deliveries again, %d wrong", letters, again, wrong)
 	if left, err := dead.CountDocuments(t.Context(), bson.D{{Key: "replayed", Value: nil}}); wrong > 0 {
 		n, _ := dead.CountDocuments(t.Context(), bson.D{})
 		t.Logf("%d of %d letters were not requeued, %v", left, n, err)
 	}
+
 	history.CheckHistory()
 }
 
@@ -398,6 +417,7 @@ func TestZombieWithExceptions(t *testing.T) {
 		kit.Eventually(t, "some of them were sent", func() bool {
 			return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) < 380
 		})
+
 		owner.Freeze()
 		standby.WaitTookOver()
 		topics.WaitDistinct(s.Ledger.CountCommitted()/2 + 100)
@@ -407,9 +427,11 @@ func TestZombieWithExceptions(t *testing.T) {
 		owner.Kill()
 		owner = standby
 	}
+
 	for _, l := range loads {
 		l.Stop()
 	}
+
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
 	history.CheckHistory()

@@ -39,6 +39,7 @@ func TestPrimaryKilled(t *testing.T) {
 		topics.WaitDistinct(len(topics.AllRecords()) + 300)
 		must(t, p.Restart(t.Context()))
 	}
+
 	load.Stop()
 	t.Logf("%s; %d appends failed", s.CheckDelivery(topics), load.CountFailed())
 	history.CheckHistory()
@@ -60,6 +61,7 @@ func TestStreamErrors(t *testing.T) {
 			stacktest.FailTimes(t, s.Client, "outrelay stream "+p.Node, 2, bson.D{{Key: "failCommands", Value: bson.A{command, "getMore"}}, {Key: "errorCode", Value: code}})
 		}
 	}
+
 	for _, label := range []bson.D{
 		{{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "closeConnection", Value: true}},
 		{{Key: "failCommands", Value: bson.A{"getMore"}}, {Key: "errorCode", Value: int32(1)}, {Key: "errorLabels", Value: bson.A{"ResumableChangeStreamError"}}},
@@ -67,6 +69,7 @@ func TestStreamErrors(t *testing.T) {
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 20)
 		stacktest.FailTimes(t, s.Client, "outrelay stream "+p.Node, 3, label)
 	}
+
 	topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
@@ -97,6 +100,7 @@ func TestKafkaStandsStill(t *testing.T) {
 		must(t, broker.Resume())
 		topics.WaitDistinct(s.Ledger.CountCommitted())
 	}
+
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
 	if now := s.CurrentEpoch(); now != began {

@@ -36,6 +36,7 @@ func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 		b = s.StartRelay()
 		s.WaitShared(map[*kit.Process]int{a: 2, b: 2})
 	}
+
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
 }
@@ -57,22 +58,26 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 		if i%2 == 0 {
 			p.Kill()
 		}
+
 		slots := fmt.Sprint(n)
 		deaths := []string{"reslice-paused", "reslice-fenced", "reslice-done"}
 		if !*long { // each in one of the two rounds
 			deaths = [][]string{{deaths[0], deaths[2]}, {deaths[1]}}[i]
 		}
+
 		for _, point := range deaths {
 			if c := s.RunCrashing(point, "reslice", "--slots", slots, "--yes"); !c.Killed() {
 				t.Fatalf("reslice was to die at %s\n%s", point, c.ReadLog())
 			}
 		}
+
 		if code, out, errOut := s.RunCommand("reslice", "--slots", slots, "--yes", "--json"); code != 0 {
 			t.Fatalf("reslice: %d\n%s%s", code, out, errOut)
 		}
 		if got := s.ReadSlots(); len(got) != n {
 			t.Fatalf("%d slots became %v, %d are wanted", last, got, n)
 		}
+
 		p.Terminate()
 		s.SetConfig("slots", n)
 		p = s.StartRelay()
@@ -80,13 +85,16 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 		last = n
 		topics.WaitDistinct(s.Ledger.CountCommitted() / 3)
 	}
+
 	s.CreateTopic("invoice", 6, 1)
 	for _, l := range loads {
 		l.Stop()
 	}
+
 	kit.Eventually(t, "all that was scheduled is sent", func() bool {
 		return s.CountOutbox(bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}) == 0
 	})
+
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
 	s.CheckDead()
@@ -105,15 +113,18 @@ func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}
+
 	code, _, errOut := s.RunCommand("reslice", "--slots", "2", "--yes", "--wait", "2s")
 	if code == 0 {
 		t.Fatalf("it was not refused\n%s", errOut)
 	}
+
 	t.Log(errOut)
 	p.Continue()
 	if got := s.ReadSlots(); len(got) != 1 {
 		t.Errorf("slots: %v", got)
 	}
+
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
 }

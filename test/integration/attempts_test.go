@@ -20,6 +20,7 @@ func TestOneAttemptIsOne(t *testing.T) {
 	for i := range n { // written long before the relay sends them, so that the brokers refuse nearly all
 		s.AppendEvents(s.Outbox(), kit.NewEvent("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.NewEvent("order", fmt.Sprintf("o%d", i%7), i, 20))
 	}
+
 	s.StartRelay().WaitTookOver()
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
@@ -27,9 +28,11 @@ func TestOneAttemptIsOne(t *testing.T) {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
 		return int(letters)+len(topics.AllRecords()) >= 2*n
 	})
+
 	if letters == 0 {
 		t.Fatal("the brokers refused nothing")
 	}
+
 	one, err := dead.CountDocuments(t.Context(), bson.D{
 		{Key: "class", Value: "attempts_exhausted"},
 		{Key: "reason", Value: bson.D{{Key: "$regex", Value: "^the only attempt failed"}}},
@@ -40,6 +43,7 @@ func TestOneAttemptIsOne(t *testing.T) {
 		t.Log(doc)
 		t.Errorf("%d of %d letters have one attempt; %v", one, letters, err)
 	}
+
 	s.WaitNoneHeld()
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "o1", n, 20))
 	topics.WaitDistinct(2*n - int(letters) + 1)

@@ -29,23 +29,28 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	if st.Node != owner.Node || !strings.HasPrefix(st.Owner, owner.Node+"/") || st.State != "live" || st.Epoch < 1 || len(st.Blocked) != 0 {
 		t.Errorf("status of a live relay: %+v", st)
 	}
+
 	for path, want := range map[string]string{"/livez": "", "/readyz": `"owner"`, "/metrics": "outrelay_lease_owner 1"} {
 		answers(t, owner, path, want)
 	}
+
 	standby := s.StartRelay()
 	standby.WaitForLog("standing by")
 	answers(t, standby, "/readyz", `"standby"`)
 	if code, out, errOut := s.RunCommand("validate"); code != 0 || out != "" || !strings.Contains(errOut, "ok") {
 		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)
 	}
+
 	owner.Kill()
 	if st := s.ReadStatus(); st.Node != owner.Node && st.Node != standby.Node {
 		t.Errorf("status after a kill: %+v", st)
 	}
+
 	standby.WaitTookOver()
 	if now := s.ReadStatus(); now.Node != standby.Node || now.Epoch <= st.Epoch {
 		t.Errorf("status after a take-over: %+v; before it was %+v", now, st)
 	}
+
 	history.CheckHistory()
 }
 
@@ -69,6 +74,7 @@ func TestDoctorOnALiveRelay(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &report); err != nil {
 		t.Fatalf("doctor --json: exit code %d, %v\n%s%s", code, err, out, errOut)
 	}
+
 	failed := 0
 	for _, c := range report.Checks {
 		if c.Status == "fail" {
@@ -79,6 +85,7 @@ func TestDoctorOnALiveRelay(t *testing.T) {
 			t.Errorf("%s is %s and says no remedy: %s", c.ID, c.Status, c.Detail)
 		}
 	}
+
 	if want := min(failed, 1); code != want || len(report.Checks) < 8 {
 		t.Errorf("doctor: exit code %d with %d failures among %d checks", code, failed, len(report.Checks))
 	}
@@ -92,6 +99,7 @@ func TestExitCodes(t *testing.T) {
 	if err := os.WriteFile(bad, []byte("watch: [shop.outbox]\nmongodb: {uri: \"mongodb://u:secret@localhost/?replicaSet=r\"}\nkafka: {brokers: [a:1], lines: 2}\nlease: {ttl: 1s, renew: 5s}\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
+
 	for _, c := range []struct {
 		name string
 		args []string
@@ -118,6 +126,7 @@ func TestExitCodes(t *testing.T) {
 			t.Errorf("%s: the password is printed", c.name)
 		}
 	}
+
 	env := []string{"OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?replicaSet=none&serverSelectionTimeoutMS=500", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1"}
 	if code, _, errOut := kit.RunCommand(t, env, "status"); code != 75 {
 		t.Errorf("status without MongoDB: exit code %d, want 75\n%s", code, errOut)

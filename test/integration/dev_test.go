@@ -35,6 +35,7 @@ func TestDevCommandSurvivesKills(t *testing.T) {
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
 	}
+
 	var r map[string]float64
 	d := json.NewDecoder(&out)
 	if err := d.Decode(&r); err != nil {
@@ -43,11 +44,13 @@ func TestDevCommandSurvivesKills(t *testing.T) {
 	if _, err := d.Token(); err != io.EOF {
 		t.Errorf("more than one object on standard output: %v", err)
 	}
+
 	want := []string{"delivered", "duplicates", "events", "lost", "max_gap_ms", "out_of_order", "p50_ms", "p99_ms", "takeovers"}
 	var names []string
 	for name := range r {
 		names = append(names, name)
 	}
+
 	slices.Sort(names)
 	if !slices.Equal(names, want) {
 		t.Errorf("fields %q, want %q", names, want)
@@ -81,6 +84,7 @@ func TestDevCommandStopsAll(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+
 	var pids []int
 	var said []string
 	relay := regexp.MustCompile(`relay a-\d+ +pid (\d+)`)
@@ -98,12 +102,14 @@ func TestDevCommandStopsAll(t *testing.T) {
 			}
 		}
 	}
+
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("%v\n%s", err, strings.Join(said, "\n"))
 	}
 	if len(pids) != 2 || !strings.Contains(said[len(said)-1], "lost 0 · duplicate 0 · out of order 0") {
 		t.Errorf("relays %v\n%s", pids, strings.Join(said, "\n"))
 	}
+
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
 			t.Errorf("relay %d is still there: %v", pid, err)

@@ -60,6 +60,7 @@ func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 	s := kit.New(t, kit.Options{Types: []string{"strict"}, Partitions: 1, Set: map[string]any{
 		"retry.base": "300ms", "retry.cap": "300ms", "retry.max_attempts": 1000,
 	}})
+
 	const age = "message.timestamp.before.max.ms"
 	s.SetTopicConfig("strict", age, "1")
 	topics := s.ReadTopics("strict")
@@ -71,9 +72,11 @@ func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 		})
 		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: []string{s.TopicOf("strict")}, Payload: []byte(id)})
 	}
+
 	if _, err := s.Outbox().InsertMany(t.Context(), docs); err != nil {
 		t.Fatal(err)
 	}
+
 	s.StartRelay().WaitTookOver()
 	kit.Eventually(t, "all that waits behind a refused one is written down", func() bool { return s.CountHeld() > 100 })
 	s.SetTopicConfig("strict", age, "9223372036854775807")

@@ -32,6 +32,7 @@ func TestOrderPerKey(t *testing.T) {
 	if !s.CheckDelivery(topics).OK() {
 		t.Error("the end of the relay changed the topic")
 	}
+
 	history.CheckHistory()
 }
 
@@ -81,9 +82,11 @@ func TestCommitWakesDelivery(t *testing.T) {
 		topics.WaitDistinct(i + 2)
 		best = min(best, time.Since(begin))
 	}
+
 	if best > enough {
 		t.Errorf("the fastest of %d deliveries took %s", many, best)
 	}
+
 	t.Logf("fastest delivery %s", best)
 	s.CheckDelivery(topics)
 }
@@ -98,10 +101,12 @@ func TestBytesSurvive(t *testing.T) {
 	for i := range every {
 		every[i] = byte(i)
 	}
+
 	large := make([]byte, 700<<10)
 	for i := range large {
 		large[i] = byte(i * 7)
 	}
+
 	events := []event.Event{
 		event.New("order", "k", "Bytes", every, event.WithHeader("every", every), event.WithHeader("null", nil), event.WithHeader("ünï", []byte("ö")), event.WithHeader("empty", []byte{})),
 		event.New("order", "k", "Text", "text with ünïcode and \x00"),
@@ -111,6 +116,7 @@ func TestBytesSurvive(t *testing.T) {
 		event.New("order", "k", "List", bson.A{1, "two"}),
 		event.New("order", "k", "Large", large),
 	}
+
 	s.AppendEvents(s.Outbox(), events...)
 	s.CheckDelivery(topics)
 	want := map[string]string{"Document": `{"b":1,"a":["x",2.5,true,null],"n":1152921504606846976}`, "List": `[1,"two"]`, "Text": "text with ünïcode and \x00"}

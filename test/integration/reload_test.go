@@ -24,6 +24,7 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	write := func(level, more string) {
 		t.Helper()
 		next := filepath.Join(t.TempDir(), "next.yaml")
@@ -35,9 +36,11 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 		}
 		p.Reload()
 	}
+
 	if !strings.Contains(string(text), "level: debug") || strings.Contains(string(text), "checkpoint:") {
 		t.Fatalf("the scene's configuration is another one:\n%s", text)
 	}
+
 	write("error", "")
 	// Nothing says so at that level; the count does.
 	counted := func(want string) {
@@ -47,16 +50,19 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 			return strings.Contains(body, `outrelay_config_reloads_total{`+want+"\n")
 		})
 	}
+
 	counted(`result="applied",what="settings"} 1`)
 	write("info", "checkpoint: 300ms\n")
 	line := p.WaitForLog("some of what has changed counts from the next start only")
 	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "checkpoint") || strings.Contains(line, "300ms") {
 		t.Errorf("said %s", line)
 	}
+
 	write("loud", "")
 	if line := p.WaitForLog("what runs goes on as it is"); !strings.Contains(line, "log.level") {
 		t.Errorf("said %s", line)
 	}
+
 	counted(`result="refused",what="settings"} 1`)
 	counted(`result="applied",what="settings"} 2`)
 	s.StartLoad(kit.Load{Events: 20}).WaitDone()
@@ -65,6 +71,7 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 		_, out, _ := s.RunCommand("events", "--json", "--kind", "config_reloaded,config_refused")
 		return strings.Count(out, `"config_reloaded"`) == 2 && strings.Count(out, `"config_refused"`) == 1
 	})
+
 	p.Terminate()
 	if code := p.WaitExit(); code != 0 {
 		t.Errorf("it ended with %d", code)

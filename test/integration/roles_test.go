@@ -42,25 +42,30 @@ func guard(t *testing.T) *guarded {
 		Mongo: devstack.MongoOptions{Root: devstack.User{Name: "root", Password: rolePassword}},
 		Kafka: devstack.KafkaOptions{Users: []devstack.User{{Name: "relay", Password: rolePassword}}, ACLs: true},
 	})
+
 	brokers, err := stack.BrokersOn(devstack.SASL)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	g := &guarded{t: t, stack: stack}
 	g.Scene = kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: g.as("relay"), Set: map[string]any{
 		"mongodb.indexes": false, "retention": "10m", "purge.interval": "500ms",
 		"kafka.sasl": map[string]any{"mechanism": "scram-sha-512", "username": "relay", "password": rolePassword},
 	}})
+
 	code, out, errOut := g.RunCommand("roles", "--json")
 	if err := json.Unmarshal([]byte(out), &g.roles); err != nil || code != 0 {
 		t.Fatalf("roles: exit code %d, %v\n%s", code, err, errOut)
 	}
+
 	admin := g.Client.Database("admin")
 	for _, r := range g.roles.MongoDB {
 		privileges := bson.A{}
 		if r.Name == "outrelayService" { // which writes its own documents in the same transactions
 			privileges = append(privileges, bson.D{{Key: "resource", Value: bson.D{{Key: "db", Value: g.DB.Name()}, {Key: "collection", Value: "orders"}}}, {Key: "actions", Value: bson.A{"insert"}}})
 		}
+
 		for _, p := range r.Privileges {
 			raw, err := json.Marshal(p.Resource)
 			if err != nil {
@@ -72,6 +77,7 @@ func guard(t *testing.T) *guarded {
 			}
 			privileges = append(privileges, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: p.Actions}})
 		}
+
 		user := strings.ToLower(strings.TrimPrefix(r.Name, "outrelay"))
 		for _, cmd := range []bson.D{
 			{{Key: "createRole", Value: r.Name}, {Key: "privileges", Value: privileges}, {Key: "roles", Value: bson.A{}}},
@@ -82,6 +88,7 @@ func guard(t *testing.T) *guarded {
 			}
 		}
 	}
+
 	g.allow()
 	return g
 }
@@ -99,6 +106,7 @@ func (g *guarded) allow() {
 		"WRITE": kafka.ACLOperationTypeWrite, "READ": kafka.ACLOperationTypeRead,
 		"DESCRIBE": kafka.ACLOperationTypeDescribe, "DESCRIBE_CONFIGS": kafka.ACLOperationTypeDescribeConfigs,
 	}
+
 	var list []kafka.ACLEntry
 	for _, a := range g.roles.Kafka {
 		for _, op := range a.Operations {
@@ -108,6 +116,7 @@ func (g *guarded) allow() {
 			})
 		}
 	}
+
 	tr := &kafka.Transport{}
 	defer tr.CloseIdleConnections()
 	cl := &kafka.Client{Addr: kafka.TCP(g.stack.Brokers()...), Transport: tr, Timeout: kit.Patience}
@@ -235,10 +244,12 @@ func schedules(t *testing.T, scheduler, service *mongo.Database) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	waiting, err := outbox.New(scheduler, outbox.WithoutTransaction())
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	id, err := appending.Schedule(t.Context(), event.New("order", "1", "Reminded", nil), time.Now().Add(time.Hour))
 	if err != nil {
 		t.Fatal(err)
@@ -267,6 +278,7 @@ func consumes(t *testing.T, db *mongo.Database) {
 	if err := box.Once(t.Context(), "payments", "1", func(context.Context) error { return nil }); !errors.Is(err, inbox.ErrDuplicate) {
 		t.Error(err)
 	}
+
 	letters, err := consumer.NewDeadLetters(db, consumer.LettersExpire(time.Hour))
 	if err != nil {
 		t.Fatal(err)

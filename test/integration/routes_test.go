@@ -57,12 +57,14 @@ func TestTwoTenantsWithEqualIDs(t *testing.T) {
 			}
 		}
 	}
+
 	one, two, late := tenant("t1"), tenant("t2"), tenant("t3")
 	one(0, 10)
 	two(0, 10)
 	if _, err := s.Client.Database(s.Prefix+"_x").Collection("outbox").InsertOne(t.Context(), event.New("order", "k", "Foreign", "not of the pattern")); err != nil {
 		t.Fatal(err)
 	}
+
 	p := s.StartRelay()
 	p.WaitTookOver()
 	one(10, 20)
@@ -102,6 +104,7 @@ func TestDocumentsInDebeziumsShape(t *testing.T) {
 		}
 		s.Ledger.Add(kit.Entry{NS: ns, ID: c.wantID, Key: c.key, Topics: []string{s.TopicOf("order")}, Payload: []byte(c.value)})
 	}
+
 	s.CheckDelivery(topics)
 	ambiguous := topics.WaitForRecord("a string id that looks like an ObjectId", func(r *kit.Record) bool { return string(r.Key) == owner.Hex() })
 	if got := ambiguous.Header("outrelay-id-type"); got != "string" {
@@ -154,6 +157,7 @@ func TestDeadAtOnce(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+
 		s.Ledger.Add(kit.Entry{NS: ns, ID: id, Key: "k", Topics: []string{s.TopicOf("order")}})
 		s.Ledger.MarkDead(ns, id)
 		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "k", 2*i+1, 50))
@@ -163,12 +167,14 @@ func TestDeadAtOnce(t *testing.T) {
 		if err := s.DB.Collection("outbox_dead").FindOne(t.Context(), bson.D{{Key: "_id.id", Value: id}}).Decode(&letter); err != nil {
 			t.Fatalf("%s: %v", id, err)
 		}
+
 		switch {
 		case letter.Class != c.class, letter.Reason == "", letter.ID.NS != ns, letter.ID.Delivery != 0, letter.Source.Kind != "relay", letter.MovedAt.IsZero(), len(letter.Attempts) != 1, letter.Pos == "":
 			t.Errorf("%s: letter %+v", id, letter)
 		case strings.Contains(letter.Reason, "mine"):
 			t.Errorf("%s: the reason quotes what the envelope holds: %s", id, letter.Reason)
 		}
+
 		if c.doc != nil && string(letter.Envelope) != string(raw) {
 			t.Errorf("%s: the letter's envelope is not the one that was inserted", id)
 		}
@@ -198,6 +204,7 @@ func TestPresets(t *testing.T) {
 			if preset != "structured" && preset != "default" {
 				s.SetConfig("record.preset", preset)
 			}
+
 			topics := s.ReadTopics()
 			s.StartRelay().WaitTookOver()
 			ev := event.New("order", "42", "Placed", bson.D{{Key: "total", Value: 1}}, event.WithSubject("sub"), event.WithContentType("application/json"), event.WithHeader("own", []byte("h")))
@@ -206,11 +213,13 @@ func TestPresets(t *testing.T) {
 			if r.Headers[0].Key != "id" || r.Header("id") != ev.ID().String() || r.Header("own") != "h" || string(r.Key) != "42" {
 				t.Errorf("headers %v, key %q", r.Headers, r.Key)
 			}
+
 			for name, want := range c.want {
 				if got := r.Header(name); got != want {
 					t.Errorf("header %s is %q, want %q", name, got, want)
 				}
 			}
+
 			if preset == "debezium" && len(r.Headers) != 2 {
 				t.Errorf("headers %v: Debezium's router adds id and the envelope's own alone", r.Headers)
 			}
@@ -220,6 +229,7 @@ func TestPresets(t *testing.T) {
 				}
 				return
 			}
+
 			var ce struct {
 				ID, Type, Source, Subject string
 				Data                      struct{ Total int }
@@ -249,10 +259,12 @@ func TestTopicsAreCreatedOnDemand(t *testing.T) {
 	if err != nil || len(list[s.TopicOf("fresh")].Partitions) != 3 {
 		t.Errorf("%v: %v", err, list)
 	}
+
 	configs, err := admin.DescribeTopicConfigs(t.Context(), s.TopicOf("fresh"))
 	if err != nil || len(configs) != 1 {
 		t.Fatal(err)
 	}
+
 	for _, c := range configs[0].Configs {
 		if c.Key == "retention.ms" && c.MaybeValue() != "3600000" {
 			t.Errorf("retention.ms %s", c.MaybeValue())
@@ -276,15 +288,18 @@ func TestMissingTopic(t *testing.T) {
 	for i := range missing {
 		missing[i] = kit.NewEvent("missing", "k", i, 50)
 	}
+
 	s.AppendEvents(s.Outbox(), missing[:10]...)
 	s.WaitForStatus("the missing topic", func(st kit.Status) bool {
 		b := st.Blocked
 		return len(b) == 1 && b[0].Topic == s.TopicOf("missing") && b[0].Reason != "" && b[0].Count == 10
 	})
+
 	orders := s.ReadTopics()
 	for i := range 50 {
 		s.AppendEvents(s.Outbox(), kit.NewEvent("order", "other", i, 50))
 	}
+
 	orders.WaitDistinct(50)
 	s.AppendEvents(s.Outbox(), missing[10:20]...)
 	// A take-over in between finds the same state.
@@ -309,6 +324,7 @@ func TestFirstStart(t *testing.T) {
 			for i := range early {
 				early[i] = kit.NewEvent("order", "early", i, 30)
 			}
+
 			s.AppendEvents(s.Outbox(), early...)
 			// Times of a start have whole seconds.
 			began := clusterTime(t, s)
@@ -316,6 +332,7 @@ func TestFirstStart(t *testing.T) {
 				_, _ = s.DB.Collection("clock").InsertOne(t.Context(), bson.D{})
 				return clusterTime(t, s) > began
 			})
+
 			switch start {
 			case "now":
 				s.SetConfig("start", "now")
@@ -323,11 +340,13 @@ func TestFirstStart(t *testing.T) {
 				s.SetConfig("start", time.Unix(int64(began)+1, 0).UTC().Format(time.RFC3339))
 				s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 0, 30))
 			}
+
 			if start != "backlog" {
 				for _, e := range early {
 					s.Ledger.MarkDead(ns, e.ID().String()) // not to be delivered
 				}
 			}
+
 			topics := s.ReadTopics()
 			p := s.StartRelay()
 			p.WaitTookOver()

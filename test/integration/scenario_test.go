@@ -43,6 +43,7 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 	} else {
 		env = onSharedServers(t)
 	}
+
 	ctx, cancel := kit.Context(t)
 	defer cancel()
 	var out, errOut bytes.Buffer
@@ -53,6 +54,7 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s%s", err, out.String(), errOut.String())
 	}
+
 	t.Logf("%s", out.String())
 	var r map[string]any
 	d := json.NewDecoder(&out)
@@ -65,6 +67,7 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 	if r["held"] != true || r["events"] == 0.0 || r["events"] != r["delivered"] {
 		t.Errorf("it ended with 0 although the promise did not hold: %v", r)
 	}
+
 	for _, nothing := range []string{"lost", "duplicates", "out_of_order", "phantoms"} {
 		if r[nothing] != 0.0 {
 			t.Errorf("%s: %v", nothing, r[nothing])
@@ -181,14 +184,17 @@ func TestScenariosOfFullSize(t *testing.T) {
 				if r["attempts"] != 0.0 || r["dead"] != 0.0 || r["takeovers"] != 0.0 {
 					t.Errorf("%v", r)
 				}
+
 			case "drop":
 				above(t, r, 2, "drops")
 				if r["redelivered"] != 0.0 || r["takeovers"] != 0.0 {
 					t.Errorf("%v", r)
 				}
+
 			case "lost-history":
 				above(t, r, 100_000, "orphaned")
 				above(t, r, r["orphaned"].(float64)-1, "redelivered")
+
 			case "purge":
 				above(t, r, 0, "purged", "kept", "with_p99_ms", "without_p99_ms")
 			}

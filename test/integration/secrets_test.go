@@ -57,10 +57,12 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		Mongo: devstack.MongoOptions{TLS: true, Root: devstack.User{Name: "root", Password: plantedPassword}},
 		Kafka: devstack.KafkaOptions{Users: []devstack.User{{Name: "relay", Password: plantedKafka}}},
 	})
+
 	brokers, err := stack.BrokersOn(devstack.SASL)
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	dir := t.TempDir()
 	write := func(name string, text []byte) string {
 		t.Helper()
@@ -70,10 +72,12 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		}
 		return path
 	}
+
 	chain, private, err := stack.ClientCert("relay")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	uri := stack.MongoURI() + "&tls=true&tlsCAFile=" + write("ca.pem", stack.CA()) +
 		"&tlsCertificateKeyFile=" + write("both.pem", append(private, chain...)) + "&tlsCertificateKeyFilePassword=" + plantedPassphrase
 	s := kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: uri, Env: []string{"PLANTED_TOKEN=" + plantedToken, "MONGODB_LOG_ALL=debug", "GOTRACEBACK=all"}, Set: map[string]any{
@@ -81,6 +85,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		"otel":       map[string]any{"endpoint": "http://collector:" + plantedToken + "@127.0.0.1:1", "token": "${env:PLANTED_TOKEN}", "metrics_interval": "1s"},
 		"retry":      map[string]any{"max_attempts": 2, "base": "50ms"},
 	}})
+
 	var said strings.Builder
 	keep := func(name, text string) {
 		said.WriteString(text)
@@ -88,11 +93,13 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 			t.Errorf("%s: %s", name, leak)
 		}
 	}
+
 	command := func(args ...string) {
 		t.Helper()
 		_, out, errOut := s.RunCommand(args...)
 		keep(strings.Join(args, " "), out+errOut)
 	}
+
 	for n, format := range []string{"text", "json"} {
 		s.SetConfig("log.format", format)
 		relay := s.StartRelay()
@@ -102,26 +109,32 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 			dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
 			return err == nil && dead == int64(n+1) && s.CountHeld() == n+1
 		})
+
 		for _, path := range []string{"/livez", "/readyz", "/metrics", "/status", "/debug/pprof/", "/nothing"} {
 			_, body := relay.Get(path)
 			keep("GET "+path, body)
 		}
+
 		for _, args := range [][]string{{"status"}, {"status", "--json"}, {"doctor"}, {"doctor", "--json"}, {"validate"}, {"validate", "--json"}, {"config", "print"}, {"roles"}, {"version"}} {
 			command(args...)
 		}
+
 		relay.DumpGoroutines()
 		<-relay.Done()
 		if !strings.Contains(relay.ReadLog(), "goroutine ") {
 			t.Error("the runtime printed no goroutines")
 		}
+
 		keep("log as "+format, relay.ReadLog())
 	}
+
 	// What the servers refuse is said without what was tried.
 	s.SetConfig("mongodb.uri", strings.Replace(uri, plantedPassword, plantedPassword+"-wrong", 1))
 	s.SetConfig("kafka.sasl.password", plantedKafka+"-wrong")
 	for _, args := range [][]string{{"doctor"}, {"status"}, {"pause"}, {"config", "print"}} {
 		command(args...)
 	}
+
 	s.SetConfig("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
 	s.SetConfig("retention", "${env:PLANTED_TOKEN}")
 	command("run")
@@ -137,12 +150,14 @@ func plantEvents(t *testing.T, s *kit.Scene, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	payload := bson.D{{Key: "secret", Value: plantedPayload}}
 	for _, aggregate := range []string{"order", "missing"} {
 		if err := box.Append(t.Context(), event.New(aggregate, plantedKey, "Placed", payload, event.WithHeader("x-planted", []byte(plantedHeader)))); err != nil {
 			t.Fatal(err)
 		}
 	}
+
 	wrong := bson.D{{Key: "_id", Value: "wrong-" + name}, {Key: "aggregatetype", Value: 5}, {Key: "key", Value: plantedKey}, {Key: "payload", Value: payload}}
 	if _, err := s.Outbox().InsertOne(t.Context(), wrong); err != nil {
 		t.Fatal(err)

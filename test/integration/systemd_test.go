@@ -21,11 +21,13 @@ func TestServiceManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	conn, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: filepath.Join(dir, "notify"), Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	t.Cleanup(func() { _ = conn.Close() })
 	buf := make([]byte, 4096)
 	until := func(want string) {
@@ -35,6 +37,7 @@ func TestServiceManager(t *testing.T) {
 			if err := conn.SetReadDeadline(deadline); err != nil {
 				t.Fatal(err)
 			}
+
 			n, err := conn.Read(buf)
 			if errors.Is(err, os.ErrDeadlineExceeded) {
 				break
@@ -47,12 +50,15 @@ func TestServiceManager(t *testing.T) {
 				heard = append(heard, got)
 			}
 		}
+
 		t.Fatalf("never heard %q; heard %q", want, heard)
 	}
+
 	s := kit.New(t, kit.Options{Env: []string{
 		"NOTIFY_SOCKET=" + filepath.Join(dir, "notify"),
 		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=", // without the second it is meant for whoever asks
 	}})
+
 	p := s.StartRelay()
 	until("READY=1")
 	until("STATUS=owner of watcher ")

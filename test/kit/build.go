@@ -15,15 +15,15 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// programs holds the programs of this test process, by their build tags.
+// programs holds the built programs of this test process, by build tags.
 var programs struct {
 	sync.Mutex
 	dir   string
 	paths map[string]string
 }
 
-// Main runs the tests of a package, six at a time because most of their time is waiting for leases to expire and beside no
-// other package that calls it, and removes the programs that they built. No goroutine may be left.
+// Main runs the tests of a package and removes the programs that they built. Six tests run in parallel, because they mostly wait
+// for leases to expire. Packages that call Main do not run at the same time. Main fails if goroutines are left.
 func Main(m *testing.M) {
 	stacktest.Wide(6)
 	stacktest.Alone()
@@ -35,7 +35,7 @@ func Main(m *testing.M) {
 	}))
 }
 
-// Binary is the path of the outrelay program, built with tags ("" for none).
+// Binary builds the outrelay program with tags ("" for none) on the first call, and returns its path.
 func Binary(tb testing.TB, tags string) string {
 	tb.Helper()
 	programs.Lock()
@@ -43,6 +43,7 @@ func Binary(tb testing.TB, tags string) string {
 	if p := programs.paths[tags]; p != "" {
 		return p
 	}
+
 	p, err := buildProgram(tags)
 	if err != nil {
 		tb.Fatal(err)
@@ -50,6 +51,7 @@ func Binary(tb testing.TB, tags string) string {
 	if programs.paths == nil {
 		programs.paths = map[string]string{}
 	}
+
 	programs.paths[tags] = p
 	return p
 }
@@ -64,15 +66,17 @@ func buildProgram(tags string) (string, error) {
 			return "", err
 		}
 	}
+
 	name := "outrelay"
 	if tags != "" {
 		name += "-" + tags
 	}
+
 	out := filepath.Join(programs.dir, name)
 	cmd := exec.Command("go", "build", "-tags", tags, "-o", out, "./cmd/outrelay")
 	cmd.Dir = root
-	if words, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building outrelay: %w\n%s", err, words)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building outrelay: %w\n%s", err, output)
 	}
 	return out, nil
 }
@@ -82,14 +86,15 @@ func findModuleRoot() (string, error) {
 	if err != nil {
 		return "", err
 	}
+
 	for {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return dir, nil
 		}
-		up := filepath.Dir(dir)
-		if up == dir {
+		parent := filepath.Dir(dir)
+		if parent == dir {
 			return "", fmt.Errorf("no go.mod above %s", dir)
 		}
-		dir = up
+		dir = parent
 	}
 }

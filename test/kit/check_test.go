@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newWorld is a ledger of three events of one key, one of another and a rolled back one, and the topic that is right for it.
+// newWorld returns a ledger with three events of one key, one of another key and one rolled back, and matching records.
 func newWorld() (*Ledger, []*Record) {
 	l := newLedger()
 	var records []*Record
@@ -48,6 +48,7 @@ func TestCompareFindsWhatIsPlanted(t *testing.T) {
 		}
 		return r
 	}
+
 	for name, c := range map[string]struct {
 		plant                                      func([]*Record) []*Record
 		lost, phantoms, disorder, repeats, changed int
@@ -86,7 +87,7 @@ func TestCompareFindsWhatIsPlanted(t *testing.T) {
 			l, records := newWorld()
 			v := l.Compare(c.plant(records))
 			if len(v.Lost) != c.lost || len(v.Phantoms) != c.phantoms || len(v.Disorder) != c.disorder || len(v.Duplicates) != c.repeats || len(v.Changed) != c.changed {
-				t.Errorf("planted %s: %s", name, v)
+				t.Errorf("after planting %s: %s", name, v)
 			}
 		})
 	}
@@ -100,10 +101,10 @@ func TestCompareTellsTenantsApart(t *testing.T) {
 		return &Record{Topic: "t", Offset: offset, Key: []byte("k"), Value: []byte{}, Headers: []kgo.RecordHeader{{Key: "id", Value: []byte("1")}, {Key: "outrelay-ns", Value: namespaceHash(ns)}}}
 	}
 	if v := l.Compare([]*Record{record("b.outbox", 0), record("a.outbox", 1)}); !v.OK() {
-		t.Errorf("two tenants: %s", v)
+		t.Errorf("the same id in two collections: %s", v)
 	}
 	if v := l.Compare([]*Record{record("a.outbox", 0), record("a.outbox", 1)}); len(v.Lost) != 1 || len(v.Duplicates) != 1 {
-		t.Errorf("one tenant twice: %s", v)
+		t.Errorf("the same collection twice: %s", v)
 	}
 }
 
@@ -115,6 +116,7 @@ func TestHistoryProblemsFindsWhatIsPlanted(t *testing.T) {
 			Owner: owner, Epoch: epoch, Seq: seq, AcquiredAt: now.Add(at), ExpiresAt: now.Add(at + time.Second), Token: resume.TokenOf(token),
 		}}
 	}
+
 	for name, c := range map[string]struct {
 		all  []Version
 		want int

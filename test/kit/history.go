@@ -17,14 +17,14 @@ import (
 	"github.com/outrelay/outrelay/resume"
 )
 
-// Version is the watcher document after one write, with the fields that the write changed.
+// Version is the watcher document after a write, with the fields that the write changed.
 type Version struct {
 	lease.Document
 	Changed []string // top-level fields; nil for the insert
 	At      time.Time
 }
 
-// History follows every version of the watcher document.
+// History collects all versions of the watcher document.
 type History struct {
 	scene    *Scene
 	mu       sync.Mutex
@@ -33,7 +33,7 @@ type History struct {
 	changed  chan struct{}
 }
 
-// FollowWatcher starts a history; call it before the first relay. The server keeps the image after each write for it.
+// FollowWatcher starts a history. Call it before the first relay starts. It enables post-images on the collection.
 func (s *Scene) FollowWatcher() *History {
 	s.tb.Helper()
 	ctx := s.tb.Context()
@@ -41,10 +41,12 @@ func (s *Scene) FollowWatcher() *History {
 	if err := s.State.CreateCollection(ctx, "watchers", images); err != nil {
 		s.tb.Fatal(err)
 	}
+
 	cs, err := s.State.Collection("watchers").Watch(ctx, mongo.Pipeline{}, options.ChangeStream().SetFullDocument(options.Required).SetMaxAwaitTime(200*time.Millisecond))
 	if err != nil {
 		s.tb.Fatal(err)
 	}
+
 	h := &History{scene: s, changed: make(chan struct{})}
 	run, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -82,12 +84,14 @@ func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
 				v.Changed = append(v.Changed, f.Key())
 			}
 		}
+
 		h.mu.Lock()
 		if err != nil {
 			h.err = err
 		} else if raw.FullDocument != nil && v.ID == WatcherID {
 			h.versions = append(h.versions, v)
 		}
+
 		close(h.changed)
 		h.changed = make(chan struct{})
 		h.mu.Unlock()
@@ -99,11 +103,12 @@ func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
 	}
 }
 
-// WaitFor waits until the newest version is as wanted and returns it.
+// WaitFor waits until ok accepts the newest version, and returns that version. what describes it in the failure message.
 func (h *History) WaitFor(what string, ok func(Version) bool) Version {
 	h.scene.tb.Helper()
-	late := time.NewTimer(Patience)
-	defer late.Stop()
+	timeout := time.NewTimer(Patience)
+	defer timeout.Stop()
+
 	for {
 		h.mu.Lock()
 		news, n := h.changed, len(h.versions)
@@ -111,29 +116,31 @@ func (h *History) WaitFor(what string, ok func(Version) bool) Version {
 		if n > 0 {
 			last = h.versions[n-1]
 		}
+
 		h.mu.Unlock()
 		if n > 0 && ok(last) {
 			return last
 		}
+
 		select {
 		case <-news:
-		case <-late.C:
-			h.scene.tb.Fatalf("the watcher document never showed %s (owner %q, epoch %d, seq %d)", what, last.Owner, last.Epoch, last.Seq)
+		case <-timeout.C:
+			h.scene.tb.Fatalf("waiting for %s in the watcher document timed out; last owner %q, epoch %d, seq %d", what, last.Owner, last.Epoch, last.Seq)
 		case <-h.scene.tb.Context().Done():
 			h.scene.tb.Fatal(h.scene.tb.Context().Err())
 		}
 	}
 }
 
-// Versions are all so far.
+// Versions returns all versions so far.
 func (h *History) Versions() []Version {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return append([]Version(nil), h.versions...)
 }
 
-// CheckHistory holds the history against I5: epoch, seq, token and time never go back, an acquisition is the next epoch and
-// comes only when the lease was free or expired, and nobody but the owner writes.
+// CheckHistory fails the test for each violation of I5: epoch, seq, token and time never decrease, an acquisition has the next
+// epoch and happens only if the lease was free or expired, and only the owner writes.
 func (h *History) CheckHistory() {
 	tb := h.scene.tb
 	tb.Helper()
@@ -141,23 +148,25 @@ func (h *History) CheckHistory() {
 	err := h.err
 	h.mu.Unlock()
 	if err != nil {
-		tb.Errorf("following the watcher document: %v", err)
+		tb.Errorf("reading the change stream of the watcher document: %v", err)
 	}
 	for _, p := range HistoryProblems(h.Versions()) {
 		tb.Error(p)
 	}
 }
 
-// HistoryProblems lists what a history has against I5.
+// HistoryProblems returns the violations of I5 in a history.
 func HistoryProblems(all []Version) (problems []string) {
 	bad := func(v Version, format string, args ...any) {
 		problems = append(problems, fmt.Sprintf("watcher document at epoch %d, seq %d (%s): ", v.Epoch, v.Seq, v.Owner)+fmt.Sprintf(format, args...))
 	}
+
 	for i := 1; i < len(all); i++ {
 		a, b := all[i-1], all[i]
 		if onlyControlFields(b.Changed) {
 			continue
 		}
+
 		switch {
 		case b.Epoch < a.Epoch:
 			bad(b, "the epoch was %d", a.Epoch)
@@ -167,20 +176,22 @@ func HistoryProblems(all []Version) (problems []string) {
 			if b.Owner == "" || b.Owner == a.Owner {
 				bad(b, "a new epoch without a new owner")
 			}
-			// Both are the server's $$NOW. The wall time of a write is that of a clock which a thread of the server sets every
-			// few milliseconds, and later where it has to wait for a processor.
+			// Both times are the server's $$NOW. The wall time of a write is not comparable: a server thread updates that clock
+			// every few milliseconds, and later if it has to wait for a CPU.
 			if a.Owner != "" && b.AcquiredAt.Before(a.ExpiresAt) {
 				bad(b, "acquired at %s (written at %s) although %s held it until %s", b.AcquiredAt, b.At, a.Owner, a.ExpiresAt)
 			}
+
 		case b.Owner != a.Owner && b.Owner != "":
 			bad(b, "the owner changed from %s within an epoch", a.Owner)
 		case a.Owner == "" && b.Owner == "":
-			bad(b, "written while nobody owned it: %v", b.Changed)
+			bad(b, "written without an owner: %v", b.Changed)
 		}
+
 		if b.Seq < a.Seq || b.Seq == a.Seq && !onlyFenceFields(b.Changed) && b.Epoch == a.Epoch {
 			bad(b, "seq was %d; changed %v", a.Seq, b.Changed)
 		}
-		// Behind a gap a position is a time without a token.
+		// After a gap, a position has a time but no token.
 		if at := (resume.Position{Token: b.Token, ClusterTime: b.ClusterTime}); at.Compare(resume.Position{Token: a.Token, ClusterTime: a.ClusterTime}) < 0 {
 			bad(b, "the token went back from %s to %s", a.Token, b.Token)
 		}

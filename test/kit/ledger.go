@@ -19,14 +19,14 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// Fate is what became of an append.
+// Fate is the outcome of an append.
 type Fate int
 
 // The fates of an append.
 const (
 	Committed Fate = iota
 	Aborted
-	Unknown // the commit returned an error; [Ledger.ResolveUnknown] finds out
+	Unknown // the commit returned an error; see [Ledger.ResolveUnknown]
 )
 
 // Entry is one append.
@@ -40,26 +40,26 @@ type Entry struct {
 	Headers []event.Header
 	Fate    Fate
 	At      time.Time // when the commit returned
-	// Unordered takes it out of its key's order: it was scheduled.
+	// Unordered excludes a scheduled event from the order of its key.
 	Unordered bool
 }
 
-// identity tells an envelope from every other, also one of equal id in another collection.
+// identity identifies an envelope. Envelopes in different collections may have the same id.
 type identity struct{ ns, id string }
 
-// Ledger is what a scene's writers did, in the order in which each key's appends followed one another.
+// Ledger lists the appends of a scene's writers. The appends of a key are in their order.
 type Ledger struct {
 	mu         sync.Mutex
 	entries    []*Entry
 	byIdentity map[identity]*Entry
-	dead       map[identity]bool // committed and then taken out by the test's own design: dead letters
+	dead       map[identity]bool // committed envelopes that must become dead letters
 }
 
 func newLedger() *Ledger {
 	return &Ledger{byIdentity: map[identity]*Entry{}, dead: map[identity]bool{}}
 }
 
-// Add records appends whose fate is known, in their order.
+// Add adds appends in their order.
 func (l *Ledger) Add(entries ...Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -70,14 +70,14 @@ func (l *Ledger) Add(entries ...Entry) {
 	}
 }
 
-// MarkDead says that this envelope is to be found among the dead letters and not in a topic.
+// MarkDead marks an envelope that must become a dead letter and must not be in a topic.
 func (l *Ledger) MarkDead(ns, id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dead[identity{ns, id}] = true
 }
 
-// ExpectedEntries are the committed entries that have to be in the topics, in order.
+// ExpectedEntries returns the committed entries that must be in the topics, in order.
 func (l *Ledger) ExpectedEntries() []*Entry {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,11 +90,11 @@ func (l *Ledger) ExpectedEntries() []*Entry {
 	return out
 }
 
-// CountCommitted is the number of committed entries.
+// CountCommitted returns the number of committed entries, without dead letters.
 func (l *Ledger) CountCommitted() int { return len(l.ExpectedEntries()) }
 
-// ResolveUnknown finds out what became of the appends whose commit returned an error: an envelope that is in its collection, or
-// among the dead letters, was committed.
+// ResolveUnknown determines the fate of appends whose commit returned an error. If the envelope is in its collection, the append was
+// committed.
 func (l *Ledger) ResolveUnknown(ctx context.Context, client *mongo.Client) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -102,16 +102,18 @@ func (l *Ledger) ResolveUnknown(ctx context.Context, client *mongo.Client) error
 		if e.Fate != Unknown {
 			continue
 		}
+
 		db, coll, _ := strings.Cut(e.NS, ".")
 		id := event.ParseID(e.ID)
-		err := client.Database(db).Collection(coll, options.Collection().SetReadConcern(readconcern.Majority())).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Err()
+		majority := options.Collection().SetReadConcern(readconcern.Majority())
+		err := client.Database(db).Collection(coll, majority).FindOne(ctx, bson.D{{Key: "_id", Value: id}}).Err()
 		switch {
 		case err == nil:
 			e.Fate = Committed
 		case errors.Is(err, mongo.ErrNoDocuments):
 			e.Fate = Aborted
 		default:
-			return fmt.Errorf("settling %s: %w", e.ID, err)
+			return fmt.Errorf("resolving the append of %s: %w", e.ID, err)
 		}
 	}
 	return nil

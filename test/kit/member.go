@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/pkg/consumer"
 )
 
-// NewCrew makes a group of members that handle what the scene's relay delivers of an aggregate type; nobody runs yet.
+// NewCrew returns a consumer group for the events of an aggregate type. No member runs yet.
 func (s *Scene) NewCrew(role member.Role, aggregateType string) *Crew {
 	s.tb.Helper()
 	if err := member.Prepare(s.tb.Context(), s.DB); err != nil {
@@ -26,14 +26,14 @@ func (s *Scene) NewCrew(role member.Role, aggregateType string) *Crew {
 	}}
 }
 
-// Crew is a consumer group of processes.
+// Crew is a consumer group whose members are processes.
 type Crew struct {
-	Spec    member.Spec // of those that join from now on, but for its name
+	Spec    member.Spec // of the members that start from now on, without the name
 	scene   *Scene
 	started int
 }
 
-// StartMember starts one more process; it does not wait.
+// StartMember starts one more process and returns at once.
 func (c *Crew) StartMember() *Process {
 	c.scene.tb.Helper()
 	c.started++
@@ -55,7 +55,7 @@ func (c *Crew) WaitServing(all ...*Process) {
 	})
 }
 
-// StopMembers asks processes to leave the group and waits until they are gone.
+// StopMembers sends SIGTERM to processes and waits until they have ended.
 func (c *Crew) StopMembers(all ...*Process) {
 	c.scene.tb.Helper()
 	for _, p := range all {
@@ -68,7 +68,7 @@ func (c *Crew) StopMembers(all ...*Process) {
 	}
 }
 
-// WaitEffects waits until there are effects for n events.
+// WaitEffects waits until n events have had their effect.
 func (c *Crew) WaitEffects(n int) {
 	c.scene.tb.Helper()
 	c.waitCount(n, "effects", member.CountEffects)
@@ -80,7 +80,7 @@ func (c *Crew) WaitSteps(n int) {
 	c.waitCount(n, "steps", member.CountSteps)
 }
 
-// waitCount waits until there are n of something, as long as there come more.
+// waitCount waits until count returns at least n. The time limit applies to each increase.
 func (c *Crew) waitCount(n int, what string, count func(context.Context, *mongo.Database) (int, error)) {
 	c.scene.tb.Helper()
 	for got := 0; got < n; {
@@ -95,11 +95,11 @@ func (c *Crew) waitCount(n int, what string, count func(context.Context, *mongo.
 	}
 }
 
-// CheckNothingDead finds messages that the group gave up.
+// CheckNothingDead fails the test if the group has dead letters.
 func (c *Crew) CheckNothingDead() {
 	c.scene.tb.Helper()
 	n, err := c.scene.DB.Collection(consumer.DefaultLetters).CountDocuments(c.scene.tb.Context(), bson.D{})
 	if err != nil || n > 0 {
-		c.scene.tb.Errorf("%d dead letters of the group, %v", n, err)
+		c.scene.tb.Errorf("the group has %d dead letters, want 0 (%v)", n, err)
 	}
 }

@@ -4,6 +4,7 @@ package kit
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -26,20 +27,20 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// Options describe a scene. The zero value is one outbox and one topic of 6 partitions on the shared servers.
+// Options configures a scene. The zero value is one outbox and one topic with 6 partitions on the shared servers.
 type Options struct {
-	Stack      *devstack.Stack // servers of the test's own; what it does not have, or all if it is nil, are the shared ones
-	MongoURI   string          // what the relay connects to, where it is not the servers themselves (a proxy)
-	Brokers    []string        // likewise
-	Types      []string        // aggregate types to make a topic for; nil is "order"
+	Stack      *devstack.Stack // dedicated servers; the shared servers replace missing ones
+	MongoURI   string          // the address for the relay, if it differs from the server (a proxy)
+	Brokers    []string        // as MongoURI
+	Types      []string        // aggregate types with a topic; nil is "order"
 	Partitions int             // of each topic; defaults to 6
 	Replicas   int             // of each partition; defaults to 1
 	Topic      []kafka.ConfigEntry
-	Env        []string       // of the scene's processes, beside the test's own
-	Set        map[string]any // keys of the configuration by their path ("lease.ttl"), over the scene's own
+	Env        []string       // additional variables for the scene's processes
+	Set        map[string]any // configuration keys by path ("lease.ttl"), which override those of the scene
 }
 
-// addresses are the addresses of MongoDB and of Kafka.
+// addresses returns the addresses of MongoDB and Kafka.
 func (o Options) addresses(tb testing.TB) (uri string, brokers []string) {
 	tb.Helper()
 	if o.Stack != nil && len(o.Stack.Mongods()) > 0 {
@@ -53,15 +54,15 @@ func (o Options) addresses(tb testing.TB) (uri string, brokers []string) {
 	return uri, stacktest.Brokers(tb)
 }
 
-// Scene is one watcher in a world of its own.
+// Scene is one watcher with its own databases and topics.
 type Scene struct {
 	Client  *mongo.Client
 	DB      *mongo.Database // holds the outbox
-	State   *mongo.Database // the relay's own
-	Prefix  string          // of the topics: <Prefix>.<aggregate type>
+	State   *mongo.Database // the state database
+	Prefix  string          // prefix of the topics: <Prefix>.<aggregate type>
 	Brokers []string
 	Ledger  *Ledger
-	// Route says which topics an aggregate type is to reach; by default the one that Topic names.
+	// Route returns the expected topics of an aggregate type. The default is TopicOf.
 	Route func(aggregateType string) []string
 
 	tb      testing.TB
@@ -71,7 +72,7 @@ type Scene struct {
 	running []*Process
 }
 
-// New makes a scene; nothing runs yet.
+// New creates a scene. No relay runs yet.
 func New(tb testing.TB, o Options) *Scene {
 	tb.Helper()
 	uri, brokers := o.addresses(tb)
@@ -79,6 +80,7 @@ func New(tb testing.TB, o Options) *Scene {
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	s := &Scene{Client: client, Brokers: brokers, tb: tb, env: o.Env, Ledger: newLedger()}
 	tb.Cleanup(func() { s.dropDatabases() })
 	name := stacktest.Name(tb)
@@ -87,10 +89,12 @@ func New(tb testing.TB, o Options) *Scene {
 	if o.MongoURI != "" {
 		uri = o.MongoURI
 	}
+
 	relayBrokers := brokers
 	if o.Brokers != nil {
 		relayBrokers = o.Brokers
 	}
+
 	s.config = map[string]any{
 		"watcher": "w",
 		"mongodb": map[string]any{"uri": uri, "state": s.State.Name()},
@@ -100,27 +104,23 @@ func New(tb testing.TB, o Options) *Scene {
 		"lease":   map[string]any{"ttl": "2s", "renew": "400ms"},
 		"log":     map[string]any{"level": "debug", "format": "text"},
 	}
+
 	for _, key := range slices.Sorted(maps.Keys(o.Set)) {
 		s.SetConfig(key, o.Set[key])
 	}
+
 	types := o.Types
 	if types == nil {
 		types = []string{"order"}
 	}
+
 	for _, t := range types {
-		stacktest.CreateTopicOn(tb, brokers, s.TopicOf(t), max(o.Partitions, 1+5*b2i(o.Partitions == 0)), max(o.Replicas, 1), o.Topic...)
+		stacktest.CreateTopicOn(tb, brokers, s.TopicOf(t), cmp.Or(o.Partitions, 6), max(o.Replicas, 1), o.Topic...)
 	}
 	return s
 }
 
-func b2i(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// SetConfig changes a key of the configuration of the processes that start from now on.
+// SetConfig sets a configuration key for the processes that start from now on.
 func (s *Scene) SetConfig(path string, value any) {
 	m := s.config
 	for {
@@ -138,10 +138,10 @@ func (s *Scene) SetConfig(path string, value any) {
 	}
 }
 
-// TopicOf is the topic of an aggregate type.
+// TopicOf returns the topic of an aggregate type.
 func (s *Scene) TopicOf(aggregateType string) string { return s.Prefix + "." + aggregateType }
 
-// WriteConfig writes the configuration of a node and returns its path.
+// WriteConfig writes the configuration file of a node and returns its path.
 func (s *Scene) WriteConfig(node, listen string) string {
 	s.tb.Helper()
 	s.SetConfig("node", node)
@@ -157,15 +157,15 @@ func (s *Scene) WriteConfig(node, listen string) string {
 	return path
 }
 
-// StartRelay runs a relay; it does not wait. Each has a name of its own.
+// StartRelay starts a relay with a unique node name and returns at once.
 func (s *Scene) StartRelay() *Process {
 	s.tb.Helper()
 	return s.startRelay("", nil)
 }
 
-// StartCrashing runs a relay that kills itself at a crash point: "name" or "name:n" for its n-th pass. The indexes are made
-// before the first one: an owner that dies in a transaction while it makes them leaves both to the server, and every append
-// waits behind them until a successor ends the transaction.
+// StartCrashing starts a relay that kills itself at a crash point: "name", or "name:n" for its n-th pass. It creates the indexes
+// before the first relay. If an owner died in a transaction while it created them, all appends would wait until its successor
+// ended the transaction.
 func (s *Scene) StartCrashing(at string) *Process {
 	s.tb.Helper()
 	if s.started == 0 {
@@ -179,8 +179,10 @@ func (s *Scene) StartCrashing(at string) *Process {
 func (s *Scene) startRelay(tags string, env []string) *Process {
 	s.tb.Helper()
 	s.started++
-	// Unique on servers that several tests share: a fail point finds the connections of one process by it.
-	node, listen := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:]), freePort(s.tb)
+
+	// The name is unique on shared servers, because a fail point selects the connections of a process by it.
+	node := fmt.Sprintf("n%d-%s", s.started, s.Prefix[len(s.Prefix)-8:])
+	listen := freePort(s.tb)
 	file := s.WriteConfig(node, listen)
 	p := Launch(s.tb, node, Binary(s.tb, tags), append(slices.Clone(s.env), env...), "run", "--config", file)
 	p.HTTP, p.ConfigFile = "http://"+listen, file
@@ -188,16 +190,16 @@ func (s *Scene) startRelay(tags string, env []string) *Process {
 	return p
 }
 
-// Processes are the relays that were started, dead ones too.
+// Processes returns all relays that were started, including those that have ended.
 func (s *Scene) Processes() []*Process { return s.running }
 
-// RunCommand executes one command with the scene's configuration and returns its exit code, standard output and standard error.
+// RunCommand runs a command with the scene's configuration and returns its exit code, standard output and standard error.
 func (s *Scene) RunCommand(args ...string) (code int, stdout, stderr string) {
 	s.tb.Helper()
 	return RunCommand(s.tb, s.env, append(args, "--config", s.WriteConfig("operator", "off"))...)
 }
 
-// RunCommand executes one command line.
+// RunCommand runs a command line.
 func RunCommand(tb testing.TB, env []string, args ...string) (code int, stdout, stderr string) {
 	tb.Helper()
 	var out, errOut bytes.Buffer
@@ -210,7 +212,7 @@ func RunCommand(tb testing.TB, env []string, args ...string) (code int, stdout, 
 	return cmd.ProcessState.ExitCode(), out.String(), errOut.String()
 }
 
-// Get reads a path of its HTTP server.
+// Get sends a request to the HTTP server of the process.
 func (p *Process) Get(path string) (code int, body string) {
 	p.tb.Helper()
 	c := &http.Client{Timeout: Patience}
@@ -225,7 +227,7 @@ func (p *Process) Get(path string) (code int, body string) {
 	return res.StatusCode, b.String()
 }
 
-// Status is what `outrelay status --json` says of the scene's watcher.
+// Status is the scene's watcher in `outrelay status --json`.
 type Status struct {
 	Owner, Node, State, Reason string
 	Epoch                      int64
@@ -236,7 +238,7 @@ type Status struct {
 	}
 }
 
-// ReadStatus asks the command line.
+// ReadStatus runs `outrelay status --json`. The scene must have one slot.
 func (s *Scene) ReadStatus() Status {
 	s.tb.Helper()
 	var all struct{ Watchers []Status }
@@ -247,16 +249,17 @@ func (s *Scene) ReadStatus() Status {
 	return all.Watchers[0]
 }
 
-// unavailable is the exit code of a command that may work later.
+// unavailable is the exit code of a command that may succeed later.
 const unavailable = 75
 
-// readStatusJSON reads what `outrelay status --json` prints. Where the servers are too busy to answer in time it asks again.
+// readStatusJSON decodes the output of `outrelay status --json`. It runs the command again if the servers do not answer in time.
 func (s *Scene) readStatusJSON(into any) {
 	s.tb.Helper()
-	for late := time.Now().Add(Patience); ; {
+	deadline := time.Now().Add(Patience)
+	for {
 		code, out, errOut := s.RunCommand("status", "--json")
-		if code == unavailable && time.Now().Before(late) {
-			s.tb.Logf("status: exit code %d\n%s", code, errOut)
+		if code == unavailable && time.Now().Before(deadline) {
+			s.tb.Logf("status: exit code %d, trying again\n%s", code, errOut)
 			continue
 		}
 		if code != 0 {
@@ -269,13 +272,13 @@ func (s *Scene) readStatusJSON(into any) {
 	}
 }
 
-// WaitForStatus waits until `outrelay status` says what is wanted. It asks seldom: each time is a process.
+// WaitForStatus waits until ok accepts the output of `outrelay status`. It polls rarely, because each poll starts a process.
 func (s *Scene) WaitForStatus(what string, ok func(Status) bool) {
 	s.tb.Helper()
 	pollUntil(s.tb, 400*time.Millisecond, what, func() bool { return ok(s.ReadStatus()) })
 }
 
-// Eventually asks until ok, some times a second, and fails the test after Patience.
+// Eventually polls ok 20 times per second until it returns true, and fails the test after Patience.
 func Eventually(tb testing.TB, what string, ok func() bool) {
 	tb.Helper()
 	pollUntil(tb, 50*time.Millisecond, what, ok)
@@ -285,13 +288,14 @@ func pollUntil(tb testing.TB, every time.Duration, what string, ok func() bool) 
 	tb.Helper()
 	tick := time.NewTicker(every)
 	defer tick.Stop()
-	late := time.NewTimer(Patience)
-	defer late.Stop()
+	timeout := time.NewTimer(Patience)
+	defer timeout.Stop()
+
 	for !ok() {
 		select {
 		case <-tick.C:
-		case <-late.C:
-			tb.Fatalf("never came true: %s", what)
+		case <-timeout.C:
+			tb.Fatalf("waiting timed out: %s", what)
 		case <-tb.Context().Done():
 			tb.Fatal(tb.Context().Err())
 		}
@@ -301,7 +305,7 @@ func pollUntil(tb testing.TB, every time.Duration, what string, ok func() bool) 
 // WatcherID is the id of the watcher document.
 const WatcherID = "w/0of1"
 
-// WatcherDocument is the watcher document as it is now.
+// WatcherDocument reads the watcher document.
 func (s *Scene) WatcherDocument() bson.Raw {
 	s.tb.Helper()
 	raw, err := s.State.Collection("watchers").FindOne(s.tb.Context(), bson.D{{Key: "_id", Value: WatcherID}}).Raw()
@@ -311,7 +315,7 @@ func (s *Scene) WatcherDocument() bson.Raw {
 	return raw
 }
 
-// CurrentEpoch is that of the last acquisition.
+// CurrentEpoch reads the epoch of the last acquisition.
 func (s *Scene) CurrentEpoch() int64 {
 	s.tb.Helper()
 	return s.WatcherDocument().Lookup("epoch").AsInt64()

@@ -15,7 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
-// Record is one record of a topic, as a second Kafka client read it.
+// Record is a record of a topic, read by the second Kafka client.
 type Record struct {
 	Topic     string
 	Partition int32
@@ -29,7 +29,7 @@ type Record struct {
 	Seen      time.Time
 }
 
-// Header is the value of the first header of that name.
+// Header returns the value of the first header with this name, or "".
 func (r *Record) Header(name string) string {
 	for _, h := range r.Headers {
 		if h.Key == name {
@@ -39,7 +39,7 @@ func (r *Record) Header(name string) string {
 	return ""
 }
 
-// Topics reads topics from their beginning, uncommitted and with the control records, until the test ends.
+// Topics reads topics from their beginning until the test ends, including uncommitted and control records.
 type Topics struct {
 	tb     testing.TB
 	client *kgo.Client
@@ -47,12 +47,12 @@ type Topics struct {
 
 	mu          sync.Mutex
 	records     []*Record
-	deliveries  map[string]bool // deliveries seen, for Distinct
+	deliveries  map[string]bool // keys of the deliveries read so far
 	nextOffsets map[string]map[int32]int64
 	changed     chan struct{}
 }
 
-// ReadTopics reads topics by name.
+// ReadTopics starts to read topics by name.
 func ReadTopics(tb testing.TB, brokers []string, names ...string) *Topics {
 	tb.Helper()
 	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(names...), kgo.KeepControlRecords(),
@@ -62,6 +62,7 @@ func ReadTopics(tb testing.TB, brokers []string, names ...string) *Topics {
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	t := &Topics{tb: tb, client: cl, names: names, deliveries: map[string]bool{}, nextOffsets: map[string]map[int32]int64{}, changed: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -74,7 +75,7 @@ func ReadTopics(tb testing.TB, brokers []string, names ...string) *Topics {
 	return t
 }
 
-// ReadTopics reads the topics of the scene's aggregate types, "order" if none is given.
+// ReadTopics starts to read the topics of these aggregate types, or of "order" without arguments.
 func (s *Scene) ReadTopics(types ...string) *Topics {
 	s.tb.Helper()
 	if len(types) == 0 {
@@ -104,18 +105,19 @@ func (t *Topics) collectRecords(ctx context.Context) {
 			t.records = append(t.records, rec)
 			t.deliveries[deliveryKey(rec)] = true
 		})
+
 		close(t.changed)
 		t.changed = make(chan struct{})
 		t.mu.Unlock()
 	}
 }
 
-// deliveryKey is what two records have in common when one repeats the other.
+// deliveryKey returns a key that two records share if one repeats the other.
 func deliveryKey(r *Record) string {
 	return strings.Join([]string{r.Topic, r.Header("id"), r.Header("outrelay-id-type"), r.Header("outrelay-ns"), r.Header("outrelay-delivery")}, "\x00")
 }
 
-// AllRecords are the records so far, by topic, partition and offset.
+// AllRecords returns the records so far, sorted by topic, partition and offset.
 func (t *Topics) AllRecords() []*Record {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -132,27 +134,31 @@ func (t *Topics) AllRecords() []*Record {
 	return out
 }
 
-// WaitDistinct waits until n different deliveries have been seen; what it waits for is the test's own words.
+// WaitDistinct waits until n different deliveries were read. The time limit applies to each new delivery.
 func (t *Topics) WaitDistinct(n int) {
 	t.tb.Helper()
 	if got, ok := t.waitDeliveries(n); !ok {
-		t.tb.Fatalf("never came: %d deliveries (%d so far)", n, got)
+		t.tb.Fatalf("waiting for %d deliveries timed out with %d", n, got)
 	}
 }
 
-// waitDeliveries waits for n deliveries, as long as any come, and returns how many there are.
+// waitDeliveries waits for n deliveries and returns their number. The time limit applies to each new delivery.
 func (t *Topics) waitDeliveries(n int) (got int, ok bool) {
 	t.tb.Helper()
 	for {
 		before := got
-		more := t.waitUntil(func() bool { ok, got = len(t.deliveries) >= n, len(t.deliveries); return ok || got > before })
+		more := t.waitUntil(func() bool {
+			got = len(t.deliveries)
+			ok = got >= n
+			return ok || got > before
+		})
 		if ok || !more {
 			return got, ok
 		}
 	}
 }
 
-// WaitForRecord waits for a record that matches.
+// WaitForRecord waits for a record that matches, and returns it. what describes it in the failure message.
 func (t *Topics) WaitForRecord(what string, match func(*Record) bool) *Record {
 	t.tb.Helper()
 	var found *Record
@@ -166,28 +172,34 @@ func (t *Topics) WaitForRecord(what string, match func(*Record) bool) *Record {
 	return found
 }
 
+// waitFor fails the test unless ok returns true in time. The string of ok describes the state in the failure message.
 func (t *Topics) waitFor(what string, ok func() (bool, string)) {
 	t.tb.Helper()
-	so := ""
-	if !t.waitUntil(func() (yes bool) { yes, so = ok(); return yes }) {
-		t.tb.Fatalf("never came: %s (%s)", what, so)
+	state := ""
+	reached := t.waitUntil(func() (done bool) {
+		done, state = ok()
+		return done
+	})
+	if !reached {
+		t.tb.Fatalf("waiting for %s timed out: %s", what, state)
 	}
 }
 
-// waitUntil asks ok after each fetch and reports whether it came true in time.
+// waitUntil calls ok after each fetch, with the lock held, and reports whether it returned true in time.
 func (t *Topics) waitUntil(ok func() bool) bool {
-	late := time.NewTimer(Patience)
-	defer late.Stop()
+	timeout := time.NewTimer(Patience)
+	defer timeout.Stop()
+
 	for {
 		t.mu.Lock()
-		yes, news := ok(), t.changed
+		done, changed := ok(), t.changed
 		t.mu.Unlock()
-		if yes {
+		if done {
 			return true
 		}
 		select {
-		case <-news:
-		case <-late.C:
+		case <-changed:
+		case <-timeout.C:
 			return false
 		case <-t.tb.Context().Done():
 			return false
@@ -195,25 +207,28 @@ func (t *Topics) waitUntil(ok func() bool) bool {
 	}
 }
 
-// WaitForEnd waits until every record that the topics hold now was read.
+// WaitForEnd waits until all records that are in the topics now were read.
 func (t *Topics) WaitForEnd() {
 	t.tb.Helper()
 	var ends kadm.ListedOffsets
 	var err error
-	Eventually(t.tb, "every partition tells its end", func() bool { // a broker that was away may have no leaders for a while
+
+	// After a broker was stopped, its partitions may have no leader for some time.
+	Eventually(t.tb, "all partitions report their end", func() bool {
 		if ends, err = kadm.NewClient(t.client).ListEndOffsets(t.tb.Context(), t.names...); err == nil {
 			err = ends.Error()
 		}
 		if err != nil {
-			t.tb.Logf("asking for the end of the topics: %v", err)
+			t.tb.Logf("listing the end offsets: %v", err)
 		}
 		return err == nil
 	})
+
 	t.waitFor("the end of the topics", func() (bool, string) {
 		behind := ""
 		ends.Each(func(o kadm.ListedOffset) {
 			if o.Offset > t.nextOffsets[o.Topic][o.Partition] && behind == "" {
-				behind = fmt.Sprintf("%s/%d at %d of %d", o.Topic, o.Partition, t.nextOffsets[o.Topic][o.Partition], o.Offset)
+				behind = fmt.Sprintf("%s/%d read up to %d of %d", o.Topic, o.Partition, t.nextOffsets[o.Topic][o.Partition], o.Offset)
 			}
 		})
 		return behind == "", behind

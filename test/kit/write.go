@@ -19,21 +19,21 @@ import (
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
 
-// Load says how to write. The zero value writes until it is stopped, as fast as the server takes it.
+// Load configures a load. The zero value writes until Stop, as fast as the server accepts it.
 type Load struct {
-	Events     int     // end when so many are committed; 0 goes on until Stop
-	Rate       float64 // events per second, over all workers; 0 is unbounded
-	Workers    int     // each with keys of its own; defaults to 4
-	Keys       int     // of each worker; defaults to 5
-	PerTx      int     // transactions carry 1 to so many events; defaults to 3
+	Events     int     // end when this number is committed; 0: run until Stop
+	Rate       float64 // events per second of all workers; 0: no limit
+	Workers    int     // each has its own keys; defaults to 4
+	Keys       int     // per worker; defaults to 5
+	PerTx      int     // maximum number of events in a transaction; defaults to 3
 	AbortEvery int     // every n-th transaction of a worker is rolled back; defaults to 8
-	Size       int     // bytes of a payload; defaults to 120
+	Size       int     // payload size in bytes; defaults to 120
 	Type       string  // aggregate type; defaults to "order"
-	Prefix     string  // of the keys: two loads whose events meet in a topic need keys of their own
-	Tolerant   bool    // the servers are broken on purpose: an append may fail
+	Prefix     string  // prefix of the keys, for two loads into the same topic
+	Tolerant   bool    // appends may fail, because the test breaks the servers
 }
 
-// RunningLoad is a load that runs.
+// RunningLoad is a load that was started.
 type RunningLoad struct {
 	scene  *Scene
 	load   Load
@@ -46,7 +46,7 @@ type RunningLoad struct {
 
 var errRollBack = errors.New("rolled back on purpose")
 
-// StartLoad starts a load into the scene's outbox. It ends with the test.
+// StartLoad starts a load into the scene's outbox. The end of the test stops it.
 func (s *Scene) StartLoad(l Load) *RunningLoad {
 	s.tb.Helper()
 	l.Workers, l.Keys, l.PerTx = orDefault(l.Workers, 4), orDefault(l.Keys, 5), orDefault(l.PerTx, 3)
@@ -54,15 +54,18 @@ func (s *Scene) StartLoad(l Load) *RunningLoad {
 	if l.Type == "" {
 		l.Type = "order"
 	}
+
 	box, err := outbox.New(s.DB)
 	if err != nil {
 		s.tb.Fatal(err)
 	}
+
 	ctx, stop := context.WithCancel(s.tb.Context())
 	w := &RunningLoad{scene: s, load: l, box: box, stop: stop}
 	for i := range l.Workers {
 		w.wg.Go(func() { w.runWorker(ctx, i) })
 	}
+
 	s.tb.Cleanup(w.Stop)
 	return w
 }
@@ -74,31 +77,34 @@ func orDefault(n, otherwise int) int {
 	return n
 }
 
-// Stop ends the load; what was begun is finished.
+// Stop ends the load and waits for the transactions in progress.
 func (w *RunningLoad) Stop() {
 	w.stop()
 	w.wg.Wait()
 }
 
-// WaitDone returns when the load has written its events.
+// WaitDone waits until the load has written its events.
 func (w *RunningLoad) WaitDone() {
 	w.scene.tb.Helper()
 	w.wg.Wait()
 	w.stop()
 	if w.scene.tb.Context().Err() != nil {
-		w.scene.tb.Fatal("the load did not end")
+		w.scene.tb.Fatal("the load had not ended at the end of the test")
 	}
 }
 
-// CountFailed is the number of appends that returned an error.
+// CountFailed returns the number of appends that returned an error.
 func (w *RunningLoad) CountFailed() int { return int(w.failed.Load()) }
 
-// WaitCommitted waits until n events are committed.
+// WaitCommitted waits until n events are committed. The time limit applies to each new commit.
 func (w *RunningLoad) WaitCommitted(n int) {
 	w.scene.tb.Helper()
 	for got := 0; got < n; {
 		before := got
-		Eventually(w.scene.tb, fmt.Sprintf("%d events committed (%d so far)", n, got), func() bool { got = int(w.count.Load()); return got >= n || got > before })
+		Eventually(w.scene.tb, fmt.Sprintf("%d events committed (%d so far)", n, got), func() bool {
+			got = int(w.count.Load())
+			return got >= n || got > before
+		})
 	}
 }
 
@@ -110,10 +116,12 @@ func (w *RunningLoad) runWorker(ctx context.Context, worker int) {
 		defer t.Stop()
 		pace = t.C
 	}
+
 	keys := make([]string, w.load.Keys)
 	for i := range keys {
 		keys[i] = fmt.Sprintf("%sw%d-k%d", w.load.Prefix, worker, i)
 	}
+
 	numbers := map[string]int{}
 	for turn := 1; ctx.Err() == nil && (w.load.Events == 0 || w.count.Load() < int64(w.load.Events)); turn++ {
 		if pace != nil {
@@ -123,9 +131,11 @@ func (w *RunningLoad) runWorker(ctx context.Context, worker int) {
 				return
 			}
 		}
+
 		at := turn % len(keys)
 		events := w.newEvents(keys[at], 1+turn%w.load.PerTx, numbers)
-		// A begun transaction is finished also when the load is stopped: its fate is then known.
+
+		// A transaction in progress is finished even if the load is stopped, so that its fate is known.
 		fate, err := w.commitEvents(context.WithoutCancel(ctx), events, turn%w.load.AbortEvery == 0)
 		w.scene.Ledger.Add(w.scene.ledgerEntries(w.scene.DB.Name()+".outbox", fate, events)...)
 		if err != nil {
@@ -134,9 +144,10 @@ func (w *RunningLoad) runWorker(ctx context.Context, worker int) {
 				w.scene.tb.Errorf("appending: %v", err)
 				return
 			}
-			// The append may still be committed, after those that follow: they are of another key.
+			// The append may still be committed, even after the following ones. These use another key.
 			keys[at] = fmt.Sprintf("%sw%d-k%d-after-%d", w.load.Prefix, worker, at, turn)
 		}
+
 		if fate == Committed {
 			w.count.Add(int64(len(events)))
 		}
@@ -159,6 +170,7 @@ func (w *RunningLoad) commitEvents(ctx context.Context, events []event.Event, ab
 		}
 		return nil
 	})
+
 	switch {
 	case err == nil:
 		return Committed, nil
@@ -177,7 +189,7 @@ func (w *RunningLoad) newEvents(key string, n int, numbers map[string]int) []eve
 	return out
 }
 
-// NewEvent is the n-th event of a key: its payload and headers hold bytes that are no text, and a header's name repeats.
+// NewEvent returns the n-th event of a key. Its payload and headers contain bytes that are not text, and a header name repeats.
 func NewEvent(aggregateType, key string, n, size int) event.Event {
 	payload := fmt.Appendf(nil, "%s:%d:", key, n)
 	noise := make([]byte, size+4)
@@ -186,7 +198,7 @@ func NewEvent(aggregateType, key string, n, size int) event.Event {
 		event.WithHeader("trace", noise[size:size+2]), event.WithHeader("trace", []byte{0, 0xff, '\n'}), event.WithHeader("none", nil))
 }
 
-// ledgerEntries are the ledger's lines for events with a payload of bytes.
+// ledgerEntries returns the ledger entries for events with a binary payload.
 func (s *Scene) ledgerEntries(ns string, fate Fate, events []event.Event) []Entry {
 	out := make([]Entry, len(events))
 	for i, e := range events {
@@ -204,16 +216,18 @@ type storedPayload struct {
 	null    bool
 }
 
-// parsePayload reads the payload back out of the event as it is stored.
+// parsePayload returns the payload of an event in its stored form.
 func parsePayload(e event.Event) storedPayload {
 	raw, err := e.MarshalBSON()
 	if err != nil {
 		return storedPayload{}
 	}
+
 	var v event.View
 	if err := event.Parse(raw, &v); err != nil {
 		return storedPayload{}
 	}
+
 	b, err := event.AppendPayload(nil, &v)
 	if err != nil {
 		return storedPayload{}
@@ -221,8 +235,8 @@ func parsePayload(e event.Event) storedPayload {
 	return storedPayload{b, bson.Type(v.PayloadType) == bson.TypeNull}
 }
 
-// AppendEvents commits events in one transaction into a collection and notes them in the ledger, each for the topic of its
-// aggregate type.
+// AppendEvents commits events in one transaction into a collection, and adds them to the ledger with the topics of their aggregate
+// types.
 func (s *Scene) AppendEvents(coll *mongo.Collection, events ...event.Event) {
 	s.tb.Helper()
 	box, err := outbox.New(coll.Database(), outbox.WithCollection(coll.Name()))
@@ -236,14 +250,14 @@ func (s *Scene) AppendEvents(coll *mongo.Collection, events ...event.Event) {
 	s.Ledger.Add(s.ledgerEntries(coll.Database().Name()+"."+coll.Name(), Committed, events)...)
 }
 
-// Outbox is the scene's own.
+// Outbox returns the outbox of the scene.
 func (s *Scene) Outbox() *mongo.Collection { return s.DB.Collection("outbox") }
 
 func cleanupContext() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.Background(), 15*time.Second)
 }
 
-// AppendMalformed inserts an envelope that can never be sent and notes that it belongs among the dead letters.
+// AppendMalformed inserts an envelope that cannot be sent, and marks it as a dead letter in the ledger.
 func (s *Scene) AppendMalformed(id string) {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)
@@ -257,7 +271,7 @@ func (s *Scene) AppendMalformed(id string) {
 	s.Ledger.MarkDead(ns, id)
 }
 
-// CheckDead waits until every envelope that belongs among the dead letters is there once and in the outbox no more.
+// CheckDead waits until each envelope marked as a dead letter is one, and has left the outbox.
 func (s *Scene) CheckDead() {
 	s.tb.Helper()
 	_, dead := s.Ledger.copyEntries()
