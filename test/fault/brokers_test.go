@@ -12,12 +12,12 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A broker of three dies under load and comes back, and what that is depends on the topic: three scenes on one cluster go
-// through it side by side, so that its brokers are started once. Each step is taken for one scene after the other, while all
-// of them go on.
+// TestBrokerKilledUnderLoad kills a broker of a cluster of three under load and starts it again. The effect
+// depends on the topic, so three scenes share one cluster, which is started once. Each step is taken for one
+// scene after the other, while all scenes continue.
 func TestBrokerKilledUnderLoad(t *testing.T) {
 	t.Parallel()
-	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{ // a dead broker is noticed within 3 s
+	stack := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{ // a dead broker is detected within 3 s
 		Props: map[string]string{"broker.session.timeout.ms": "3000", "broker.heartbeat.interval.ms": "500"},
 	}})
 
@@ -36,7 +36,7 @@ func TestBrokerKilledUnderLoad(t *testing.T) {
 			s.before(t)
 		}
 
-		// Each broker leads a third of the partitions of every topic.
+		// Each broker leads a third of the partitions of each topic.
 		broker, err := stack.Leader(t.Context(), scenes[0].topic(), round%6)
 		must(t, err)
 		must(t, broker.Kill())
@@ -67,14 +67,14 @@ func minISR(n string) []kafka.ConfigEntry {
 type onBrokers interface {
 	topic() string
 	begin()
-	before(t *testing.T)           // all is well, and the next broker is about to die
-	away(t *testing.T)             // it is dead
-	taken(t *testing.T, round int) // owners were lost beside it
+	before(t *testing.T)           // called before a broker is killed
+	away(t *testing.T)             // called after the kill
+	taken(t *testing.T, round int) // called after other owners were killed too
 	back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int)
 	verdict(t *testing.T)
 }
 
-// witness is a scene under load with all that it is judged by.
+// witness is a scene under load, with the topics and the history that it is checked by.
 type witness struct {
 	s       *kit.Scene
 	history *kit.History
@@ -97,10 +97,10 @@ func (w *witness) begin() {
 
 func (w *witness) topic() string { return w.s.TopicOf("order") }
 
-// flows waits until some of what is appended from now on was delivered.
+// flows waits until n more events than are committed now have been delivered.
 func (w *witness) flows(n int) { w.topics.WaitDistinct(w.s.Ledger.CountCommitted() + n) }
 
-// replace starts another owner in the place of a dead one.
+// replace starts another owner in place of a killed one.
 func (w *witness) replace() {
 	w.owner = w.s.StartRelay()
 	w.owner.WaitTookOver()
@@ -115,7 +115,7 @@ func (w *witness) verdict(t *testing.T) {
 	checkEpochs(t, w.topics)
 }
 
-// replicated partitions get another leader: everything flows on.
+// replicated tests partitions that get another leader: the delivery continues.
 type replicated struct{ witness }
 
 func (r *replicated) before(t *testing.T) {
@@ -130,7 +130,7 @@ func (r *replicated) away(t *testing.T) {
 
 func (r *replicated) taken(*testing.T, int) {}
 
-// back moves a leader to the broker, and lets the owner die while the cluster settles.
+// back moves a leader to the broker, and kills the owner while the cluster settles.
 func (r *replicated) back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
 	t.Helper()
 	r.flows(100)
@@ -140,8 +140,9 @@ func (r *replicated) back(t *testing.T, stack *devstack.Stack, broker *devstack.
 	r.replace()
 }
 
-// zombie is for partitions that cannot be written while the broker is away: the owner freezes beside them, a standby takes
-// over without waiting for them, and the frozen one wakes up when they are back and writes nothing into them.
+// zombie tests partitions that cannot be written while the broker is away. The owner is frozen, and a standby
+// takes over without waiting for these partitions. The frozen owner continues when the partitions are back, and
+// must not write to them.
 type zombie struct {
 	witness
 	standby *kit.Process
@@ -178,8 +179,8 @@ func (z *zombie) back(t *testing.T, _ *devstack.Stack, _ *devstack.Member, _ int
 	z.owner = z.standby
 }
 
-// leaderless partitions have one replica each. They are away for longer than a target is waited for, so that what is for
-// them is parked, a batch of unknown fate among it; and owners die meanwhile and while it comes back.
+// leaderless tests partitions with one replica. They are away for longer than the wait for a target, so their
+// events are parked. One batch has an unknown fate. Owners die in the meantime and while the broker comes back.
 type leaderless struct{ zombie }
 
 func (l *leaderless) away(t *testing.T) {

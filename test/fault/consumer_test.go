@@ -20,7 +20,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// shop appends orders until it is stopped: each with its event in one transaction, those of a key by one worker.
+// shop appends orders until it is closed. Each order and its event are one transaction. One worker appends all
+// orders of a key.
 type shop struct {
 	t    *testing.T
 	s    *kit.Scene
@@ -47,7 +48,7 @@ func openShop(t *testing.T, s *kit.Scene, rate int) *shop {
 	return x
 }
 
-// close returns how many orders there are.
+// close stops the workers and returns the number of orders.
 func (x *shop) close() int {
 	x.stop()
 	x.wg.Wait()
@@ -93,7 +94,7 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 	}
 }
 
-// inShop is a scene with a relay that works, and two consumers that share the partitions.
+// inShop starts a scene with a relay that has taken over, and two consumers that share the partitions.
 func inShop(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	t.Helper()
 	s := kit.New(t, kit.Options{})
@@ -104,7 +105,7 @@ func inShop(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	return s, c, hands
 }
 
-// judge waits for the effects of all orders, lets the consumers leave, and looks at what they left.
+// judge waits for the effects of all orders, stops the consumers, and checks the effects and the dead letters.
 func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Process) {
 	t.Helper()
 	c.WaitEffects(orders)
@@ -129,20 +130,21 @@ func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Pro
 		t.Error(err)
 	}
 	if r.Orders != orders || orders == 0 {
-		t.Errorf("%d orders are there of %d", r.Orders, orders)
+		t.Errorf("%d orders exist, want %d", r.Orders, orders)
 	}
 
 	c.CheckNothingDead()
 }
 
-// Of two consumers one after the other dies by SIGKILL under load and is followed by another. Every order has its effect
-// once, in the order of its key.
+// One of two consumers after the other is killed with SIGKILL under load, and replaced. Each order has its
+// effect once, in the order of its key.
 func TestConsumersDie(t *testing.T) {
 	t.Parallel()
 	s, c, hands := inShop(t)
 	load := openShop(t, s, 300)
 	for i := range rounds(2, 30) {
-		// What the killed one had is handled by others before the next one dies, so that each kill is in the middle of work.
+		// Other consumers handle the messages of the killed one before the next kill, so that each kill hits
+		// a working consumer.
 		before, err := member.CountEffects(t.Context(), s.DB)
 		if err != nil {
 			t.Fatal(err)
@@ -156,7 +158,7 @@ func TestConsumersDie(t *testing.T) {
 	judge(t, s, c, load.close(), hands)
 }
 
-// A third consumer joins and leaves, every second, under load.
+// A third consumer joins and leaves every second, under load.
 func TestRebalanceEverySecond(t *testing.T) {
 	t.Parallel()
 	s, c, hands := inShop(t)
@@ -174,7 +176,8 @@ func TestRebalanceEverySecond(t *testing.T) {
 	judge(t, s, c, load.close(), hands)
 }
 
-// Two nodes take the steps of sagas whose messages come by many keys, each twice; one of them dies in the middle.
+// Two nodes take the steps of sagas. The messages arrive with many keys, each twice. One of the nodes is
+// killed.
 func TestSagaNodesDie(t *testing.T) {
 	t.Parallel()
 	sagas, steps := 20, rounds(15, 100)
@@ -217,8 +220,8 @@ func TestSagaNodesDie(t *testing.T) {
 	c.CheckNothingDead()
 }
 
-// repeat asks for all steps by the outbox, and writes some of the messages to the topic once more as a producer would that
-// does not know whether it has.
+// repeat requests all steps through the outbox. It also writes some messages to the topic again, like a
+// producer that does not know whether it has written them.
 func repeat(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 	t.Helper()
 	publisher, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: s.Brokers})

@@ -9,7 +9,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// rounds is how often a fault is repeated: a few times, or many in the long run.
+// rounds returns how often a fault is repeated: few times, or many times with -fault.long.
 func rounds(few, many int) int {
 	if *long {
 		return many
@@ -17,7 +17,7 @@ func rounds(few, many int) int {
 	return few
 }
 
-// A graceful stop under load, again and again: the standby goes on at once, nothing is repeated.
+// A graceful stop under load is repeated. The standby takes over at once, and no event is repeated.
 func TestHandoverUnderLoad(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -46,7 +46,7 @@ func TestHandoverUnderLoad(t *testing.T) {
 	}
 }
 
-// gaps says for how long nobody owned the watcher between one owner and the next.
+// gaps returns the times between the end of an ownership and the next acquisition.
 func gaps(all []kit.Version) (out []string) {
 	for i := 1; i < len(all); i++ {
 		if a, b := all[i-1], all[i]; b.Epoch > a.Epoch {
@@ -56,8 +56,8 @@ func gaps(all []kit.Version) (out []string) {
 	return out
 }
 
-// An owner that sleeps through its lease (SIGSTOP) wakes in a world with another owner: it writes nothing more into any
-// topic nor into MongoDB, and stands by.
+// An owner that is frozen for longer than its lease (SIGSTOP) continues after another node has taken over. It
+// must not write to any topic or to MongoDB, and becomes a standby.
 func TestZombieWritesNothing(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})
@@ -86,7 +86,8 @@ func TestZombieWritesNothing(t *testing.T) {
 	checkEpochs(t, topics)
 }
 
-// checkEpochs finds a record of a producer's earlier epoch behind one of a later epoch: a write of a zombie.
+// checkEpochs fails the test for each record with an earlier producer epoch than a previous record: the write
+// of a zombie.
 func checkEpochs(t *testing.T, topics *kit.Topics) {
 	t.Helper()
 	type sender struct {
@@ -98,7 +99,7 @@ func checkEpochs(t *testing.T, topics *kit.Topics) {
 	for _, r := range topics.AllRecords() {
 		s := sender{r.Topic, r.Partition, r.Producer}
 		if b := last[s]; b != nil && b.Epoch > r.Epoch {
-			t.Errorf("%s/%d: epoch %d at offset %d behind epoch %d at %d", r.Topic, r.Partition, r.Epoch, r.Offset, b.Epoch, b.Offset)
+			t.Errorf("%s/%d: epoch %d at offset %d after epoch %d at %d", r.Topic, r.Partition, r.Epoch, r.Offset, b.Epoch, b.Offset)
 		}
 		last[s] = r
 	}

@@ -15,16 +15,17 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// silent makes the server of proxies with a logger that says nothing, without naming the logger's type.
+// silent returns a proxy server whose logger discards everything. The type parameters avoid naming the type of
+// the logger.
 func silent[M, L any](newServer func(M, L) *toxiproxy.ApiServer, m M) *toxiproxy.ApiServer {
 	var none L
 	return newServer(m, none)
 }
 
-// between is a proxy in front of an address, for as long as the test runs.
+// between returns a proxy for an address, which runs until the end of the test.
 func between(t *testing.T, upstream string) *toxiproxy.Proxy {
 	t.Helper()
-	addr, err := devstack.FreeAddress() // it is left for a while
+	addr, err := devstack.FreeAddress() // the address stays free for some time
 	must(t, err)
 	p := toxiproxy.NewProxy(silent(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", addr, upstream)
 	must(t, p.Start())
@@ -32,8 +33,9 @@ func between(t *testing.T, upstream string) *toxiproxy.Proxy {
 	return p
 }
 
-// The network between the relay and MongoDB is cut, swallows everything, and is slow, for longer than a lease lasts. The
-// relay goes on where it was; as nobody else took the lease, it is suspended and never lost (N2).
+// The network between the relay and MongoDB is cut, drops all packets, or is slow, for longer than a lease. The
+// relay then continues from its position. No other node has acquired the lease, so it is suspended and not lost
+// (N2).
 func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	t.Parallel()
 	direct := options.Client().ApplyURI(stacktest.MongoURI(t))
@@ -74,11 +76,11 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	t.Log(s.CheckDelivery(topics))
 	history.CheckHistory()
 	if now := s.CurrentEpoch(); now != epoch {
-		t.Errorf("epoch %d, and %d before: nobody else wanted the lease", now, epoch)
+		t.Errorf("epoch %d, want %d: no other node wanted the lease", now, epoch)
 	}
 }
 
-// longerThanALease waits while the load goes on.
+// longerThanALease waits for longer than a lease, while the load continues.
 func longerThanALease(t *testing.T) {
 	t.Helper()
 	pause(t, 3*time.Second)

@@ -14,10 +14,11 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// interrupted is a scene whose relay has delivered something and ended, with more appended since.
+// interrupted returns a scene whose relay has delivered events and ended, with more events appended since.
 func interrupted(t *testing.T) (*kit.Scene, *kit.Topics) {
 	t.Helper()
-	// It has to end in order: what a lease leaves behind that ran out is found by a read-back, if the settings are the same.
+	// The relay must end gracefully. After an expired lease, a read-back would find its records if the
+	// settings are the same.
 	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "20s", "lease.renew": "1s"}})
 	topics := s.ReadTopics()
 	p := s.StartRelay()
@@ -26,14 +27,14 @@ func interrupted(t *testing.T) (*kit.Scene, *kit.Topics) {
 	s.CheckDelivery(topics)
 	p.Terminate()
 	if code := p.WaitExit(); code != 0 {
-		t.Fatalf("exit code %d", code)
+		t.Fatalf("exit code %d, want 0", code)
 	}
 
 	s.StartLoad(kit.Load{Events: 300}).WaitDone()
 	return s, topics
 }
 
-// setToken writes a token into the watcher document, as a restore or a wrong hand would.
+// setToken writes a token to the watcher document, like a restore or an operator error.
 func setToken(t *testing.T, s *kit.Scene, token resume.Token, more ...bson.E) {
 	t.Helper()
 	res, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}},
@@ -43,7 +44,8 @@ func setToken(t *testing.T, s *kit.Scene, token resume.Token, more ...bson.E) {
 	}
 }
 
-// A token that cannot be read is no reason to begin at "now": the time beside it still says where to go on.
+// If the token cannot be parsed, the relay does not start at "now". It continues from the time in the watcher
+// document.
 func TestTokenOfGarbage(t *testing.T) {
 	t.Parallel()
 	for name, data := range map[string]string{"no token at all": "not hexadecimal", "cut off": "8265", "of another kind": "99FFFFFFFF"} {
@@ -57,16 +59,16 @@ func TestTokenOfGarbage(t *testing.T) {
 	}
 }
 
-// repeatsOneTransaction: by its time alone, a position cannot say which events of that very time were delivered, so the
-// transaction that it stands at may come again. Nothing else may go wrong.
+// repeatsOneTransaction checks the result of a position without a token. Its time does not tell which events of
+// that time were delivered, so one transaction may be repeated. No other promise may be violated.
 func repeatsOneTransaction(t *testing.T, v kit.Verdict) {
 	t.Helper()
 	if len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Changed) != 0 || len(v.Duplicates) > 3 {
-		t.Errorf("not as promised, but for one transaction of at most 3 events: %s", v)
+		t.Errorf("promises are violated, beyond one repeated transaction of at most 3 events: %s", v)
 	}
 }
 
-// The token of another collection's stream names an event that this one does not have.
+// The token of another collection's stream refers to an event that this stream does not have.
 func TestTokenOfAnotherStream(t *testing.T) {
 	t.Parallel()
 	s, topics := interrupted(t)
@@ -86,12 +88,13 @@ func TestTokenOfAnotherStream(t *testing.T) {
 	_ = cs.Close(t.Context())
 	s.StartLoad(kit.Load{Events: 100}).WaitDone()
 	setToken(t, s, token)
-	// Its time lies behind what was appended before it: going on there would lose those.
+	// Its time is later than some appended events. A stream from that time would lose them.
 	s.StartRelay().WaitTookOver()
 	repeatsOneTransaction(t, s.CompareAtEnd(topics))
 }
 
-// future is an interrupted scene whose position the servers have not reached, as after the restore of an older backup.
+// future returns an interrupted scene with a position that the servers have not reached, as after the restore
+// of an older backup.
 func future(t *testing.T, lostHistory string) (*kit.Scene, *kit.Topics) {
 	t.Helper()
 	s, topics := interrupted(t)
@@ -103,7 +106,8 @@ func future(t *testing.T, lostHistory string) (*kit.Scene, *kit.Topics) {
 	return s, topics
 }
 
-// The policy "halt": the relay says what happened, keeps the lease, and neither begins at "now" nor spins.
+// With the policy halt, the relay reports the cause, keeps the lease, does not start at "now" and does not
+// retry in a loop.
 func TestTokenFromTheFutureHalts(t *testing.T) {
 	t.Parallel()
 	s, topics := future(t, "halt")
@@ -121,7 +125,8 @@ func TestTokenFromTheFutureHalts(t *testing.T) {
 	t.Log(s.ReadStatus().Reason)
 }
 
-// The policy "sweep": what the stream cannot bring is found in the outbox. Repeats are possible behind a gap, and they say so.
+// With the policy sweep, the outbox has the events that the stream cannot supply. Records after a gap may be
+// repeated, and are then flagged.
 func TestTokenFromTheFutureIsSwept(t *testing.T) {
 	t.Parallel()
 	s, topics := future(t, "sweep")
@@ -131,7 +136,7 @@ func TestTokenFromTheFutureIsSwept(t *testing.T) {
 	v := s.CompareAtEnd(topics)
 	t.Log(v)
 	if len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Changed) != 0 {
-		t.Errorf("not as promised behind a gap: %s", v)
+		t.Errorf("promises are violated after a gap: %s", v)
 	}
 
 	kit.Eventually(t, "the position belongs to the cluster's own history", func() bool {
@@ -151,12 +156,12 @@ func TestTokenFromTheFutureIsSwept(t *testing.T) {
 	}
 
 	if len(v.Duplicates) > flagged {
-		t.Errorf("%d repeats, and %d records say that they may be one", len(v.Duplicates), flagged)
+		t.Errorf("%d repeated records, %d flagged records", len(v.Duplicates), flagged)
 	}
 }
 
-// Another list of collections is another pipeline: the stream is opened by time, and nothing is lost or repeated, in the
-// old collection and in the new one.
+// Another list of collections changes the pipeline. The stream is opened by time, and no event of the old or
+// the new collection is lost or repeated.
 func TestWatchListChanged(t *testing.T) {
 	t.Parallel()
 	s, topics := interrupted(t)
@@ -175,8 +180,8 @@ func TestWatchListChanged(t *testing.T) {
 
 	v := s.CheckDelivery(topics)
 	t.Log(v)
-	// And back. A kill in between would let the change of the list be seen in the records: those of one collection carry
-	// no outrelay-ns, so a read-back would not know them again.
+	// Change the list back. A kill in between would show the change in the records: without a second
+	// collection they have no outrelay-ns, so a read-back would not find them.
 	p.Terminate()
 	if code := p.WaitExit(); code != 0 {
 		t.Errorf("exit code %d after SIGTERM", code)
@@ -188,8 +193,8 @@ func TestWatchListChanged(t *testing.T) {
 	s.CheckDelivery(topics)
 }
 
-// An outbox in which nothing happens keeps its place in the stream while its neighbour is busy, and so the position that a
-// successor opens is young.
+// The position of an idle outbox moves with the stream while another collection is busy, so a successor opens
+// the stream at a recent position.
 func TestIdleOutboxBesideABusyNeighbour(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -218,12 +223,12 @@ func TestIdleOutboxBesideABusyNeighbour(t *testing.T) {
 		t.Fatal(err)
 	}
 	if last = now.OperationTime; !last.After(began.ClusterTime) {
-		t.Fatal("the neighbour wrote nothing")
+		t.Fatal("the other collection got no writes")
 	}
 
 	v := history.WaitFor("a position behind what the neighbour wrote", func(v kit.Version) bool { return !v.ClusterTime.Before(last) })
 	if v.Epoch != began.Epoch {
-		t.Errorf("epoch %d, and %d before: the owner changed", v.Epoch, began.Epoch)
+		t.Errorf("epoch %d, want %d: the owner changed", v.Epoch, began.Epoch)
 	}
 
 	p.Kill()

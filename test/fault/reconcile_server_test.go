@@ -15,8 +15,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// Kafka is away with a backlog of tens of thousands, while some envelopes are held for reasons of their own: that it cannot
-// be reached spends no attempt, kills nothing and parks nothing, and everything is in order when it is back.
+// Kafka is away with a backlog of tens of thousands of events, while some envelopes wait for other reasons. The
+// outage uses up no attempts, and makes no envelope dead or parked. All events are in order after it.
 func TestKafkaAwayWithABacklog(t *testing.T) {
 	stacktest.OnlyWith(t, "tens of thousands of events wait for a broker of its own", "fault.long")
 	t.Parallel()
@@ -35,7 +35,7 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	length := time.Duration(rounds(7, 600)) * time.Second
 	for first := true; time.Since(away) < length; first = false {
 		if n := s.CountHeld("parked", "retry"); n > 0 {
-			t.Errorf("%d envelopes are held because Kafka is away", n)
+			t.Errorf("%d envelopes wait because Kafka is away, want 0", n)
 			break
 		}
 		if first {
@@ -48,7 +48,7 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
 	must(t, err)
 	if dead > 0 {
-		t.Errorf("%d envelopes are dead", dead)
+		t.Errorf("%d dead letters, want 0", dead)
 	}
 
 	must(t, broker.Restart(t.Context()))
@@ -57,11 +57,11 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	s.WaitNoneHeld()
 	t.Logf("away for %v, all delivered %v after it was back", back.Sub(away).Round(time.Second), time.Since(back).Round(time.Second))
 	if n := s.CountOutbox(bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}); n > 0 {
-		t.Errorf("%d attempts were spent", n)
+		t.Errorf("%d attempts were used up, want 0", n)
 	}
 }
 
-// pause lets the fault last.
+// pause waits for d, while the fault lasts.
 func pause(t *testing.T, d time.Duration) {
 	t.Helper()
 	timer := time.NewTimer(d)
@@ -73,17 +73,17 @@ func pause(t *testing.T, d time.Duration) {
 	}
 }
 
-// patiently is kit.Eventually for what may take minutes.
+// patiently is kit.Eventually for conditions that may take minutes.
 func patiently(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for begin := time.Now(); !ok(); pause(t, 200*time.Millisecond) {
 		if time.Since(begin) > 10*kit.Patience {
-			t.Fatalf("never came true: %s", what)
+			t.Fatalf("waiting timed out: %s", what)
 		}
 	}
 }
 
-// bulk appends n events of 50 keys in transactions of 1,000.
+// bulk appends n events with 50 keys in transactions of 1,000.
 func bulk(t *testing.T, s *kit.Scene, n int) {
 	t.Helper()
 	for i := 0; i < n; i += 1000 {
@@ -95,8 +95,8 @@ func bulk(t *testing.T, s *kit.Scene, n int) {
 	}
 }
 
-// A take-over with more parked envelopes than there are gates for keys: it is quick, needs little memory, and everything of
-// every key is in order, also what is appended meanwhile.
+// A takeover with more parked envelopes than the limit of gates for keys is fast and needs little memory. All
+// events of each key stay in order, including events appended in the meantime.
 func TestTakeOverWithManyParked(t *testing.T) {
 	stacktest.OnlyWith(t, "more envelopes are parked than there are gates for keys", "fault.long")
 	t.Parallel()
@@ -143,7 +143,8 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	history.CheckHistory()
 }
 
-// age sets the stamps of all envelopes back to a time, those of a key to one of its own: the purge goes by ranges of stamps.
+// age sets the timestamps of all envelopes to a time, with a different time for each key: the purge uses ranges
+// of timestamps.
 func age(t *testing.T, s *kit.Scene, to bson.Timestamp) {
 	t.Helper()
 	var keys []string
@@ -155,8 +156,8 @@ func age(t *testing.T, s *kit.Scene, to bson.Timestamp) {
 	}
 }
 
-// The purge runs while owners die and envelopes wait: what was not sent is never removed, nor what waits. The stamps are set
-// back, because nothing younger than two minutes is ever purged.
+// The purge runs while owners die and envelopes wait. It never removes an envelope that was not sent or that
+// waits. The test sets the timestamps back, because the purge keeps everything younger than two minutes.
 func TestPurgeWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})

@@ -19,7 +19,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// quick are leases that a test need not wait long for.
+// quick returns a configuration with short leases.
 func quick(more map[string]any) map[string]any {
 	set := map[string]any{"lease.ttl": "1s", "lease.renew": "250ms"}
 	for k, v := range more {
@@ -28,8 +28,8 @@ func quick(more map[string]any) map[string]any {
 	return set
 }
 
-// die lets one owner after the other die, each at a crash point, or after a while if it never comes there. Half of the points
-// are for the long run.
+// die kills one owner after the other, each at a crash point, or after some time if it does not reach the
+// point. Without -fault.long it uses half of the points.
 func die(t *testing.T, s *kit.Scene, points ...string) {
 	t.Helper()
 	for _, point := range points[:rounds((len(points)+1)/2, len(points))] {
@@ -38,12 +38,12 @@ func die(t *testing.T, s *kit.Scene, points ...string) {
 	}
 }
 
-// ageSetting is the brokers' bound on the age of a record: below what an event's way takes they refuse it, and say so of each
-// record by itself.
+// ageSetting limits the age of a record at the brokers. If it is shorter than the delivery of an event takes,
+// the brokers reject each record individually.
 const ageSetting = "message.timestamp.before.max.ms"
 
-// A topic is missing while owners die, is made, and owners die while what was parked is delivered. Half of what is for it
-// is for another topic as well.
+// Owners die while a topic is missing, and again while its parked events are delivered after it was created.
+// Half of its events have a second topic.
 func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
@@ -85,7 +85,7 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	history.CheckHistory()
 }
 
-// Thousands become due while owners die, with events of the same keys beside them.
+// Owners die while thousands of scheduled events become due, next to other events with the same keys.
 func TestScheduledWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})
@@ -114,7 +114,8 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 	history.CheckHistory()
 }
 
-// What was sent outside of the stream's order and not written down is not sent again, however late its turn comes.
+// An event that was sent outside of the order of the stream, and not recorded, is not sent again, even if its
+// turn comes much later.
 func TestScheduledSentButNotFinished(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})
@@ -132,12 +133,12 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
 	if n := s.CountOutbox(bson.D{{Key: "claim", Value: bson.D{{Key: "$exists", Value: true}}}}); n > 0 {
-		t.Errorf("%d envelopes bear a claim", n)
+		t.Errorf("%d envelopes have a claim, want 0", n)
 	}
 }
 
-// Records are refused for a reason of their own by the setting of their topic, while owners die: each failure counts one
-// attempt, the key waits, and when the topic takes them everything follows in order.
+// Brokers reject records because of a setting of their topic, while owners die. Each failure counts as one
+// attempt, and the key is blocked. When the topic accepts the records, all follow in order.
 func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	stacktest.OnlyWith(t, "eight owners die one after the other", "fault.long")
 	t.Parallel()
@@ -159,7 +160,7 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	history.CheckHistory()
 }
 
-// checkAttempts holds the attempts of what is to be retried against the failures that were written down.
+// checkAttempts compares the number of attempts of envelopes in state retry with their recorded failures.
 func checkAttempts(t *testing.T, s *kit.Scene) {
 	t.Helper()
 	cur, err := s.Outbox().Find(t.Context(), bson.D{{Key: "state", Value: "retry"}})
@@ -177,8 +178,8 @@ func checkAttempts(t *testing.T, s *kit.Scene) {
 	}
 }
 
-// Each delivered envelope is marked with where it stands, or deleted, whoever died meanwhile; and one without a stamp of the
-// server is marked also where nothing else is.
+// Each delivered envelope is marked with its offset, or deleted, although owners die. An envelope without a
+// server timestamp is marked even without recording: mark.
 func TestRecordedWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	for _, recording := range []string{"mark", "delete", "watermark"}[:rounds(1, 3)] {
@@ -207,7 +208,7 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 	}
 }
 
-// foreign inserts envelopes as somebody else would: without a stamp.
+// foreign inserts envelopes without a timestamp, like a writer that does not use outrelay.
 func foreign(t *testing.T, s *kit.Scene, n int) {
 	t.Helper()
 	for i := range n {
@@ -225,7 +226,7 @@ func foreign(t *testing.T, s *kit.Scene, n int) {
 	}
 }
 
-// recorded holds what the outbox says of the deliveries against the topics.
+// recorded compares the deliveries recorded in the outbox with the topics.
 func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) {
 	t.Helper()
 	where := map[string]string{}
@@ -274,7 +275,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 		}
 		if got != where[d.ID] {
 			if wrong++; wrong <= 5 {
-				t.Errorf("%s is marked as sent to %v, and stands at %s", d.ID, d.Sent, where[d.ID])
+				t.Errorf("%s is marked as sent to %v, but is at %s", d.ID, d.Sent, where[d.ID])
 			}
 		}
 	}
@@ -283,7 +284,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 	t.Logf("%d envelopes are marked, %d wrongly", n, wrong)
 }
 
-// text is an id as a record's header has it.
+// text returns an id in the format of the record header.
 func text(v bson.RawValue) string {
 	if _, b, ok := v.BinaryOK(); ok && len(b) == 16 {
 		return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
@@ -291,10 +292,11 @@ func text(v bson.RawValue) string {
 	return v.StringValue()
 }
 
-// resumable is what a replay says that waited for a watcher in vain.
-var resumable = regexp.MustCompile(`go on with outrelay replay --resume (\S+)`)
+// resumable matches the message of a replay that has waited in vain for a watcher.
+var resumable = regexp.MustCompile(`outrelay replay --resume ([\w-]+)`)
 
-// Dead letters are requeued, and delivered envelopes replayed, while owners die: each comes exactly once more, and says so.
+// Dead letters are requeued and delivered envelopes replayed, while owners die. Each is delivered exactly once
+// more, with the right flag.
 func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.max_attempts": 1})})
@@ -315,15 +317,16 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	topics.WaitDistinct(n)
 	dead := s.DB.Collection("outbox_dead")
 	letters := int64(0)
-	// The first attempt is as old as the commit, which was before the relay began: the brokers refuse nearly all. One that is
-	// tried again would be as old as its sending, and a quick machine sends within the millisecond that they allow.
+	// The first attempt has the time of the commit, which was before the relay started, so the brokers reject
+	// nearly all records. A retry would have the time of its sending, and a fast machine sends within the
+	// allowed millisecond.
 	kit.Eventually(t, "payments are dead, or delivered", func() bool {
 		letters, _ = dead.CountDocuments(t.Context(), bson.D{})
 		return letters > int64(n/50) && s.CountHeld() == 0 && int(letters)+len(topics.AllRecords()) >= 2*n
 	})
 
 	s.SetTopicConfig("payment", ageSetting, "86400000")
-	// A replay begins with what the position has passed.
+	// A replay starts with events that the position has passed.
 	history.WaitFor("a position behind all of it", func(v kit.Version) bool { return !v.ClusterTime.Before(end) })
 	p.Kill()
 	before := topics.Deliveries()
@@ -338,14 +341,14 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 		to <- outcome{code, out + errOut}
 	}
 
-	kit.Binary(t, "crashpoints") // neither command waits for ever, and this may take a minute
+	kit.Binary(t, "crashpoints") // build first, because it may take a minute and both commands have a time limit
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
 	die(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
 	s.StartRelay().WaitTookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
 		o := <-c
-		if again := resumable.FindStringSubmatch(o.said); o.code != 0 && again != nil { // no owner lived for long enough
+		if again := resumable.FindStringSubmatch(o.said); o.code != 0 && again != nil { // no owner lived long enough
 			t.Logf("%s: %s", name, o.said)
 			o.code, o.said, _ = kit.RunCommand(t, nil, "replay", "--resume", again[1], "--yes", "--json", "--config", config)
 		}
@@ -362,7 +365,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	want := func(id string, of map[string]int) {
 		if got := topics.Deliveries()[id]; !maps.Equal(got, of) {
 			if wrong++; wrong < 6 {
-				t.Errorf("%s came %v, want %v", id, got, of)
+				t.Errorf("deliveries of %s: %v, want %v", id, got, of)
 			}
 		}
 	}
@@ -398,8 +401,8 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	history.CheckHistory()
 }
 
-// An owner that sleeps through its lease with parked, retried and scheduled envelopes on their way writes nothing of them
-// afterwards: neither into a topic nor into a document.
+// An owner with parked, retried and scheduled envelopes is frozen for longer than its lease. Afterwards it
+// writes to no topic and no document.
 func TestZombieWithExceptions(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(nil)})

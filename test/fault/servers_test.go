@@ -20,8 +20,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// The primary of three members dies under load, and comes back: the relay follows the new one, and every commit that was
-// confirmed is delivered.
+// The primary of three members is killed under load and started again. The relay uses the new primary, and each
+// confirmed commit is delivered.
 func TestPrimaryKilled(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Mongods: 3})
@@ -45,10 +45,11 @@ func TestPrimaryKilled(t *testing.T) {
 	history.CheckHistory()
 }
 
-// Every error that MongoDB may give to the reader: it goes on where it was, with the same lease.
+// After each error that MongoDB may return to the reader, the relay continues from its position with the same
+// lease.
 func TestStreamErrors(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}}) // only an error is to cost it
+	s := kit.New(t, kit.Options{Set: map[string]any{"lease.ttl": "10s", "lease.renew": "1s"}}) // only an error may end the lease
 	topics := s.ReadTopics()
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -74,15 +75,15 @@ func TestStreamErrors(t *testing.T) {
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
 	if now := s.CurrentEpoch(); now != began {
-		t.Errorf("epoch %d, and %d before: an error of the stream cost the lease", now, began)
+		t.Errorf("epoch %d, want %d: an error of the stream ended the lease", now, began)
 	}
 	if strings.Contains(p.ReadLog(), "halted") {
-		t.Error("halted")
+		t.Error("the relay halted")
 	}
 }
 
-// Kafka stands still with its connections open, longer than a lease lasts: the owner keeps the lease, memory stays
-// bounded, and all is delivered when it goes on.
+// Kafka is frozen with open connections for longer than a lease. The owner keeps the lease, its memory stays
+// bounded, and all events are delivered afterwards.
 func TestKafkaStandsStill(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{Brokers: 1, Quick: true})
@@ -104,6 +105,6 @@ func TestKafkaStandsStill(t *testing.T) {
 	load.Stop()
 	t.Log(s.CheckDelivery(topics))
 	if now := s.CurrentEpoch(); now != began {
-		t.Errorf("epoch %d, and %d before: silence of Kafka cost the lease", now, began)
+		t.Errorf("epoch %d, want %d: the outage of Kafka ended the lease", now, began)
 	}
 }

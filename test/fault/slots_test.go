@@ -12,7 +12,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// Nodes join, leave and die under load: slots go from node to node, and nothing is lost, repeated or out of order.
+// Nodes join, leave and die under load. Slots move from node to node, and no event is lost, repeated or out of
+// order.
 func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"slots": 4})})
@@ -41,8 +42,9 @@ func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	t.Log(s.CheckDelivery(topics))
 }
 
-// A watcher whose owner was killed is divided anew, one attempt dying at each of its points, with events in every state.
-// What the owner had sent and not written down is found by whoever has its keys then.
+// A watcher whose owner was killed is resliced, and one attempt dies at each crash point of the command, with
+// events in each state. The new owners of the keys find the records that the old owner had sent but not
+// recorded.
 func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
@@ -61,21 +63,21 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 
 		slots := fmt.Sprint(n)
 		deaths := []string{"reslice-paused", "reslice-fenced", "reslice-done"}
-		if !*long { // each in one of the two rounds
+		if !*long { // use each point in one of the two rounds
 			deaths = [][]string{{deaths[0], deaths[2]}, {deaths[1]}}[i]
 		}
 
 		for _, point := range deaths {
 			if c := s.RunCrashing(point, "reslice", "--slots", slots, "--yes"); !c.Killed() {
-				t.Fatalf("reslice was to die at %s\n%s", point, c.ReadLog())
+				t.Fatalf("reslice did not die at %s\n%s", point, c.ReadLog())
 			}
 		}
 
 		if code, out, errOut := s.RunCommand("reslice", "--slots", slots, "--yes", "--json"); code != 0 {
-			t.Fatalf("reslice: %d\n%s%s", code, out, errOut)
+			t.Fatalf("reslice: exit code %d, want 0\n%s%s", code, out, errOut)
 		}
 		if got := s.ReadSlots(); len(got) != n {
-			t.Fatalf("%d slots became %v, %d are wanted", last, got, n)
+			t.Fatalf("%d slots became %v, want %d slots", last, got, n)
 		}
 
 		p.Terminate()
@@ -100,7 +102,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	s.CheckDead()
 }
 
-// Owners that do not drain keep the slots as they are, and they go on.
+// If owners do not drain, the slots stay unchanged and continue.
 func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: quick(map[string]any{"drain": "30s"})})
@@ -109,14 +111,14 @@ func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	p := s.StartRelay()
 	p.WaitTookOver()
 	topics.WaitDistinct(50)
-	p.Freeze() // it renews no more, and its lease would expire: another holds it by a document of its own
+	p.Freeze() // the frozen owner does not renew its lease, so extend the lease here
 	if _, err := s.State.Collection("watchers").UpdateOne(t.Context(), bson.D{{Key: "_id", Value: kit.WatcherID}}, bson.D{{Key: "$set", Value: bson.D{{Key: "expiresAt", Value: time.Now().Add(time.Hour)}}}}); err != nil {
 		t.Fatal(err)
 	}
 
 	code, _, errOut := s.RunCommand("reslice", "--slots", "2", "--yes", "--wait", "2s")
 	if code == 0 {
-		t.Fatalf("it was not refused\n%s", errOut)
+		t.Fatalf("reslice was not rejected\n%s", errOut)
 	}
 
 	t.Log(errOut)
