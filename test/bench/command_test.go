@@ -4,7 +4,8 @@ package bench
 
 import "testing"
 
-// TestBenchCommand runs all of the benchmark in small, failover included, and reads its object as others will.
+// TestBenchCommand runs the whole benchmark at a small size, including failover, and decodes its JSON object
+// like a user.
 func TestBenchCommand(t *testing.T) {
 	t.Parallel()
 	var r struct {

@@ -4,8 +4,8 @@ package bench
 
 import "testing"
 
-// TestBenchConsumerCommand runs the benchmark of the consumer in small, and reads its object as others will. What it does
-// not check are rates: the machine may be busy.
+// TestBenchConsumerCommand runs the benchmark of the consumer at a small size, and decodes its JSON object like
+// a user. It does not check rates, because the machine may be busy.
 func TestBenchConsumerCommand(t *testing.T) {
 	t.Parallel()
 	var r map[string]any
@@ -26,6 +26,6 @@ func TestBenchConsumerCommand(t *testing.T) {
 	}
 
 	if v, _ := r["messages_per_transaction"].(float64); v <= 1 {
-		t.Errorf("%v messages share a transaction", v)
+		t.Errorf("%v messages per transaction", v)
 	}
 }

@@ -17,7 +17,8 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 )
 
-// path is what one event goes through between the reply of MongoDB and the bytes that are sent, without the servers.
+// path is the path of one event between the reply of MongoDB and the encoded bytes for Kafka, without the
+// servers.
 type path struct {
 	router  *routing.Router
 	filler  *routing.Filler
@@ -29,7 +30,7 @@ type path struct {
 	recs    [1]record.Record
 	builder batch.Builder
 	sealed  int
-	tap     *tracing.Tap // turned off: looks at the headers and follows nothing
+	tap     *tracing.Tap // turned off: reads the headers and creates no spans
 }
 
 const maxBatch = 1<<20 - 1024
@@ -49,7 +50,7 @@ func newPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 	return h
 }
 
-// send takes one change event as far as the batch.
+// send processes one change event up to the batch.
 func (h *path) send(raw []byte) error {
 	if err := changestream.Parse(raw, &h.ev); err != nil {
 		return err
@@ -90,7 +91,7 @@ func (h *path) send(raw []byte) error {
 	return nil
 }
 
-// change is an insert as the change stream shows it.
+// change returns an insert as a change stream event.
 func change(tb testing.TB, i int, e event.Event) []byte {
 	tb.Helper()
 	doc, err := e.MarshalBSON()
@@ -115,7 +116,7 @@ func change(tb testing.TB, i int, e event.Event) []byte {
 	return raw
 }
 
-// variants are the shapes of events that are common enough to be fast.
+// variants are the forms of events that are common enough to need a fast path.
 func variants() []struct {
 	name, preset string
 	rules        []routing.Rule
@@ -149,7 +150,7 @@ func variants() []struct {
 
 const prepared = 2000
 
-// TestHotPathAllocations holds the path to at most half an allocation per event.
+// TestHotPathAllocations checks that the path needs at most half an allocation per event.
 func TestHotPathAllocations(t *testing.T) {
 	for _, v := range variants() {
 		t.Run(v.name, func(t *testing.T) {
@@ -167,16 +168,16 @@ func TestHotPathAllocations(t *testing.T) {
 				}
 			}) / prepared
 			if per > 0.5 {
-				t.Errorf("%.2f allocations per event, above 0.5", per)
+				t.Errorf("%.2f allocations per event, want at most 0.5", per)
 			}
 			if h.builder.Count() == 0 || bytes.Contains(docs[0], []byte("0123456789abcdef")) && h.sealed == 0 {
-				t.Error("nothing was encoded")
+				t.Error("no record was encoded")
 			}
 		})
 	}
 }
 
-// BenchmarkHotPath is the CPU time of an event between the reply of MongoDB and the bytes that are sent.
+// BenchmarkHotPath measures the CPU time of an event between the reply of MongoDB and the encoded bytes.
 func BenchmarkHotPath(b *testing.B) {
 	for _, v := range variants() {
 		b.Run(v.name, func(b *testing.B) {

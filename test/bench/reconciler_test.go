@@ -4,7 +4,8 @@ package bench
 
 import "testing"
 
-// TestBenchReconcilerCommand runs all that is measured beside the stream in small, and reads its object as others will.
+// TestBenchReconcilerCommand runs all measurements outside of the stream at a small size, and decodes the JSON
+// object like a user.
 func TestBenchReconcilerCommand(t *testing.T) {
 	t.Parallel()
 	var r map[string]any

@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// run runs `outrelay bench --json` on the shared servers, reads the one object that it prints, and shows what it said besides
-// if the test fails. It returns that.
+// run runs `outrelay bench --json` on the shared servers and decodes its JSON object. It returns the text on
+// standard error, and prints it if the test fails.
 func run(t *testing.T, object any, args ...string) (said string) {
 	t.Helper()
 	binary := kit.Binary(t, "")

@@ -10,14 +10,15 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// N17: with one attempt allowed, what the brokers refuse once is dead, with that attempt in it, and its key flows.
+// N17: with max_attempts 1, an envelope that the brokers reject once becomes a dead letter with this attempt,
+// and its key continues.
 func TestOneAttemptIsOne(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: map[string]any{"retry.max_attempts": 1}})
 	s.CreateTopic("payment", 1, 1, kafka.ConfigEntry{ConfigName: "message.timestamp.before.max.ms", ConfigValue: "1"})
 	topics := s.ReadTopics("order", "payment")
 	const n = 60
-	for i := range n { // written long before the relay sends them, so that the brokers refuse nearly all
+	for i := range n { // appended long before the relay sends them, so that the brokers reject nearly all
 		s.AppendEvents(s.Outbox(), kit.NewEvent("payment", fmt.Sprintf("p%d", i%7), i, 20), kit.NewEvent("order", fmt.Sprintf("o%d", i%7), i, 20))
 	}
 
@@ -30,7 +31,7 @@ func TestOneAttemptIsOne(t *testing.T) {
 	})
 
 	if letters == 0 {
-		t.Fatal("the brokers refused nothing")
+		t.Fatal("the brokers rejected no record")
 	}
 
 	one, err := dead.CountDocuments(t.Context(), bson.D{
@@ -41,7 +42,7 @@ func TestOneAttemptIsOne(t *testing.T) {
 	if err != nil || one != letters {
 		doc, _ := dead.FindOne(t.Context(), bson.D{}).Raw()
 		t.Log(doc)
-		t.Errorf("%d of %d letters have one attempt; %v", one, letters, err)
+		t.Errorf("%d of %d dead letters have one attempt, want all (%v)", one, letters, err)
 	}
 
 	s.WaitNoneHeld()

@@ -12,8 +12,9 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// N15: an owner dies between the move of envelopes to the dead letters and the position that passes them. The stream brings them
-// to its successor once more, whose configuration would have them sent: they stay dead, until somebody requeues them.
+// N15: an owner dies after it has moved envelopes to the dead letters and before its position passes them. The
+// stream repeats them to its successor, whose configuration would send them. They stay dead letters until an
+// operator requeues them.
 func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "payment"}})
@@ -21,7 +22,7 @@ func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
 	topics := s.ReadTopics("order", "payment", "late")
 	owner := s.StartRelay()
 	owner.WaitTookOver()
-	s.AppendEvents(s.Outbox(), kit.NewEvent("late", "l", 0, 20)) // its topic is missing: the watermark waits for it for some seconds
+	s.AppendEvents(s.Outbox(), kit.NewEvent("late", "l", 0, 20)) // its topic is missing, so the watermark waits for it for some seconds
 	const n = 20
 	var dead []string
 	for i := range n {
@@ -41,7 +42,7 @@ func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("the stream brings %d of %d again", behind, n)
+	t.Logf("the stream repeats %d of %d events", behind, n)
 
 	s.SetConfig("topics.allow", []string{})
 	s.CreateTopic("late", 1, 1)
@@ -56,7 +57,7 @@ func TestN15_WhatIsDeadIsNotSentByASuccessor(t *testing.T) {
 	topics.WaitForEnd()
 	for id, of := range topics.Deliveries() {
 		if slices.Contains(dead, id) != maps.Equal(of, map[string]int{"1": 1}) {
-			t.Errorf("%s came %v", id, of)
+			t.Errorf("deliveries of %s: %v", id, of)
 		}
 	}
 }

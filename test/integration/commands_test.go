@@ -14,7 +14,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// What an operator asks while a relay and a standby run.
+// The commands of an operator while a relay and a standby run.
 func TestCommandsOnALiveRelay(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -48,13 +48,14 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 
 	standby.WaitTookOver()
 	if now := s.ReadStatus(); now.Node != standby.Node || now.Epoch <= st.Epoch {
-		t.Errorf("status after a take-over: %+v; before it was %+v", now, st)
+		t.Errorf("status after a takeover: %+v; before: %+v", now, st)
 	}
 
 	history.CheckHistory()
 }
 
-// answers waits until a process answers a path with 200 and that text: a machine that is busy makes a lease doubtful at times.
+// answers waits until a process returns status 200 and a text for a path. On a busy machine a lease may be in
+// doubt for a moment.
 func answers(t *testing.T, p *kit.Process, path, want string) {
 	t.Helper()
 	kit.Eventually(t, fmt.Sprintf("GET %s of %s with %q", path, p.Node, want), func() bool {
@@ -82,7 +83,7 @@ func TestDoctorOnALiveRelay(t *testing.T) {
 			t.Logf("%s: %s (%s)", c.ID, c.Detail, c.Fix)
 		}
 		if c.Status != "ok" && c.Fix == "" {
-			t.Errorf("%s is %s and says no remedy: %s", c.ID, c.Status, c.Detail)
+			t.Errorf("check %s is %s without a fix: %s", c.ID, c.Status, c.Detail)
 		}
 	}
 
@@ -91,7 +92,7 @@ func TestDoctorOnALiveRelay(t *testing.T) {
 	}
 }
 
-// Exit codes: 1 for what a person has to mend before another start, 75 for what may work later.
+// Exit codes: 1 if a person has to fix something before the next start, 75 if a later attempt may succeed.
 func TestExitCodes(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -119,7 +120,7 @@ func TestExitCodes(t *testing.T) {
 		}
 		for _, want := range c.says {
 			if !strings.Contains(errOut, want) {
-				t.Errorf("%s: nothing of %q in %q", c.name, want, errOut)
+				t.Errorf("%s: no %q in %q", c.name, want, errOut)
 			}
 		}
 		if strings.Contains(out+errOut, "secret") {
@@ -132,11 +133,12 @@ func TestExitCodes(t *testing.T) {
 		t.Errorf("status without MongoDB: exit code %d, want 75\n%s", code, errOut)
 	}
 	if code, _, errOut := kit.RunCommand(t, env, "validate"); code != 0 {
-		t.Errorf("validate connects to nothing: exit code %d\n%s", code, errOut)
+		t.Errorf("validate without servers: exit code %d, want 0\n%s", code, errOut)
 	}
 }
 
-// A second relay on an occupied address cannot serve its health: that is for a person, and no relay runs unseen.
+// A second relay at an occupied address cannot serve its health. It ends with an error, so that no relay runs
+// without health checks.
 func TestListenAddressInUse(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -145,6 +147,6 @@ func TestListenAddressInUse(t *testing.T) {
 	file := s.WriteConfig("other", strings.TrimPrefix(p.HTTP, "http://"))
 	code, _, errOut := kit.RunCommand(t, nil, "run", "--config", file)
 	if code == 0 || !strings.Contains(errOut, "http.listen") {
-		t.Errorf("exit code %d, want another than 0 and the key http.listen named\n%s", code, errOut)
+		t.Errorf("exit code %d, want an error that names http.listen\n%s", code, errOut)
 	}
 }

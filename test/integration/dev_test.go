@@ -20,7 +20,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// The demo with two kills ends with 0 and one object that says that nothing was lost, twice or out of order.
+// The demo with two kills exits with 0, and its JSON object reports that no event was lost, repeated or out of
+// order.
 func TestDevCommandSurvivesKills(t *testing.T) {
 	t.Parallel()
 	binary := kit.Binary(t, "")
@@ -58,18 +59,18 @@ func TestDevCommandSurvivesKills(t *testing.T) {
 	if r["events"] != 400 || r["delivered"] != 400 || r["lost"]+r["duplicates"]+r["out_of_order"] != 0 || r["takeovers"] < 2 || r["p50_ms"] < 0 || r["p99_ms"] < r["p50_ms"] {
 		t.Errorf("%v\n%s", r, errOut.String())
 	}
-	// Somebody waited for a take-over, and the median does not know: where a record is there before its commit is confirmed it
-	// is 0.
+	// At least one event waits for a takeover, but that does not show in the median. The median is 0 if most
+	// records arrive before their commit is confirmed.
 	if r["max_gap_ms"] <= r["p50_ms"] {
 		t.Errorf("the longest wait was %v ms, with two kills and a median of %v ms", r["max_gap_ms"], r["p50_ms"])
 	}
 	if n := strings.Count(errOut.String(), "killed a-"); n < 2 {
-		t.Errorf("%d kills\n%s", n, errOut.String())
+		t.Errorf("%d kills, want 2\n%s", n, errOut.String())
 	}
 }
 
-// Ctrl-C ends the demo, also one that is to be kept, with a clean result, and nothing is left running. It has servers of its
-// own, as where none are named.
+// Ctrl-C ends the demo with a clean result, also with --keep, and leaves no process running. The test starts
+// its own servers, as the demo does by default.
 func TestDevCommandStopsAll(t *testing.T) {
 	t.Parallel()
 	binary := kit.Binary(t, "")
@@ -95,8 +96,8 @@ func TestDevCommandStopsAll(t *testing.T) {
 			pid, _ := strconv.Atoi(m[1])
 			pids = append(pids, pid)
 		}
-		if strings.HasPrefix(lines.Text(), " events ") && !told { // figures: all is running
-			told = true // a second one ends it at once
+		if strings.HasPrefix(lines.Text(), " events ") && !told { // the figures appear when everything runs
+			told = true // a second signal would end it at once
 			if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
 				t.Error(err)
 			}
@@ -112,7 +113,7 @@ func TestDevCommandStopsAll(t *testing.T) {
 
 	for _, pid := range pids {
 		if err := syscall.Kill(pid, 0); err != syscall.ESRCH {
-			t.Errorf("relay %d is still there: %v", pid, err)
+			t.Errorf("relay %d is still running: %v", pid, err)
 		}
 	}
 }

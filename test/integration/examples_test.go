@@ -20,13 +20,14 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// The example from end to end: two relays and two instances of each program, of which one each is killed with -9 on the
-// way. It ends with 0 only if each order had each effect once and in order, and leaves nothing running.
+// The example from end to end: two relays and two instances of each program. One instance of each is killed
+// with -9. The example exits with 0 only if each order had each effect once and in order, and leaves no process
+// running.
 func TestExampleOrders(t *testing.T) {
 	t.Parallel()
 	client := stacktest.Client(t)
 	db := stacktest.Database(t, client)
-	relay := client.Database(db.Name() + "_relay") // where the relays keep their own
+	relay := client.Database(db.Name() + "_relay") // the state database of the relays
 	t.Cleanup(func() { _ = relay.Drop(context.WithoutCancel(t.Context())) })
 	program := filepath.Join(t.TempDir(), "orders")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "github.com/outrelay/outrelay/examples/orders")
@@ -63,7 +64,7 @@ func TestExampleOrders(t *testing.T) {
 	}
 
 	if n := strings.Count(errOut.String(), "killed with -9"); n != 4 {
-		t.Errorf("%d were killed\n%s", n, errOut.String())
+		t.Errorf("%d processes were killed\n%s", n, errOut.String())
 	}
 
 	for _, line := range strings.Split(errOut.String(), "\n") {

@@ -15,8 +15,9 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A service inserts 30,000 envelopes of as many aggregate types, for none of which there is a topic. Memory, metrics, log and
-// watcher document stay bounded, the lease is kept, an event of another service arrives, and the relay stops when told.
+// A service inserts 30,000 envelopes with as many aggregate types and no topics. Memory, metrics, log and
+// watcher document stay bounded, the lease is kept, an event of another service is delivered, and the relay
+// stops on SIGTERM.
 func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -58,19 +59,19 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	t.Logf("the event took %s, the flood %s, metrics %s; %d bytes of memory, %d of metrics, %d of watcher, %d of log",
 		late, settled, time.Since(asked), p.ResidentMemory(), len(metrics), len(s.WatcherDocument()), len(p.ReadLog()))
 	if late > 20*time.Second {
-		t.Errorf("an event of another service took %s", late)
+		t.Errorf("the event of another service was delivered after %s", late)
 	}
 	if mem := p.ResidentMemory(); mem > 256<<20 {
-		t.Errorf("%d MiB of memory", mem>>20)
+		t.Errorf("resident memory is %d MiB", mem>>20)
 	}
 	if code != 200 || len(metrics) > 1<<20 {
-		t.Errorf("/metrics: %d, %d bytes", code, len(metrics))
+		t.Errorf("/metrics: status %d, %d bytes", code, len(metrics))
 	}
 	if n := len(s.WatcherDocument()); n > 1<<20 {
 		t.Errorf("the watcher document has %d bytes", n)
 	}
 	if log := p.ReadLog(); strings.Count(log, "\n") > 2000 {
-		t.Errorf("%d lines of log", strings.Count(log, "\n"))
+		t.Errorf("%d lines in the log", strings.Count(log, "\n"))
 	}
 	if s.CurrentEpoch() != epoch || p.HasLogged("could not be renewed") {
 		t.Error("the lease was lost, or not renewed in time")
@@ -79,7 +80,7 @@ func TestManyMissingTopicsDisturbNobody(t *testing.T) {
 	asked = time.Now()
 	p.Terminate()
 	if code := p.WaitExit(); code != 0 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code %d, want 0", code)
 	}
 	if took := time.Since(asked); took > 15*time.Second {
 		t.Errorf("stopping took %s", took)

@@ -17,9 +17,9 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A service may only insert into its outbox. An insert that carries fields of the relay, to write to a topic that
-// topics.allow forbids or to pass for another delivery, becomes a dead letter that names the field. Legitimate events of
-// the same key go on, while the relay runs and after it was down.
+// A service may only insert into its outbox. An insert with fields of the relay could write to a topic that
+// topics.allow forbids, or could pass for another delivery. It becomes a dead letter that names the field.
+// Other events of the same key are delivered, while the relay runs and after it was stopped.
 func TestForgedStateReachesNoTopic(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "secret"}})
@@ -58,7 +58,8 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 		s.AppendEvents(s.Outbox(), event.New("order", "k", "Placed", "real", event.WithID(round+"real")))
 	}
 
-	// As an operator's requeue has left the collection: the reconciler looks at it before the stream brings the inserts.
+	// This is the state after an operator's requeue: the reconciler reads the collection before the stream
+	// supplies the inserts.
 	insert("before-")
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -93,14 +94,14 @@ func TestForgedStateReachesNoTopic(t *testing.T) {
 		t.Fatal(err)
 	}
 	if names.Has(s.Prefix + "-evil") {
-		t.Error("a forged document made a topic")
+		t.Error("a forged document created a topic")
 	}
 	for _, r := range topics.AllRecords() {
 		if r.Topic == s.TopicOf("secret") || string(r.Value) == "FORGED" {
-			t.Errorf("%s has %s of %s", r.Topic, r.Value, r.Key)
+			t.Errorf("topic %s has value %s of key %s", r.Topic, r.Value, r.Key)
 		}
 	}
 	if log := p.ReadLog(); strings.Contains(log, "grant this user") {
-		t.Error("the log advises rights on a topic that a forged document names")
+		t.Error("the log recommends permissions for the topic of a forged document")
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// The way of docs/operations.md for a message_too_large: raise the topic's max.message.bytes and requeue. The relay that has
-// refused the event goes on running.
+// The procedure of docs/operations.md for a message_too_large: raise the topic's max.message.bytes and requeue.
+// The relay that has rejected the event keeps running.
 func TestRaisedLimitOfATopicDeliversWithoutARestart(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Partitions: 1, Topic: []kafka.ConfigEntry{{ConfigName: "max.message.bytes", ConfigValue: "20000"}}})
@@ -29,7 +29,7 @@ func TestRaisedLimitOfATopicDeliversWithoutARestart(t *testing.T) {
 		return letters.FindOne(t.Context(), bson.D{{Key: "_id.id", Value: "requeued"}}).Decode(&letter) == nil
 	})
 	if letter.Class != record.MessageTooLarge {
-		t.Fatalf("letter %+v", letter)
+		t.Fatalf("dead letter %+v", letter)
 	}
 
 	s.SetTopicConfig("order", "max.message.bytes", "1000000")
@@ -39,6 +39,6 @@ func TestRaisedLimitOfATopicDeliversWithoutARestart(t *testing.T) {
 	s.AppendEvents(s.Outbox(), large("appended"))
 	topics.WaitDistinct(3)
 	if n, err := letters.CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: "appended"}}); err != nil || n != 0 {
-		t.Errorf("%d letters, %v", n, err)
+		t.Errorf("%d dead letters (%v)", n, err)
 	}
 }

@@ -13,15 +13,16 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// nullable are all fields that an envelope may have beside the required ones: its own and those that the relay writes.
+// nullable lists all optional fields of an envelope: the fields of the writer and the fields of the relay.
 var nullable = []string{
 	"key", "topic", "partition", "headers", "contenttype", "schemaversion", "source", "subject", "time", "expiresAt", "slot", "ts",
 	"dueAt", "scheduledFor", "state", "pos", "pending", "attempts", "nextAt", "lastError", "history", "origin", "claim", "redelivered",
 	"delivery", "replayOf", "only", "sentAt", "sent",
 }
 
-// A writer that stores null for every field that it does not set has its events delivered as if the fields were absent: those that a
-// sweep finds, those whose topic is missing, those that Kafka refuses for a while, and scheduled ones; in order, and across a take-over.
+// If a writer stores null in each field that it does not set, its events are delivered as if the fields were
+// missing. This includes swept events, events without a topic, events that Kafka rejects for some time, and
+// scheduled events. They stay in order across a takeover.
 func TestNullFieldsAreAbsent(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "strict"}, Set: map[string]any{
@@ -54,7 +55,8 @@ func TestNullFieldsAreAbsent(t *testing.T) {
 	})
 }
 
-// Envelopes without a stamp that a sweep finds, and that Kafka refuses for a while, are delivered in the order of their inserts.
+// Envelopes without a timestamp that a sweep finds, and that Kafka rejects for some time, are delivered in the
+// order of their inserts.
 func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"strict"}, Partitions: 1, Set: map[string]any{
@@ -83,8 +85,8 @@ func TestN15_UnstampedEnvelopesOfASweepKeepTheirOrder(t *testing.T) {
 	s.CheckDelivery(topics)
 }
 
-// insertNulls writes two envelopes of one key for each nullable field, of which the second has the field as null, and two for all
-// fields together. It returns how many they are.
+// insertNulls inserts two envelopes of one key for each nullable field, and two for all fields together. In the
+// second envelope the field is null. It returns the number of envelopes.
 func insertNulls(t *testing.T, s *kit.Scene, name, aggregateType string, set ...bson.E) (n int) {
 	t.Helper()
 	var docs []any

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { kit.Main(m) }
 
-// I1, I3, I4, I5, I8: many keys, transactions of several events, some rolled back.
+// I1, I3, I4, I5, I8: many keys, transactions with several events, some rolled back.
 func TestOrderPerKey(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -30,13 +30,13 @@ func TestOrderPerKey(t *testing.T) {
 		t.Errorf("exit code %d after SIGTERM", code)
 	}
 	if !s.CheckDelivery(topics).OK() {
-		t.Error("the end of the relay changed the topic")
+		t.Error("the topic changed when the relay ended")
 	}
 
 	history.CheckHistory()
 }
 
-// I2: what is rolled back is in no topic, also when most is.
+// I2: a rolled back event is in no topic, even if most events are rolled back.
 func TestAbortedTransactionsAreNeverPublished(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -64,7 +64,7 @@ func TestBacklogWhileTheRelayIsOff(t *testing.T) {
 	s.CheckDelivery(topics)
 }
 
-// An append reaches the consumer at once and not at the next turn of some poll.
+// An append reaches the consumer at once, without waiting for a poll.
 func TestCommitWakesDelivery(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -72,8 +72,9 @@ func TestCommitWakesDelivery(t *testing.T) {
 	s.StartRelay().WaitTookOver()
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "warm", 1, 10))
 	topics.WaitDistinct(1)
-	// The stream waits in the server for 500 ms at a time: a delivery that waited for it to end would show each time. On a machine
-	// with much else to do one that did not wait may take a while to come by.
+	// The stream waits in the server for 500 ms at a time. A delivery that had to wait for its end would show
+	// this delay each time. On a busy machine, single deliveries may be slow for other reasons, so the test
+	// uses the fastest one.
 	const few, many, enough = 20, 200, 100 * time.Millisecond
 	best := time.Hour
 	for i := 0; i < few || i < many && best > enough; i++ {
@@ -91,7 +92,7 @@ func TestCommitWakesDelivery(t *testing.T) {
 	s.CheckDelivery(topics)
 }
 
-// I8: payloads of every kind and headers arrive byte by byte.
+// I8: payloads of each kind, and headers, arrive byte for byte.
 func TestBytesSurvive(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -127,7 +128,7 @@ func TestBytesSurvive(t *testing.T) {
 	}
 }
 
-// One transaction of 10,000 events is one stretch of the stream: all of it, in order.
+// A transaction with 10,000 events is delivered completely and in order.
 func TestTransactionOf10000Events(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})

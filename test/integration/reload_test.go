@@ -11,8 +11,9 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// SIGHUP has a relay read its file again: the log's level counts at once, another key is named and waits for the next start, and a
-// mistake changes nothing. All three are counted, are in the events log, and the relay delivers on.
+// SIGHUP makes a relay reload its file. A new log level applies at once. Another changed key is logged and
+// applies at the next start. An invalid file changes nothing. All three are counted and are in the events log,
+// and the relay continues to deliver.
 func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -42,7 +43,7 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	}
 
 	write("error", "")
-	// Nothing says so at that level; the count does.
+	// At this level nothing is logged, but the reload is counted.
 	counted := func(want string) {
 		t.Helper()
 		kit.Eventually(t, want, func() bool {
@@ -55,12 +56,12 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 	write("info", "checkpoint: 300ms\n")
 	line := p.WaitForLog("some of what has changed counts from the next start only")
 	if !strings.Contains(line, "log.level=info") || !strings.Contains(line, "checkpoint") || strings.Contains(line, "300ms") {
-		t.Errorf("said %s", line)
+		t.Errorf("log line %s", line)
 	}
 
 	write("loud", "")
 	if line := p.WaitForLog("what runs goes on as it is"); !strings.Contains(line, "log.level") {
-		t.Errorf("said %s", line)
+		t.Errorf("log line %s", line)
 	}
 
 	counted(`result="refused",what="settings"} 1`)
@@ -74,6 +75,6 @@ func TestSIGHUPReadsTheConfigurationAgain(t *testing.T) {
 
 	p.Terminate()
 	if code := p.WaitExit(); code != 0 {
-		t.Errorf("it ended with %d", code)
+		t.Errorf("exit code %d, want 0", code)
 	}
 }

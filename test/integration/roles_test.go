@@ -27,7 +27,8 @@ import (
 
 const rolePassword = "a-password-of-the-test"
 
-// A guarded scene has servers that enforce rights, and a user for each role that `outrelay roles` prints, with exactly it.
+// A guarded scene has servers with access control, and a user with exactly the printed role for each role of
+// `outrelay roles`.
 type guarded struct {
 	*kit.Scene
 	t     *testing.T
@@ -62,7 +63,7 @@ func guard(t *testing.T) *guarded {
 	admin := g.Client.Database("admin")
 	for _, r := range g.roles.MongoDB {
 		privileges := bson.A{}
-		if r.Name == "outrelayService" { // which writes its own documents in the same transactions
+		if r.Name == "outrelayService" { // a service also writes its own documents in the same transactions
 			privileges = append(privileges, bson.D{{Key: "resource", Value: bson.D{{Key: "db", Value: g.DB.Name()}, {Key: "collection", Value: "orders"}}}, {Key: "actions", Value: bson.A{"insert"}}})
 		}
 
@@ -129,7 +130,7 @@ func (g *guarded) allow() {
 	}
 }
 
-// connect is a client of that user.
+// connect returns a client for the user.
 func (g *guarded) connect(user string) *mongo.Client {
 	g.t.Helper()
 	c, err := mongo.Connect(options.Client().ApplyURI(g.as(user)))
@@ -140,13 +141,13 @@ func (g *guarded) connect(user string) *mongo.Client {
 	return c
 }
 
-// command runs one as that user.
+// command runs a command as the user.
 func (g *guarded) command(user string, args ...string) (code int, out, errOut string) {
 	g.t.Helper()
 	return g.RunCommand(append(args, "--set", "mongodb.uri="+g.as(user))...)
 }
 
-// do is command for what has to succeed.
+// do is command for a command that must succeed.
 func (g *guarded) do(user string, args ...string) (out string) {
 	g.t.Helper()
 	code, out, errOut := g.command(user, args...)
@@ -156,8 +157,8 @@ func (g *guarded) do(user string, args ...string) (out string) {
 	return out
 }
 
-// Each role is enough for what it is for: an event is appended, held, delivered, moved to the dead letters and back, purged
-// and replayed, and nobody is refused anything on the way.
+// Each role is sufficient for its purpose: an event is appended, waits, is delivered, becomes a dead letter, is
+// requeued, purged and replayed, without a missing privilege.
 func TestRolesAreEnough(t *testing.T) {
 	t.Parallel()
 	g := guard(t)
@@ -165,7 +166,7 @@ func TestRolesAreEnough(t *testing.T) {
 	root, rootDB := g.Client, g.DB
 	service := g.connect("service")
 	g.Client, g.DB = service, service.Database(rootDB.Name())
-	g.StartLoad(kit.Load{Events: 20}).WaitDone() // by the service, before anything else is there
+	g.StartLoad(kit.Load{Events: 20}).WaitDone() // the service appends before anything else exists
 	g.do("setup", "migrate", "up", "--yes")
 	g.do("setup", "migrate", "verify")
 
@@ -175,7 +176,7 @@ func TestRolesAreEnough(t *testing.T) {
 	g.Client, g.DB = root, rootDB
 	g.CheckDelivery(topics)
 
-	// Held until its topic is there, and then delivered.
+	// The event waits until its topic exists, and is then delivered.
 	late := event.New("late", "1", "Placed", bson.D{{Key: "n", Value: 1}})
 	if err := outbox.Transaction(t.Context(), service, func(ctx context.Context) error {
 		box, err := outbox.New(service.Database(rootDB.Name()))
@@ -190,14 +191,14 @@ func TestRolesAreEnough(t *testing.T) {
 	g.CreateTopic("late", 1, 1)
 	g.WaitNoneHeld()
 
-	// Dead, shown, discarded.
+	// The event becomes a dead letter, is shown and discarded.
 	g.AppendMalformed("wrong")
 	g.CheckDead()
 	g.do("reader", "dead", "list")
 	g.do("reader", "status", "--json")
 	g.do("operator", "dead", "discard", "--all", "--yes")
 
-	// One that was delivered becomes old, and is purged.
+	// A delivered envelope is made old, and is purged.
 	old := bson.D{{Key: "_id", Value: late.ID()}}
 	aged := bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1}}}}}
 	if res, err := g.Outbox().UpdateOne(t.Context(), old, aged); err != nil || res.MatchedCount != 1 {
@@ -222,22 +223,22 @@ func TestRolesAreEnough(t *testing.T) {
 	for _, refused := range []string{"not authorized", "Unauthorized", "may not", "not allowed", "AUTHORIZATION"} {
 		for line := range strings.SplitSeq(relay.ReadLog(), "\n") {
 			if strings.Contains(line, refused) {
-				t.Errorf("the relay was refused something: %s", line)
+				t.Errorf("a privilege of the relay is missing: %s", line)
 			}
 		}
 	}
 	if code, _, errOut := g.command("reader", "pause"); code == 0 || strings.Contains(errOut, rolePassword) {
-		t.Errorf("a reader pauses: exit code %d, %s", code, errOut)
+		t.Errorf("pause as a reader: exit code %d, want 1: %s", code, errOut)
 	}
 	if err := service.Database(rootDB.Name()).Collection("outbox").FindOne(t.Context(), bson.D{}).Err(); err == nil {
-		t.Error("a service that only appends can read the outbox")
+		t.Error("a service with the append role can read the outbox")
 	}
 	if code, out, errOut := g.RunCommand("doctor"); strings.Contains(out+errOut, "missing") || code != 0 {
 		t.Errorf("doctor: exit code %d\n%s", code, errOut)
 	}
 }
 
-// schedules: one role finds and cancels what another appended.
+// schedules checks that a role can find and cancel the events that another role appended.
 func schedules(t *testing.T, scheduler, service *mongo.Database) {
 	t.Helper()
 	appending, err := outbox.New(service, outbox.WithoutTransaction())
@@ -262,7 +263,7 @@ func schedules(t *testing.T, scheduler, service *mongo.Database) {
 	}
 }
 
-// consumes: the collections of a consumer are made and written.
+// consumes checks that the collections of a consumer can be created and written.
 func consumes(t *testing.T, db *mongo.Database) {
 	t.Helper()
 	box, err := inbox.New(db)

@@ -21,7 +21,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// An event of two topics is delivered to both, in order in each, also across a kill.
+// An event with two topics is delivered to both, in order in each, also across a kill.
 func TestFanOut(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "audit"}})
@@ -40,8 +40,8 @@ func TestFanOut(t *testing.T) {
 	s.CheckDelivery(topics)
 }
 
-// Two tenants of one pattern, with equal ids in string form, beside a collection that only looks alike; a tenant that
-// appears later is found.
+// Two tenants match one pattern and use equal ids in string form. A third collection has a similar name. A
+// tenant that is created later is found.
 func TestTwoTenantsWithEqualIDs(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -78,8 +78,8 @@ func TestTwoTenantsWithEqualIDs(t *testing.T) {
 	s.CheckDelivery(topics)
 }
 
-// Documents as Debezium's users write them: no stamp, no headers, ids and aggregate ids of any type, a payload that is a
-// document.
+// Documents in the form of Debezium users: no timestamp, no headers, ids and aggregate ids of any type, a
+// payload that is a document.
 func TestDocumentsInDebeziumsShape(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -108,11 +108,12 @@ func TestDocumentsInDebeziumsShape(t *testing.T) {
 	s.CheckDelivery(topics)
 	ambiguous := topics.WaitForRecord("a string id that looks like an ObjectId", func(r *kit.Record) bool { return string(r.Key) == owner.Hex() })
 	if got := ambiguous.Header("outrelay-id-type"); got != "string" {
-		t.Errorf("outrelay-id-type %q of an id that could be two", got)
+		t.Errorf("outrelay-id-type %q of an ambiguous id", got)
 	}
 }
 
-// N17: each class that is dead at once leaves its letter, and its neighbours of the same key are delivered in order.
+// N17: each class of error that makes an envelope a dead letter at once leaves a letter, and the other events
+// of the key are delivered in order.
 func TestDeadAtOnce(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Types: []string{"order", "narrow"}, Partitions: 1, Topic: []kafka.ConfigEntry{{ConfigName: "max.message.bytes", ConfigValue: "20000"}}})
@@ -170,17 +171,17 @@ func TestDeadAtOnce(t *testing.T) {
 
 		switch {
 		case letter.Class != c.class, letter.Reason == "", letter.ID.NS != ns, letter.ID.Delivery != 0, letter.Source.Kind != "relay", letter.MovedAt.IsZero(), len(letter.Attempts) != 1, letter.Pos == "":
-			t.Errorf("%s: letter %+v", id, letter)
+			t.Errorf("%s: dead letter %+v", id, letter)
 		case strings.Contains(letter.Reason, "mine"):
-			t.Errorf("%s: the reason quotes what the envelope holds: %s", id, letter.Reason)
+			t.Errorf("%s: the reason quotes the envelope: %s", id, letter.Reason)
 		}
 
 		if c.doc != nil && string(letter.Envelope) != string(raw) {
-			t.Errorf("%s: the letter's envelope is not the one that was inserted", id)
+			t.Errorf("%s: the envelope of the dead letter differs from the inserted one", id)
 		}
 		if got, err := letter.Envelope.LookupErr("payload"); err == nil && c.doc == nil {
 			if want := bson.Raw(raw).Lookup("payload"); !got.Equal(want) {
-				t.Errorf("%s: the letter's payload is another one", id)
+				t.Errorf("%s: the payload of the dead letter differs from the inserted one", id)
 			}
 		}
 	}
@@ -221,7 +222,7 @@ func TestPresets(t *testing.T) {
 			}
 
 			if preset == "debezium" && len(r.Headers) != 2 {
-				t.Errorf("headers %v: Debezium's router adds id and the envelope's own alone", r.Headers)
+				t.Errorf("headers %v, want only id and the headers of the envelope, like Debezium", r.Headers)
 			}
 			if preset != "structured" {
 				if string(r.Value) != `{"total":1}` {
@@ -278,7 +279,8 @@ func deleteTopics(t *testing.T, brokers []string, names ...string) {
 	cl.Transport.(*kafka.Transport).CloseIdleConnections()
 }
 
-// A topic that is missing keeps its events, says so, and gets them in order once it is there; the others flow meanwhile.
+// Events for a missing topic wait, status shows them, and they are delivered in order when the topic exists.
+// Other events are delivered in the meantime.
 func TestMissingTopic(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{})
@@ -302,7 +304,7 @@ func TestMissingTopic(t *testing.T) {
 
 	orders.WaitDistinct(50)
 	s.AppendEvents(s.Outbox(), missing[10:20]...)
-	// A take-over in between finds the same state.
+	// A takeover in between finds the same state.
 	p.Kill()
 	p = s.StartRelay()
 	p.WaitTookOver()
@@ -312,7 +314,7 @@ func TestMissingTopic(t *testing.T) {
 	s.WaitForStatus("nothing blocked", func(st kit.Status) bool { return len(st.Blocked) == 0 && st.State == "live" })
 }
 
-// The very first start: with what the outbox holds, with nothing of it, or from a time on.
+// The first start: with the backlog, without it, or from a time on.
 func TestFirstStart(t *testing.T) {
 	t.Parallel()
 	for _, start := range []string{"backlog", "now", "time"} {
@@ -326,7 +328,7 @@ func TestFirstStart(t *testing.T) {
 			}
 
 			s.AppendEvents(s.Outbox(), early...)
-			// Times of a start have whole seconds.
+			// Start times have whole seconds.
 			began := clusterTime(t, s)
 			kit.Eventually(t, "the next second of the server", func() bool {
 				_, _ = s.DB.Collection("clock").InsertOne(t.Context(), bson.D{})
@@ -343,7 +345,7 @@ func TestFirstStart(t *testing.T) {
 
 			if start != "backlog" {
 				for _, e := range early {
-					s.Ledger.MarkDead(ns, e.ID().String()) // not to be delivered
+					s.Ledger.MarkDead(ns, e.ID().String()) // must not be delivered
 				}
 			}
 
@@ -352,7 +354,7 @@ func TestFirstStart(t *testing.T) {
 			p.WaitTookOver()
 			s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 1, 30))
 			s.CheckDelivery(topics)
-			// A second start takes no notice of the setting: there is a position.
+			// A second start ignores the setting, because there is a position.
 			p.Kill()
 			s.AppendEvents(s.Outbox(), kit.NewEvent("order", "late", 2, 30))
 			s.StartRelay().WaitTookOver()

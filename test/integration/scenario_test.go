@@ -24,14 +24,14 @@ var (
 	_    = flag.Bool("integration.scenarios", false, "run also the scenarios of dev whose faults test/fault injects, at a small size")
 )
 
-// onSharedServers is the environment of an `outrelay dev` that takes the servers that all tests share.
+// onSharedServers returns the environment of an `outrelay dev` that uses the shared test servers.
 func onSharedServers(t *testing.T) []string {
 	t.Helper()
 	return append(os.Environ(), devstack.EnvMongoDB+"="+stacktest.MongoURI(t), devstack.EnvKafka+"="+strings.Join(stacktest.Brokers(t), ","))
 }
 
-// scenario runs `outrelay dev --scenario` on the shared servers, or at its full size on servers of its own, and returns its
-// object. The promise has to hold.
+// scenario runs `outrelay dev --scenario` on the shared servers, or at full size on dedicated servers, and
+// returns its JSON object. The promise must hold.
 func scenario(t *testing.T, name string, args ...string) map[string]any {
 	t.Helper()
 	t.Parallel()
@@ -65,7 +65,7 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 		t.Errorf("more than one object on standard output: %v", err)
 	}
 	if r["held"] != true || r["events"] == 0.0 || r["events"] != r["delivered"] {
-		t.Errorf("it ended with 0 although the promise did not hold: %v", r)
+		t.Errorf("exit code 0 although the promise is violated: %v", r)
 	}
 
 	for _, nothing := range []string{"lost", "duplicates", "out_of_order", "phantoms"} {
@@ -76,18 +76,18 @@ func scenario(t *testing.T, name string, args ...string) map[string]any {
 	return r
 }
 
-// above checks that a figure is more than that: the scenario did what it is for.
+// above checks that figures are greater than least, so that the scenario has really run.
 func above(t *testing.T, r map[string]any, least float64, names ...string) {
 	t.Helper()
 	for _, n := range names {
 		if v, ok := r[n].(float64); !ok || v <= least {
-			t.Errorf("%s is %v, more than %v expected", n, r[n], least)
+			t.Errorf("%s is %v, want more than %v", n, r[n], least)
 		}
 	}
 }
 
-// Malformed, too large, forbidden, misdirected and expired envelopes become dead letters of their class, among good ones
-// that all arrive.
+// Malformed, too large, forbidden, misdirected and expired envelopes become dead letters of their class. All
+// good ones among them are delivered.
 func TestScenarioPoison(t *testing.T) {
 	r := scenario(t, "poison", "--events", "200", "--rate", "200")
 	above(t, r, 0, "poisoned", "dead")
@@ -96,11 +96,11 @@ func TestScenarioPoison(t *testing.T) {
 		above(t, classes, 0, c)
 	}
 	if r["dead"] != r["poisoned"] {
-		t.Errorf("%v of %v are dead", r["dead"], r["poisoned"])
+		t.Errorf("%v dead letters, want %v", r["dead"], r["poisoned"])
 	}
 }
 
-// The owner is killed while events come due.
+// The owner is killed while scheduled events become due.
 func TestScenarioScheduled(t *testing.T) {
 	r := scenario(t, "scheduled", "--events", "1000")
 	above(t, r, 0, "cancelled", "rescheduled", "takeovers", "p99_ms")
@@ -109,7 +109,7 @@ func TestScenarioScheduled(t *testing.T) {
 	}
 }
 
-// One of two consumers is killed again and again, among records that come twice.
+// One of two consumers is killed repeatedly, with duplicate records in the topic.
 func TestScenarioConsumer(t *testing.T) {
 	r := scenario(t, "consumer", "--events", "400", "--rate", "150", "--kill-every", "2s")
 	above(t, r, 0, "effects", "kills", "rebalances", "injected", "refused")
@@ -134,14 +134,14 @@ func TestScenariosOfOtherFaults(t *testing.T) {
 	}
 }
 
-// A topic is missing for a while, and Kafka refuses the first record of some keys.
+// A topic is missing for some time, and Kafka rejects the first record of some keys.
 func retryScenario(t *testing.T) {
 	r := scenario(t, "retry", "--rate", "150", "--events", "150")
 	above(t, r, 0, "parked", "others_rate", "refused", "blocked", "passed")
 	above(t, r, 0.95, "others_share")
 }
 
-// A third consumer joins and leaves again and again.
+// A third consumer joins and leaves repeatedly.
 func rebalancesScenario(t *testing.T) {
 	r := scenario(t, "consumer", "--events", "400", "--rate", "150", "--rebalance-every", "1s")
 	above(t, r, 1, "effects", "rebalances")
@@ -150,7 +150,7 @@ func rebalancesScenario(t *testing.T) {
 	}
 }
 
-// One of two nodes is killed in the middle of the sagas' steps.
+// One of two nodes is killed during the steps of sagas.
 func sagaScenario(t *testing.T) {
 	r := scenario(t, "saga", "--events", "500")
 	above(t, r, 0, "steps", "conflicts_retried", "injected", "refused")
@@ -164,13 +164,13 @@ func sagaScenario(t *testing.T) {
 	}
 }
 
-// Two nodes share two slots, after one has had one; nodes join, leave and are killed.
+// Two nodes share two slots, after one slot at first. Nodes join, leave and are killed.
 func slotsScenario(t *testing.T) {
 	r := scenario(t, "slots", "--events", "400")
 	above(t, r, 0, "one_slot_eps", "two_slot_eps", "one_slot_near_eps", "two_slot_near_eps", "handovers", "shared_s")
 }
 
-// The scenarios at their full size, on servers of their own.
+// The scenarios at full size, on dedicated servers.
 func TestScenariosOfFullSize(t *testing.T) {
 	stacktest.OnlyWith(t, "each scenario takes a minute or two", "integration.long")
 	t.Parallel()
@@ -202,7 +202,7 @@ func TestScenariosOfFullSize(t *testing.T) {
 	}
 }
 
-// A name that there is not is an error that lists those that there are, before anything is started.
+// An unknown name is an error that lists the known names, before any server starts.
 func TestScenarioNames(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"--scenario", "nonsense"}, {"--scenario", ""}, {"--scenario", "drop", "--keep"}, {"--scenario", "drop", "--kill-every", "2s"}, {"--scenario", "saga", "--rebalance-every", "2s"}, {"--rebalance-every", "2s"}} {
@@ -213,7 +213,7 @@ func TestScenarioNames(t *testing.T) {
 		if len(args) == 2 && args[0] == "--scenario" {
 			for _, n := range []string{"broker-outage", "consumer", "drop", "lost-history", "poison", "purge", "retry", "saga", "scheduled", "slots"} {
 				if !bytes.Contains([]byte(errOut), []byte(n)) {
-					t.Errorf("dev %q does not name %s: %s", args, n, errOut)
+					t.Errorf("the error of dev %q does not list %s: %s", args, n, errOut)
 				}
 			}
 		}

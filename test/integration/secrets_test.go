@@ -17,7 +17,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// What is planted, each a word of its own, so that a find says where it came from.
+// The planted secrets. Each is a different word, so that a leak shows its source.
 const (
 	plantedPassword   = "planted-mongo-password"
 	plantedKafka      = "planted-kafka-password"
@@ -30,7 +30,7 @@ const (
 
 var allPlanted = []string{plantedPassword, plantedKafka, plantedToken, plantedPassphrase, plantedPayload, plantedHeader, plantedKey}
 
-// leaks are the planted words in a text, each with what stands around it.
+// leaks returns the planted words in a text, each with its surroundings.
 func leaks(text string) (out []string) {
 	for _, word := range allPlanted {
 		if at := strings.Index(text, word); at >= 0 {
@@ -47,9 +47,9 @@ func TestLeaksAreSeen(t *testing.T) {
 	}
 }
 
-// Nothing that a relay and the commands print, at the finest level and in both formats, holds a secret, a payload, a
-// header's value or an ordering key: neither while all goes well, nor when servers refuse and events fail, nor in what the
-// runtime prints of a process that is killed by a signal, even if the driver's own log is asked for.
+// No output of a relay or a command, at the finest level and in both formats, contains a secret, a payload, the
+// value of a header or an ordering key. This holds in normal operation, when servers reject and events fail,
+// for the goroutine dump of a process killed by a signal, and with the log of the driver.
 func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{
@@ -128,7 +128,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 		keep("log as "+format, relay.ReadLog())
 	}
 
-	// What the servers refuse is said without what was tried.
+	// Errors of the servers are printed without the values that were tried.
 	s.SetConfig("mongodb.uri", strings.Replace(uri, plantedPassword, plantedPassword+"-wrong", 1))
 	s.SetConfig("kafka.sasl.password", plantedKafka+"-wrong")
 	for _, args := range [][]string{{"doctor"}, {"status"}, {"pause"}, {"config", "print"}} {
@@ -139,11 +139,11 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	s.SetConfig("retention", "${env:PLANTED_TOKEN}")
 	command("run")
 	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "exceptions were written") {
-		t.Error("too little was printed for the test to mean anything")
+		t.Error("the output is too short for a meaningful test")
 	}
 }
 
-// plantEvents appends one event that is delivered, one whose topic is missing and one that can never be sent.
+// plantEvents appends one event that is delivered, one without a topic, and one that cannot be sent.
 func plantEvents(t *testing.T, s *kit.Scene, name string) {
 	t.Helper()
 	box, err := outbox.New(s.DB, outbox.WithoutTransaction())

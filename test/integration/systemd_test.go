@@ -14,10 +14,10 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A service manager hears that the program is ready, what it does, signs of life, and that it stops.
+// A relay notifies a service manager that it is ready, of its status, with watchdog signals, and that it stops.
 func TestServiceManager(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "sd") // the path of a socket is short
+	dir, err := os.MkdirTemp("", "sd") // the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,12 +51,12 @@ func TestServiceManager(t *testing.T) {
 			}
 		}
 
-		t.Fatalf("never heard %q; heard %q", want, heard)
+		t.Fatalf("waiting for notification %q timed out; received %q", want, heard)
 	}
 
 	s := kit.New(t, kit.Options{Env: []string{
 		"NOTIFY_SOCKET=" + filepath.Join(dir, "notify"),
-		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=", // without the second it is meant for whoever asks
+		"WATCHDOG_USEC=1500000", "WATCHDOG_PID=", // an empty WATCHDOG_PID applies to any process
 	}})
 
 	p := s.StartRelay()

@@ -12,8 +12,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// A relay that talks TLS to both servers, and shows a certificate, goes on when all certificates are replaced while it
-// runs: its own, those of the servers, and the authority behind them.
+// A relay with TLS and a client certificate to both servers keeps running while all certificates are replaced:
+// its own, those of the servers, and their authority.
 func TestCertificatesAreReplacedWhileARelayRuns(t *testing.T) {
 	t.Parallel()
 	stack := stacktest.Own(t, devstack.Options{
@@ -56,7 +56,7 @@ func TestCertificatesAreReplacedWhileARelayRuns(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The relay still trusts the old authority alone, and the servers know no certificate but those of the new one.
+	// The relay still trusts only the old authority, and the servers have only certificates of the new one.
 	s.StartLoad(kit.Load{Events: 40, Prefix: "later-", Tolerant: true}).WaitDone()
 	write()
 	relay.WaitForLog("TLS files have changed and apply to new connections")
