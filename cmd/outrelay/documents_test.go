@@ -11,7 +11,7 @@ import (
 
 var example = regexp.MustCompile(`(?m)^\s*\$ (?:outrelay|go run \./cmd/outrelay)((?: [^#\n&]*)?)`)
 
-// Every command line in the documents is one that the program takes.
+// The program accepts each command line in the documents.
 func TestDocumentsNameCommandsThatExist(t *testing.T) {
 	t.Parallel()
 	var files []string

@@ -10,12 +10,11 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 )
 
-// What is set by a flag or the environment goes on standing above the file, and a name that was made up at the start does not count
-// as a change.
+// Flags and the environment still override the file after a reload. A generated node name is not a change.
 func TestReloadAppliesTheLevelAlone(t *testing.T) {
 	t.Parallel()
-	path := file(t, "retention: 24h\n")
-	p := &program{errOut: io.Discard, env: append(slices.Clone(complete3), "OUTRELAY_MONGODB_STATE=state"), configFile: path}
+	path := writeConfig(t, "retention: 24h\n")
+	p := &program{errOut: io.Discard, env: append(slices.Clone(minimalEnv), "OUTRELAY_MONGODB_STATE=state"), configFile: path}
 	running, log, err := p.loadWithLogger()
 	if err != nil {
 		t.Fatal(err)

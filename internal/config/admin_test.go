@@ -10,7 +10,7 @@ const adminBase = "mongodb: { uri: 'mongodb://h/shop' }\nkafka: { brokers: ['k:1
 func TestAdminListener(t *testing.T) {
 	t.Parallel()
 	const token = "0123456789ab"
-	c, warnings, err := Load(write(t, adminBase+"{ token: "+token+"x } }"), nil, nil)
+	c, warnings, err := Load(writeConfig(t, adminBase+"{ token: "+token+"x } }"), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,7 +38,7 @@ func TestAdminListener(t *testing.T) {
 		"{ token: " + token + "x, redact: { headers: ['[a'] } }":            "expected the name of a header",
 		"{ token: " + token + "x, operators: ['[a'] }":                      "expected a name",
 	} {
-		_, _, err := Load(write(t, adminBase+text+" }"), nil, nil)
+		_, _, err := Load(writeConfig(t, adminBase+text+" }"), nil, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), token) {
 			t.Errorf("%s: %v; want %q", text, err, want)
 		}
@@ -50,12 +50,12 @@ func TestAdminListener(t *testing.T) {
 		"{ listen: ':9465', proxy: { header: X-Forwarded-User, from: [10.1.2.3, '::1/128'] }, operators: ['*@ops'] }",
 		"{ token: " + token + "x, redact: { paths: ['$.a.b', '$..password', '$.items[*].x[0]'], headers: ['x-*'] } }",
 	} {
-		if _, _, err := Load(write(t, adminBase+text+" }"), nil, nil); err != nil {
+		if _, _, err := Load(writeConfig(t, adminBase+text+" }"), nil, nil); err != nil {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
 
-	if _, warnings, err = Load(write(t, adminBase+"{ listen: ':9465', token: "+token+"x } }"), nil, nil); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "unencrypted") {
+	if _, warnings, err = Load(writeConfig(t, adminBase+"{ listen: ':9465', token: "+token+"x } }"), nil, nil); err != nil || len(warnings) != 1 || !strings.Contains(warnings[0], "unencrypted") {
 		t.Errorf("%v %v", warnings, err)
 	}
 	if n := (&Proxy{}).Networks(); len(n) != 2 || n[0].String() != "127.0.0.0/8" {

@@ -16,10 +16,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// base is the environment that makes an otherwise empty configuration complete.
+// base is an environment with the required keys.
 var base = []string{"OUTRELAY_MONGODB_URI=mongodb://m1:27017/shop?replicaSet=rs0", "OUTRELAY_KAFKA_BROKERS=k1:9092, k2:9092"}
 
-func write(t *testing.T, text string) string {
+func writeConfig(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "outrelay.yaml")
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
@@ -32,7 +32,7 @@ func mustLoad(t *testing.T, text string, env, set []string) Config {
 	t.Helper()
 	path := ""
 	if text != "" {
-		path = write(t, text)
+		path = writeConfig(t, text)
 	}
 	c, _, err := Load(path, env, set)
 	if err != nil {
@@ -41,9 +41,9 @@ func mustLoad(t *testing.T, text string, env, set []string) Config {
 	return c
 }
 
-func problems(t *testing.T, text string, env, set []string) []string {
+func loadProblems(t *testing.T, text string, env, set []string) []string {
 	t.Helper()
-	_, _, err := Load(write(t, text), env, set)
+	_, _, err := Load(writeConfig(t, text), env, set)
 	p, ok := errors.AsType[*Problems](err)
 	if !ok {
 		t.Fatalf("error is %T: %v", err, err)
@@ -116,7 +116,7 @@ func TestEnvironmentNamesAreUnambiguous(t *testing.T) {
 
 func TestEveryProblemAtOnce(t *testing.T) {
 	t.Parallel()
-	got := problems(t, `
+	got := loadProblems(t, `
 watcher: "a b"
 watch: [shop, x.y, x.y, outrelay.z]
 kafka:
@@ -202,7 +202,7 @@ topics: { create: { partitions: "${env:N}", configs: { a: "${env:NAME}" } } }
 		t.Errorf("%+v", c)
 	}
 
-	got := problems(t, `{watcher: "${env:MISSING}", node: "${evn:NAME}", address: "${env:NAME", record: {source: "${file:/no/such}"}}`, env, nil)
+	got := loadProblems(t, `{watcher: "${env:MISSING}", node: "${evn:NAME}", address: "${env:NAME", record: {source: "${file:/no/such}"}}`, env, nil)
 	want := []string{
 		"address: a ${ without a closing }",
 		"node: a reference that is neither ${env:NAME} nor ${file:/path}; write $${ for a literal ${",
@@ -245,14 +245,14 @@ func TestFilesThatAreNone(t *testing.T) {
 		"kafka: {":                     "line",
 		"kafka: [hunter2":              "line",
 	} {
-		_, _, err := Load(write(t, text), base, nil)
+		_, _, err := Load(writeConfig(t, text), base, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hunter2") {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
 
 	for _, text := range []string{" ", "# nothing\n", "null", "kafka:\n"} {
-		if _, _, err := Load(write(t, text), base, nil); err != nil {
+		if _, _, err := Load(writeConfig(t, text), base, nil); err != nil {
 			t.Errorf("%q: %v", text, err)
 		}
 	}
@@ -281,7 +281,7 @@ limits: { envelope: 1500 }
 	}
 }
 
-// normal makes empty and nil lists alike.
+// normal makes empty lists nil, for comparisons.
 func normal(c Config) Config {
 	if len(c.Topics.Allow) == 0 {
 		c.Topics.Allow = nil

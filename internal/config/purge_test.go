@@ -26,7 +26,7 @@ func TestPurgeAndRecording(t *testing.T) {
 		}
 	}
 
-	got := problems(t, "retention: 59s\nrecording: delete\npurge: {rate: -1, batch: 9, interval: 1ms, ttl: 1h}\ndead_letters: {expire: 1s}\n", base, nil)
+	got := loadProblems(t, "retention: 59s\nrecording: delete\npurge: {rate: -1, batch: 9, interval: 1ms, ttl: 1h}\ndead_letters: {expire: 1s}\n", base, nil)
 	want := []string{
 		`dead_letters.expire: found 1s; expected at least 1m0s, or 0 to keep dead letters forever`,
 		`purge.batch: found 9; expected between 10 and 5000`,

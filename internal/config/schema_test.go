@@ -62,7 +62,7 @@ func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 	for name, text := range docs {
 		_, fieldName, isField := strings.Cut(name, ".")
 		switch fieldName {
-		case "TLS", "SASL", "Create", "Cert", "Key", "Admin", "Proxy": // these say what unset means
+		case "TLS", "SASL", "Create", "Cert", "Key", "Admin", "Proxy": // their descriptions say what unset means
 			continue
 		}
 		if isField && text != "" && !strings.Contains(text, "Defaults to") && !strings.Contains(text, "Required.") && !strings.Contains(text, "Empty matches all.") {
@@ -71,7 +71,7 @@ func TestEveryKeyIsDescribedWithItsDefault(t *testing.T) {
 	}
 }
 
-func compiled(t *testing.T) *jsonschema.Schema {
+func compileSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(Schema()))
 	if err != nil {
@@ -91,7 +91,7 @@ func compiled(t *testing.T) *jsonschema.Schema {
 	return s
 }
 
-func parsed(t *testing.T, text string) any {
+func parseYAML(t *testing.T, text string) any {
 	t.Helper()
 	var v any
 	if err := yaml.Unmarshal([]byte(text), &v); err != nil {
@@ -100,7 +100,7 @@ func parsed(t *testing.T, text string) any {
 	return v
 }
 
-// whole is the complete picture that users are shown.
+// whole is an example configuration with all sections.
 const whole = `
 watcher: orders
 mongodb: { uri: "mongodb://m1,m2/shop?replicaSet=rs0", state: outrelay, tls: {}, read_preference: primary }
@@ -138,7 +138,7 @@ watch:   [shop.outbox]
 
 func TestSchemaAcceptsWhatLoads(t *testing.T) {
 	t.Parallel()
-	s := compiled(t)
+	s := compileSchema(t)
 	example, err := os.ReadFile(exampleFile)
 	if err != nil {
 		t.Fatal(err)
@@ -146,39 +146,39 @@ func TestSchemaAcceptsWhatLoads(t *testing.T) {
 
 	env := []string{"PLANTED=hunter2hunter2", "MONGODB_URI=mongodb://m1/", "KAFKA_PASSWORD=hunter2hunter2"}
 	for name, text := range map[string]string{"whole": whole, "smallest": smallest, "example": string(example)} {
-		if err := s.Validate(parsed(t, text)); err != nil {
+		if err := s.Validate(parseYAML(t, text)); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
-		if _, _, err := Load(write(t, text), env, nil); err != nil {
+		if _, _, err := Load(writeConfig(t, text), env, nil); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 
 	c := Default()
 	c.MongoDB.URI = NewURI("mongodb://m1/")
-	if err := s.Validate(parsed(t, c.Redacted())); err != nil {
+	if err := s.Validate(parseYAML(t, c.Redacted())); err != nil {
 		t.Errorf("the defaults as they are printed: %v", err)
 	}
 }
 
 func TestSchemaRefusesWhatDoesNotLoad(t *testing.T) {
 	t.Parallel()
-	s := compiled(t)
+	s := compileSchema(t)
 	for i, text := range []string{
 		"kafka: {broker: [a:1]}", "lease: {ttl: 5}", "lease: {ttl: soon}", "limits: {memory: much}", "log: {level: loud}",
 		"topics: {rules: [{mach: {}}]}", "mongodb: {indexes: perhaps}", "watch: {a: b}", "start: yesterday", "http: 1",
 	} {
-		if err := s.Validate(parsed(t, text)); err == nil {
+		if err := s.Validate(parseYAML(t, text)); err == nil {
 			t.Errorf("%d: the schema accepts %s", i, text)
 		}
-		_, _, err := Load(write(t, text+"\n"), []string{"OUTRELAY_MONGODB_URI=mongodb://m1/", "OUTRELAY_KAFKA_BROKERS=k:1"}, nil)
+		_, _, err := Load(writeConfig(t, text+"\n"), []string{"OUTRELAY_MONGODB_URI=mongodb://m1/", "OUTRELAY_KAFKA_BROKERS=k:1"}, nil)
 		if err == nil {
 			t.Errorf("%d: Load accepts %s", i, text)
 		}
 	}
 }
 
-// TestExampleNamesEveryKey keeps the example complete: it is what people copy from.
+// TestExampleNamesEveryKey checks that the example contains all keys, because users copy from it.
 func TestExampleNamesEveryKey(t *testing.T) {
 	t.Parallel()
 	example, err := os.ReadFile(exampleFile)

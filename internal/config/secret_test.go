@@ -75,8 +75,8 @@ func TestURIRedaction(t *testing.T) {
 	}
 }
 
-// TestPlantedSecretsNeverShow puts a secret wherever one may stand, also in wrong places of the right shape, and looks
-// for it in everything that loading prints.
+// TestPlantedSecretsNeverShow puts a secret into each place for one, and into wrong places of the right form.
+// No output of the loading may contain it.
 func TestPlantedSecretsNeverShow(t *testing.T) {
 	t.Parallel()
 	file := filepath.Join(t.TempDir(), "secret")
@@ -90,7 +90,7 @@ kafka: { brokers: [k:1], sasl: { mechanism: plain, username: u, password: "${fil
 http: { admin: { listen: "127.0.0.1:1", token: "${env:S}" } }
 otel: { endpoint: "https://u:` + planted + `@collector" }
 `
-	c, warnings, err := Load(write(t, good), env, nil)
+	c, warnings, err := Load(writeConfig(t, good), env, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -141,7 +141,7 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		`kafka: { sasl: { password: "\q` + planted + `" } }`,
 		planted,
 	} {
-		_, _, err := Load(write(t, bad), env, nil)
+		_, _, err := Load(writeConfig(t, bad), env, nil)
 		if err == nil {
 			t.Errorf("accepted: %s", bad)
 		}
@@ -150,8 +150,8 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 	}
 	_, _, err = Load("mongodb://u:"+planted+"@h/db", env, nil)
 	out += fmt.Sprint(err)
-	for _, number := range []string{"password: 20262026", "token: 20262026"} { // a number is not quoted either
-		_, _, err = Load(write(t, "kafka: { sasl: {"+number+"} }\nhttp: { admin: {"+number+"} }"), env, nil)
+	for _, number := range []string{"password: 20262026", "token: 20262026"} { // numbers must not be quoted either
+		_, _, err = Load(writeConfig(t, "kafka: { sasl: {"+number+"} }\nhttp: { admin: {"+number+"} }"), env, nil)
 		out += strings.ReplaceAll(fmt.Sprint(err), "20262026", planted)
 	}
 	_, _, err = Load("", append(slices.Clone(env), "OUTRELAY_KAFKA_SASL={"+planted, "OUTRELAY_MONGODB_URI="+planted), []string{"kafka.sasl.password.x=" + planted, planted + "x"})
@@ -161,7 +161,7 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 	}
 }
 
-// What weakens the protection of a connection or a key is said at the start, and by outrelay validate.
+// Settings that weaken the protection of a connection or a key cause warnings.
 func TestWeakProtectionIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

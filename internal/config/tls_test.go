@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// pair writes a self-signed certificate and its key.
-func pair(t *testing.T) (cert, key string) {
+// writeKeyPair writes a self-signed certificate and its key.
+func writeKeyPair(t *testing.T) (cert, key string) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -51,7 +51,7 @@ func TestTLSClient(t *testing.T) {
 	if c, err := (&TLS{}).Client(); err != nil || c.MinVersion != tls.VersionTLS12 || c.RootCAs != nil || c.InsecureSkipVerify {
 		t.Errorf("%+v, %v", c, err)
 	}
-	cert, key := pair(t)
+	cert, key := writeKeyPair(t)
 	c, err := (&TLS{CA: cert, Cert: cert, Key: key, ServerName: "db", Insecure: true}).Client()
 	if err != nil || c.RootCAs == nil || len(c.Certificates) != 1 || c.ServerName != "db" || !c.InsecureSkipVerify {
 		t.Errorf("%+v, %v", c, err)
@@ -60,12 +60,12 @@ func TestTLSClient(t *testing.T) {
 
 func TestTLSProblems(t *testing.T) {
 	t.Parallel()
-	cert, key := pair(t)
+	cert, key := writeKeyPair(t)
 	for want, one := range map[string]TLS{
 		"kafka.tls.ca: the file " + key + " holds no certificate": {CA: key},
 		"kafka.tls.ca: the file /no/such cannot be read":          {CA: "/no/such"},
-		"kafka.tls.key: required with cert":                     {Cert: cert},
-		"kafka.tls.cert: required with key":                     {Key: key},
+		"kafka.tls.key: required with cert":                       {Cert: cert},
+		"kafka.tls.cert: required with key":                       {Key: key},
 		"kafka.tls.cert: the pair " + key + " and " + cert:        {Cert: key, Key: cert},
 	} {
 		if _, err := one.Client(); err == nil {

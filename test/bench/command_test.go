@@ -37,7 +37,7 @@ func TestBenchCommand(t *testing.T) {
 			OutOfOrder int `json:"out_of_order"`
 		} `json:"failover"`
 	}
-	run(t, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "2s")
+	runBench(t, &r, "--events", "3000", "--rates", "50,200", "--seconds", "1", "--runs", "1", "--failover", "1", "--ttl", "2s")
 	for name, v := range map[string]float64{"raw_stream_eps": r.RawStream, "raw_produce_eps": r.RawProduce, "both_eps": r.Both, "drain_eps": r.Drain, "drain_ratio": r.Ratio} {
 		if v <= 0 {
 			t.Errorf("%s is %v", name, v)

@@ -9,7 +9,7 @@ import "testing"
 func TestBenchConsumerCommand(t *testing.T) {
 	t.Parallel()
 	var r map[string]any
-	run(t, &r, "--consumer", "--events", "240", "--runs", "1")
+	runBench(t, &r, "--consumer", "--events", "240", "--runs", "1")
 	for _, name := range []string{
 		"naive_eps", "consumer_eps", "ratio", "none_eps", "inbox_ratio", "messages_per_transaction",
 		"none_p50_ms", "none_p99_ms", "inbox_p50_ms", "inbox_p99_ms",

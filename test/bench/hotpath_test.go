@@ -35,7 +35,7 @@ type path struct {
 
 const maxBatch = 1<<20 - 1024
 
-func newPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
+func newEventPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 	tb.Helper()
 	router, err := routing.New(routing.Config{Rules: rules})
 	if err != nil {
@@ -50,8 +50,8 @@ func newPath(tb testing.TB, preset string, rules ...routing.Rule) *path {
 	return h
 }
 
-// send processes one change event up to the batch.
-func (h *path) send(raw []byte) error {
+// processEvent processes one change event up to the batch.
+func (h *path) processEvent(raw []byte) error {
 	if err := changestream.Parse(raw, &h.ev); err != nil {
 		return err
 	}
@@ -91,8 +91,8 @@ func (h *path) send(raw []byte) error {
 	return nil
 }
 
-// change returns an insert as a change stream event.
-func change(tb testing.TB, i int, e event.Event) []byte {
+// newInsertEvent returns an insert as a change stream event.
+func newInsertEvent(tb testing.TB, i int, e event.Event) []byte {
 	tb.Helper()
 	doc, err := e.MarshalBSON()
 	if err != nil {
@@ -117,7 +117,7 @@ func change(tb testing.TB, i int, e event.Event) []byte {
 }
 
 // variants are the forms of events that are common enough to need a fast path.
-func variants() []struct {
+func eventVariants() []struct {
 	name, preset string
 	rules        []routing.Rule
 	make         func(i int) event.Event
@@ -152,17 +152,17 @@ const prepared = 2000
 
 // TestHotPathAllocations checks that the path needs at most half an allocation per event.
 func TestHotPathAllocations(t *testing.T) {
-	for _, v := range variants() {
+	for _, v := range eventVariants() {
 		t.Run(v.name, func(t *testing.T) {
-			h := newPath(t, v.preset, v.rules...)
+			h := newEventPath(t, v.preset, v.rules...)
 			var docs [][]byte
 			for i := range prepared {
-				docs = append(docs, change(t, i, v.make(i)))
+				docs = append(docs, newInsertEvent(t, i, v.make(i)))
 			}
 
 			per := testing.AllocsPerRun(5, func() {
 				for _, raw := range docs {
-					if err := h.send(raw); err != nil {
+					if err := h.processEvent(raw); err != nil {
 						t.Fatal(err)
 					}
 				}
@@ -179,19 +179,19 @@ func TestHotPathAllocations(t *testing.T) {
 
 // BenchmarkHotPath measures the CPU time of an event between the reply of MongoDB and the encoded bytes.
 func BenchmarkHotPath(b *testing.B) {
-	for _, v := range variants() {
+	for _, v := range eventVariants() {
 		b.Run(v.name, func(b *testing.B) {
-			h := newPath(b, v.preset, v.rules...)
+			h := newEventPath(b, v.preset, v.rules...)
 			var docs [][]byte
 			for i := range prepared {
-				docs = append(docs, change(b, i, v.make(i)))
+				docs = append(docs, newInsertEvent(b, i, v.make(i)))
 			}
 
 			b.SetBytes(int64(len(docs[0])))
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				if err := h.send(docs[i%prepared]); err != nil {
+				if err := h.processEvent(docs[i%prepared]); err != nil {
 					b.Fatal(err)
 				}
 				i++

@@ -24,7 +24,7 @@ func TestBenchObservedCommand(t *testing.T) {
 		Pairs     int                `json:"pairs"`
 		Events    int                `json:"events"`
 	}
-	said := run(t, &r, "--observed", "--events", "2000", "--pairs", "2")
+	said := runBench(t, &r, "--observed", "--events", "2000", "--pairs", "2")
 	if r.Alone <= 0 || r.Observed <= 0 || r.Pairs != 2 || r.Events != 2000 || len(r.Ratios) != 2 {
 		t.Fatalf("%+v", r)
 	}

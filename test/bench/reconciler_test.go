@@ -9,7 +9,7 @@ import "testing"
 func TestBenchReconcilerCommand(t *testing.T) {
 	t.Parallel()
 	var r map[string]any
-	run(t, &r, "--reconciler", "--events", "600", "--runs", "1")
+	runBench(t, &r, "--reconciler", "--events", "600", "--runs", "1")
 	for _, name := range []string{
 		"drain_eps", "scheduled_eps", "scheduled_ratio", "known_eps", "known_ratio", "due_error_p50_ms", "due_error_p99_ms",
 		"due_burst_s", "due_burst_limit_s", "sweep_eps", "sweep_peak_rss_mb", "budget_mb", "parked_eps", "purge_eps",

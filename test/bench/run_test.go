@@ -14,9 +14,9 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// run runs `outrelay bench --json` on the shared servers and decodes its JSON object. It returns the text on
+// runBench runs `outrelay bench --json` on the shared servers and decodes its JSON object. It returns the text on
 // standard error, and prints it if the test fails.
-func run(t *testing.T, object any, args ...string) (said string) {
+func runBench(t *testing.T, object any, args ...string) (said string) {
 	t.Helper()
 	binary := kit.Binary(t, "")
 	ctx, cancel := kit.Context(t)

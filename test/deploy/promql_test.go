@@ -8,43 +8,43 @@ import (
 	"testing"
 )
 
-// The part of PromQL that dashboards and alerts are written in: selectors, functions, aggregations and operators. An
-// expression is cut into tokens and read once; what it does not know is an error, never passed over.
+// This file parses the subset of PromQL that the dashboard and the alerts use: selectors, functions, aggregations and
+// operators. An unknown token is an error.
 
 var token = regexp.MustCompile(`^(?:\s+|"(?:[^"\\]|\\.)*"|\$__\w+|\$\w+|[0-9]+(?:ms|[smhdwy])|[0-9]*\.?[0-9]+|[a-zA-Z_:][a-zA-Z0-9_:]*|=~|!~|!=|==|>=|<=|[-+*/%^<>=(){}\[\],@:])`)
 
 var (
-	functions = words("rate increase delta changes histogram_quantile absent vector max_over_time min_over_time avg_over_time clamp_min clamp_max label_values")
-	aggregate = words("sum max min avg count topk")
-	grouping  = words("by without on ignoring group_left group_right")
-	operators = words("or and unless offset bool")
-	// targets are labels that a scrape adds, and that of a slot of a split watcher.
-	targets = words("job instance slot")
-	// bounded are the values of labels that expressions choose by.
+	functions = splitWords("rate increase delta changes histogram_quantile absent vector max_over_time min_over_time avg_over_time clamp_min clamp_max label_values")
+	aggregate = splitWords("sum max min avg count topk")
+	grouping  = splitWords("by without on ignoring group_left group_right")
+	operators = splitWords("or and unless offset bool")
+	// targets are the labels that a scrape adds, and the label of a slot.
+	targets = splitWords("job instance slot")
+	// bounded are the possible values of labels in selectors.
 	bounded = map[string]map[string][]string{
-		"outrelay_exceptions":             {"state": words("retry blocked parked scheduled")},
-		"outrelay_nodes":                  {"state": words("alive stale")},
-		"outrelay_health":                 {"state": words("ok degraded unhealthy")},
-		"outrelay_published_total":        {"result": words("acked skipped refused")},
-		"outrelay_admin_refused_total":    {"reason": words("login origin host rate busy")},
-		"outrelay_config_reloads_total":   {"result": words("applied refused"), "what": words("settings certificates")},
-		"outrelay_otlp_exports_total":     {"result": words("ok failed"), "signal": words("traces metrics")},
-		"outrelay_consumer_commits_total": {"result": words("ok failed")},
+		"outrelay_exceptions":             {"state": splitWords("retry blocked parked scheduled")},
+		"outrelay_nodes":                  {"state": splitWords("alive stale")},
+		"outrelay_health":                 {"state": splitWords("ok degraded unhealthy")},
+		"outrelay_published_total":        {"result": splitWords("acked skipped refused")},
+		"outrelay_admin_refused_total":    {"reason": splitWords("login origin host rate busy")},
+		"outrelay_config_reloads_total":   {"result": splitWords("applied refused"), "what": splitWords("settings certificates")},
+		"outrelay_otlp_exports_total":     {"result": splitWords("ok failed"), "signal": splitWords("traces metrics")},
+		"outrelay_consumer_commits_total": {"result": splitWords("ok failed")},
 	}
 )
 
-func words(s string) []string { return strings.Fields(s) }
+func splitWords(s string) []string { return strings.Fields(s) }
 
-// query is what was found in an expression.
+// query holds the metrics and labels of an expression.
 type query struct {
 	metrics []string
 	labels  []string // in groupings
-	known   []string // labels that its metrics have
+	known   []string // labels of its metrics
 }
 
-// parse checks an expression against the metrics that there are.
-func parse(all map[string]family, expr string) (q query, err error) {
-	toks, err := tokens(expr)
+// parseExpression checks an expression against the existing metrics.
+func parseExpression(all map[string]family, expr string) (q query, err error) {
+	toks, err := tokenize(expr)
 	if err != nil {
 		return q, err
 	}
@@ -88,7 +88,7 @@ func parse(all map[string]family, expr string) (q query, err error) {
 			}
 
 		default:
-			if i, err = selector(all, toks, i, &q); err != nil {
+			if i, err = parseSelector(all, toks, i, &q); err != nil {
 				return q, err
 			}
 		}
@@ -106,10 +106,10 @@ func parse(all map[string]family, expr string) (q query, err error) {
 	return q, nil
 }
 
-// selector reads a metric and its matchers, and returns the place of its last token.
-func selector(all map[string]family, toks []string, i int, q *query) (int, error) {
+// parseSelector parses a metric and its matchers, and returns the index of their last token.
+func parseSelector(all map[string]family, toks []string, i int, q *query) (int, error) {
 	name := toks[i]
-	f, ok := series(all, name)
+	f, ok := findSeries(all, name)
 	if !ok {
 		return i, fmt.Errorf("there is no metric %s", name)
 	}
@@ -123,7 +123,7 @@ func selector(all map[string]family, toks []string, i int, q *query) (int, error
 		if toks[i] == "," {
 			continue
 		}
-		if i+2 >= len(toks) || !slices.Contains(words("= != =~ !~"), toks[i+1]) || !strings.HasPrefix(toks[i+2], `"`) {
+		if i+2 >= len(toks) || !slices.Contains(splitWords("= != =~ !~"), toks[i+1]) || !strings.HasPrefix(toks[i+2], `"`) {
 			return i, fmt.Errorf("a matcher of %s that cannot be read", name)
 		}
 
@@ -155,7 +155,7 @@ func isName(tok string) bool {
 	return c == '_' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
-func tokens(expr string) ([]string, error) {
+func tokenize(expr string) ([]string, error) {
 	var out []string
 	for rest := expr; rest != ""; {
 		m := token.FindString(rest)
@@ -171,7 +171,7 @@ func tokens(expr string) ([]string, error) {
 
 func TestTheReaderOfExpressionsSeesMistakes(t *testing.T) {
 	t.Parallel()
-	all := existing(t)
+	all := collectMetrics(t)
 	for expr, want := range map[string]string{
 		`max(outrelay_lag_seconds{job=~"$job"})`: "",
 		`histogram_quantile(0.99, sum by (le) (rate(outrelay_publish_latency_seconds_bucket[$__rate_interval])))`:            "",
@@ -191,7 +191,7 @@ func TestTheReaderOfExpressionsSeesMistakes(t *testing.T) {
 		`outrelay_lag_seconds{job=~"$job"`:                             "do not end",
 		`outrelay_lag_seconds > 5 ? 1`:                                 "cannot be read",
 	} {
-		_, err := parse(all, expr)
+		_, err := parseExpression(all, expr)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", expr, err, want)
 		}

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// family is a metric as a scrape shows it, with the names of its labels.
+// family is a metric with its label names.
 type family struct {
 	labels    []string
 	histogram bool
@@ -28,8 +28,8 @@ type family struct {
 
 var described = regexp.MustCompile(`fqName: "([^"]+)".*constLabels: \{([^}]*)\}, variableLabels: \{([^}]*)\}`)
 
-// existing are all metrics of the relay and of a consumer, whether they have a series yet or not.
-func existing(t *testing.T) map[string]family {
+// collectMetrics returns all metrics of the relay and of a consumer, including metrics without series.
+func collectMetrics(t *testing.T) map[string]family {
 	t.Helper()
 	relay, group := metrics.New("test"), prometheus.NewRegistry()
 	o, err := consumermetrics.New(group, "g")
@@ -37,7 +37,7 @@ func existing(t *testing.T) map[string]family {
 		t.Fatal(err)
 	}
 
-	o.Handled("h", 1, time.Second) // makes the series of the histogram
+	o.Handled("h", 1, time.Second) // creates the series of the histogram
 	o.Failed("h", consumer.Discard)
 	out := map[string]family{}
 	for _, r := range []*prometheus.Registry{relay.Registry, group} {
@@ -82,8 +82,8 @@ func existing(t *testing.T) map[string]family {
 	return out
 }
 
-// series is the family of a name in an expression, which for a histogram has a suffix.
-func series(all map[string]family, name string) (family, bool) {
+// findSeries returns the family of a name in an expression. The name of a histogram has a suffix there.
+func findSeries(all map[string]family, name string) (family, bool) {
 	f, ok := all[name]
 	if ok {
 		return f, !f.histogram
@@ -101,7 +101,7 @@ func series(all map[string]family, name string) (family, bool) {
 	return family{}, false
 }
 
-func root(t *testing.T, parts ...string) string {
+func repoPath(t *testing.T, parts ...string) string {
 	t.Helper()
 	path := filepath.Join(append([]string{"..", ".."}, parts...)...)
 	if _, err := os.Stat(path); err != nil {
@@ -110,9 +110,9 @@ func root(t *testing.T, parts ...string) string {
 	return path
 }
 
-func read(t *testing.T, parts ...string) []byte {
+func readRepoFile(t *testing.T, parts ...string) []byte {
 	t.Helper()
-	b, err := os.ReadFile(root(t, parts...))
+	b, err := os.ReadFile(repoPath(t, parts...))
 	if err != nil {
 		t.Fatal(err)
 	}

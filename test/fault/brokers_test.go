@@ -22,40 +22,40 @@ func TestBrokerKilledUnderLoad(t *testing.T) {
 	}})
 
 	scenes := []onBrokers{
-		&leaderless{zombie{witness: watch(t, stack, kit.Options{})}},
-		&zombie{witness: watch(t, stack, kit.Options{Replicas: 3, Partitions: 3, Topic: minISR("3")})},
-		&replicated{witness: watch(t, stack, kit.Options{Replicas: 3, Topic: minISR("2")})},
+		&leaderless{zombie{witness: newWitness(t, stack, kit.Options{})}},
+		&zombie{witness: newWitness(t, stack, kit.Options{Replicas: 3, Partitions: 3, Topic: minISR("3")})},
+		&replicated{witness: newWitness(t, stack, kit.Options{Replicas: 3, Topic: minISR("2")})},
 	}
 
 	for _, s := range scenes {
-		s.begin()
+		s.startLoad()
 	}
 
 	for round := range rounds(1, 12) {
 		for _, s := range scenes {
-			s.before(t)
+			s.beforeKill(t)
 		}
 
 		// Each broker leads a third of the partitions of each topic.
 		broker, err := stack.Leader(t.Context(), scenes[0].topic(), round%6)
-		must(t, err)
-		must(t, broker.Kill())
+		mustSucceed(t, err)
+		mustSucceed(t, broker.Kill())
 		for _, s := range scenes {
-			s.away(t)
+			s.afterKill(t)
 		}
 
 		for _, s := range scenes {
-			s.taken(t, round)
+			s.afterOwnersLost(t, round)
 		}
 
-		must(t, broker.Restart(t.Context()))
+		mustSucceed(t, broker.Restart(t.Context()))
 		for _, s := range scenes {
-			s.back(t, stack, broker, round)
+			s.brokerReturns(t, stack, broker, round)
 		}
 	}
 
 	for _, s := range scenes {
-		s.verdict(t)
+		s.checkResult(t)
 	}
 }
 
@@ -66,12 +66,12 @@ func minISR(n string) []kafka.ConfigEntry {
 // onBrokers is a scene on a cluster of which a broker dies.
 type onBrokers interface {
 	topic() string
-	begin()
-	before(t *testing.T)           // called before a broker is killed
-	away(t *testing.T)             // called after the kill
-	taken(t *testing.T, round int) // called after other owners were killed too
-	back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int)
-	verdict(t *testing.T)
+	startLoad()
+	beforeKill(t *testing.T)
+	afterKill(t *testing.T)
+	afterOwnersLost(t *testing.T, round int) // after other owners were killed as well
+	brokerReturns(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int)
+	checkResult(t *testing.T)
 }
 
 // witness is a scene under load, with the topics and the history that it is checked by.
@@ -83,30 +83,30 @@ type witness struct {
 	load    *kit.RunningLoad
 }
 
-func watch(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
+func newWitness(t *testing.T, stack *devstack.Stack, o kit.Options) witness {
 	t.Helper()
 	o.Stack, o.Set = stack, map[string]any{"kafka.request_timeout": "2s"}
 	s := kit.New(t, o)
 	return witness{s: s, history: s.FollowWatcher(), topics: s.ReadTopics(), owner: s.StartRelay()}
 }
 
-func (w *witness) begin() {
+func (w *witness) startLoad() {
 	w.owner.WaitTookOver()
 	w.load = w.s.StartLoad(kit.Load{Rate: 80})
 }
 
 func (w *witness) topic() string { return w.s.TopicOf("order") }
 
-// flows waits until n more events than are committed now have been delivered.
-func (w *witness) flows(n int) { w.topics.WaitDistinct(w.s.Ledger.CountCommitted() + n) }
+// waitMore waits until n more events than are committed now have been delivered.
+func (w *witness) waitMore(n int) { w.topics.WaitDistinct(w.s.Ledger.CountCommitted() + n) }
 
-// replace starts another owner in place of a killed one.
-func (w *witness) replace() {
+// startReplacement starts another owner in place of a killed one.
+func (w *witness) startReplacement() {
 	w.owner = w.s.StartRelay()
 	w.owner.WaitTookOver()
 }
 
-func (w *witness) verdict(t *testing.T) {
+func (w *witness) checkResult(t *testing.T) {
 	t.Helper()
 	w.load.Stop()
 	t.Logf("%s: %s", w.topic(), w.s.CheckDelivery(w.topics))
@@ -118,50 +118,50 @@ func (w *witness) verdict(t *testing.T) {
 // replicated tests partitions that get another leader: the delivery continues.
 type replicated struct{ witness }
 
-func (r *replicated) before(t *testing.T) {
+func (r *replicated) beforeKill(t *testing.T) {
 	t.Helper()
-	r.flows(100)
+	r.waitMore(100)
 }
 
-func (r *replicated) away(t *testing.T) {
+func (r *replicated) afterKill(t *testing.T) {
 	t.Helper()
-	r.flows(200)
+	r.waitMore(200)
 }
 
-func (r *replicated) taken(*testing.T, int) {}
+func (r *replicated) afterOwnersLost(*testing.T, int) {}
 
-// back moves a leader to the broker, and kills the owner while the cluster settles.
-func (r *replicated) back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
+// brokerReturns moves a leader to the broker, and kills the owner while the cluster settles.
+func (r *replicated) brokerReturns(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
 	t.Helper()
-	r.flows(100)
-	must(t, stack.MoveLeader(t.Context(), r.topic(), (round+1)%6, broker.ID()))
-	r.flows(100)
+	r.waitMore(100)
+	mustSucceed(t, stack.MoveLeader(t.Context(), r.topic(), (round+1)%6, broker.ID()))
+	r.waitMore(100)
 	r.owner.Kill()
-	r.replace()
+	r.startReplacement()
 }
 
 // zombie tests partitions that cannot be written while the broker is away. The owner is frozen, and a standby
 // takes over without waiting for these partitions. The frozen owner continues when the partitions are back, and
-// must not write to them.
+// mustSucceed not write to them.
 type zombie struct {
 	witness
 	standby *kit.Process
 }
 
-func (z *zombie) before(t *testing.T) {
+func (z *zombie) beforeKill(t *testing.T) {
 	t.Helper()
 	z.standby = z.s.StartRelay()
 	z.standby.WaitForLog("standing by")
-	z.flows(100)
+	z.waitMore(100)
 }
 
-func (z *zombie) away(t *testing.T) {
+func (z *zombie) afterKill(t *testing.T) {
 	t.Helper()
 	z.s.WaitForStatus("a blocked target", func(st kit.Status) bool { return len(st.Blocked) > 0 })
 	z.owner.Freeze()
 }
 
-func (z *zombie) taken(t *testing.T, _ int) {
+func (z *zombie) afterOwnersLost(t *testing.T, _ int) {
 	t.Helper()
 	z.standby.WaitTookOver()
 	z.s.WaitForStatus("a blocked target of the successor", func(st kit.Status) bool {
@@ -169,7 +169,7 @@ func (z *zombie) taken(t *testing.T, _ int) {
 	})
 }
 
-func (z *zombie) back(t *testing.T, _ *devstack.Stack, _ *devstack.Member, _ int) {
+func (z *zombie) brokerReturns(t *testing.T, _ *devstack.Stack, _ *devstack.Member, _ int) {
 	t.Helper()
 	z.owner.Continue()
 	z.owner.WaitForLog("lease lost")
@@ -183,15 +183,15 @@ func (z *zombie) back(t *testing.T, _ *devstack.Stack, _ *devstack.Member, _ int
 // events are parked. One batch has an unknown fate. Owners die in the meantime and while the broker comes back.
 type leaderless struct{ zombie }
 
-func (l *leaderless) away(t *testing.T) {
+func (l *leaderless) afterKill(t *testing.T) {
 	t.Helper()
-	l.parked(t, "something is parked", func(n int) bool { return n > 50 })
-	l.zombie.away(t)
+	l.waitParked(t, "something is parked", func(n int) bool { return n > 50 })
+	l.zombie.afterKill(t)
 }
 
-func (l *leaderless) taken(t *testing.T, round int) {
+func (l *leaderless) afterOwnersLost(t *testing.T, round int) {
 	t.Helper()
-	l.zombie.taken(t, round)
+	l.zombie.afterOwnersLost(t, round)
 	if round%2 == 1 {
 		l.standby.Kill()
 		l.standby = l.s.StartRelay()
@@ -199,7 +199,7 @@ func (l *leaderless) taken(t *testing.T, round int) {
 	}
 }
 
-func (l *leaderless) back(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
+func (l *leaderless) brokerReturns(t *testing.T, stack *devstack.Stack, broker *devstack.Member, round int) {
 	t.Helper()
 	switch round % 3 {
 	case 0:
@@ -207,19 +207,19 @@ func (l *leaderless) back(t *testing.T, stack *devstack.Stack, broker *devstack.
 		l.owner.WaitForLog("lease lost")
 		l.owner.Kill()
 		l.standby.Kill()
-		die(t, l.s, "mid-exception-write:2", "after-produce-before-ack:6")
-		l.replace()
+		killOwners(t, l.s, "mid-exception-write:2", "after-produce-before-ack:6")
+		l.startReplacement()
 	case 1:
-		l.parked(t, "some of it was delivered", func(n int) bool { return n < 50 })
+		l.waitParked(t, "some of it was delivered", func(n int) bool { return n < 50 })
 		fallthrough
 	default:
-		l.zombie.back(t, stack, broker, round)
+		l.zombie.brokerReturns(t, stack, broker, round)
 	}
 
-	l.parked(t, "nothing is parked", func(n int) bool { return n == 0 })
+	l.waitParked(t, "nothing is parked", func(n int) bool { return n == 0 })
 }
 
-func (l *leaderless) parked(t *testing.T, what string, ok func(n int) bool) {
+func (l *leaderless) waitParked(t *testing.T, what string, ok func(n int) bool) {
 	t.Helper()
 	kit.Eventually(t, what, func() bool { return ok(l.s.CountHeld("parked")) })
 }

@@ -42,20 +42,20 @@ func openShop(t *testing.T, s *kit.Scene, rate int) *shop {
 	ctx, stop := context.WithCancel(t.Context())
 	x := &shop{t: t, s: s, box: box, stop: stop}
 	for w := range shopWorkers {
-		x.wg.Go(func() { x.work(ctx, w, rate) })
+		x.wg.Go(func() { x.runWorker(ctx, w, rate) })
 	}
-	t.Cleanup(func() { x.close() })
+	t.Cleanup(func() { x.closeShop() })
 	return x
 }
 
-// close stops the workers and returns the number of orders.
-func (x *shop) close() int {
+// closeShop stops the workers and returns the number of orders.
+func (x *shop) closeShop() int {
 	x.stop()
 	x.wg.Wait()
 	return int(x.n.Load())
 }
 
-func (x *shop) work(ctx context.Context, worker, rate int) {
+func (x *shop) runWorker(ctx context.Context, worker, rate int) {
 	const together = 5
 	tick := time.NewTicker(time.Duration(together*shopWorkers) * time.Second / time.Duration(rate))
 	defer tick.Stop()
@@ -94,8 +94,8 @@ func (x *shop) work(ctx context.Context, worker, rate int) {
 	}
 }
 
-// inShop starts a scene with a relay that has taken over, and two consumers that share the partitions.
-func inShop(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
+// newShopScene starts a scene with a relay that has taken over, and two consumers that share the partitions.
+func newShopScene(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	t.Helper()
 	s := kit.New(t, kit.Options{})
 	c := s.NewCrew(member.Effects, "order")
@@ -105,8 +105,8 @@ func inShop(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	return s, c, hands
 }
 
-// judge waits for the effects of all orders, stops the consumers, and checks the effects and the dead letters.
-func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Process) {
+// checkEffects waits for the effects of all orders, stops the consumers, and checks the effects and the dead letters.
+func checkEffects(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Process) {
 	t.Helper()
 	c.WaitEffects(orders)
 	c.StopMembers(hands...)
@@ -140,7 +140,7 @@ func judge(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Pro
 // effect once, in the order of its key.
 func TestConsumersDie(t *testing.T) {
 	t.Parallel()
-	s, c, hands := inShop(t)
+	s, c, hands := newShopScene(t)
 	load := openShop(t, s, 300)
 	for i := range rounds(2, 30) {
 		// Other consumers handle the messages of the killed one before the next kill, so that each kill hits
@@ -155,13 +155,13 @@ func TestConsumersDie(t *testing.T) {
 		c.WaitServing(hands...)
 	}
 
-	judge(t, s, c, load.close(), hands)
+	checkEffects(t, s, c, load.closeShop(), hands)
 }
 
 // A third consumer joins and leaves every second, under load.
 func TestRebalanceEverySecond(t *testing.T) {
 	t.Parallel()
-	s, c, hands := inShop(t)
+	s, c, hands := newShopScene(t)
 	load := openShop(t, s, 300)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
@@ -173,7 +173,7 @@ func TestRebalanceEverySecond(t *testing.T) {
 		<-tick.C
 	}
 
-	judge(t, s, c, load.close(), hands)
+	checkEffects(t, s, c, load.closeShop(), hands)
 }
 
 // Two nodes take the steps of sagas. The messages arrive with many keys, each twice. One of the nodes is
@@ -192,7 +192,7 @@ func TestSagaNodesDie(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	repeat(t, s, box, sagas, steps)
+	requestSteps(t, s, box, sagas, steps)
 	for i := range rounds(1, 4) {
 		c.WaitSteps(sagas * steps * (i + 1) / rounds(2, 5))
 		hands[i%2].Kill()
@@ -220,9 +220,9 @@ func TestSagaNodesDie(t *testing.T) {
 	c.CheckNothingDead()
 }
 
-// repeat requests all steps through the outbox. It also writes some messages to the topic again, like a
+// requestSteps requests all steps through the outbox. It also writes some messages to the topic again, like a
 // producer that does not know whether it has written them.
-func repeat(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
+func requestSteps(t *testing.T, s *kit.Scene, box *outbox.Box, sagas, steps int) {
 	t.Helper()
 	publisher, err := consumer.NewKafka(consumer.KafkaConfig{Brokers: s.Brokers})
 	if err != nil {

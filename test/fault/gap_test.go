@@ -41,10 +41,10 @@ func TestLostHistoryIsSwept(t *testing.T) {
 
 	s.StartLoad(kit.Load{Events: n, PerTx: 40}).WaitDone()
 	at, i := s.WatcherDocument().Lookup("clusterTime").Timestamp()
-	rollOver(t, s, bson.Timestamp{T: at, I: i})
+	rollOverOplog(t, s, bson.Timestamp{T: at, I: i})
 	live := s.StartLoad(kit.Load{Rate: 70})
 	live.WaitCommitted(100)
-	slow := begin(t, s) // the server aborts it after a minute
+	slow := beginTransaction(t, s) // the server aborts it after a minute
 	second := s.StartRelay()
 	second.WaitForLog("sweeping the outbox")
 	slow.commit()
@@ -52,7 +52,7 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	second.WaitForLog("the gap is closed")
 	live.Stop()
 	s.AppendEvents(s.Outbox(), kit.NewEvent("order", "slow", 4, 10))
-	sweptClean(t, s, topics)
+	checkSwept(t, s, topics)
 	history.CheckHistory()
 	if gap := s.WatcherDocument().Lookup("gap"); gap.Type != 0 {
 		t.Errorf("the watcher document still has the gap %s", gap)
@@ -70,8 +70,8 @@ func TestLostHistoryIsSwept(t *testing.T) {
 	}
 }
 
-// sweptClean checks the effects of a gap: no event is lost or out of order, and all duplicates are flagged.
-func sweptClean(t *testing.T, s *kit.Scene, topics *kit.Topics) {
+// checkSwept checks the effects of a gap: no event is lost or out of order, and all duplicates are flagged.
+func checkSwept(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	t.Helper()
 	v := s.CompareAtEnd(topics)
 	t.Logf("%d events, %d records, %d duplicates", v.Events, v.Records, len(v.Duplicates))
@@ -90,8 +90,8 @@ func sweptClean(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	}
 }
 
-// rollOver writes to another collection until the oplog does not reach back to a position.
-func rollOver(t *testing.T, s *kit.Scene, position bson.Timestamp) {
+// rollOverOplog writes to another collection until the oplog does not reach back to a position.
+func rollOverOplog(t *testing.T, s *kit.Scene, position bson.Timestamp) {
 	t.Helper()
 	noise := s.Client.Database(s.Prefix + "_noise").Collection("noise")
 	oplog := s.Client.Database("local").Collection("oplog.rs")
@@ -119,7 +119,7 @@ type open struct {
 	events []event.Event
 }
 
-func begin(t *testing.T, s *kit.Scene) *open {
+func beginTransaction(t *testing.T, s *kit.Scene) *open {
 	t.Helper()
 	o := &open{t: t, s: s, events: []event.Event{kit.NewEvent("order", "slow", 1, 10), kit.NewEvent("order", "slow", 2, 10)}}
 	box, err := outbox.New(s.DB)
@@ -179,8 +179,8 @@ func setGap(t *testing.T, s *kit.Scene, from bson.Timestamp) {
 	}
 }
 
-// delivered runs a relay until some events are delivered, and stops it.
-func delivered(t *testing.T, s *kit.Scene, topics *kit.Topics) {
+// deliverSome runs a relay until some events are delivered, and stops it.
+func deliverSome(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 	t.Helper()
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -194,10 +194,10 @@ func delivered(t *testing.T, s *kit.Scene, topics *kit.Topics) {
 // sweep.
 func TestSweepGoesOnAfterAKill(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(map[string]any{"checkpoint": "10ms"})})
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"checkpoint": "10ms"})})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
-	delivered(t, s, topics)
+	deliverSome(t, s, topics)
 	from, i := s.WatcherDocument().Lookup("clusterTime").Timestamp()
 	s.StartLoad(kit.Load{Events: 8_000, PerTx: 60}).WaitDone()
 	setGap(t, s, bson.Timestamp{T: from, I: i})
@@ -234,7 +234,7 @@ func TestSweepGoesOnAfterAKill(t *testing.T) {
 	last.WaitForLog("going on with the sweep")
 	last.WaitForLog("the gap is closed")
 	live.Stop()
-	sweptClean(t, s, topics)
+	checkSwept(t, s, topics)
 	cursor := bson.Timestamp{}
 	for _, v := range history.Versions() {
 		if v.Gap == nil {
@@ -259,7 +259,7 @@ func TestLostHistoryMayHalt(t *testing.T) {
 	t.Parallel()
 	s := kit.New(t, kit.Options{Set: map[string]any{"lost_history": "halt"}})
 	topics := s.ReadTopics()
-	delivered(t, s, topics)
+	deliverSome(t, s, topics)
 	node := "n2-" + s.Prefix[len(s.Prefix)-8:]
 	lost := stacktest.FailCommand(t, "outrelay stream "+node, "alwaysOn", bson.D{{Key: "failCommands", Value: bson.A{"aggregate"}}, {Key: "errorCode", Value: 286}})
 	p := s.StartRelay()
@@ -284,26 +284,26 @@ func TestHeldStreamIsLostToo(t *testing.T) {
 	s := kit.New(t, kit.Options{Stack: stack})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
-	delivered(t, s, topics)
+	deliverSome(t, s, topics)
 	p := s.StartRelay()
 	p.WaitTookOver()
 	before := s.Ledger.CountCommitted()
 	broker := stack.Kafkas()[0]
-	must(t, broker.Pause())
+	mustSucceed(t, broker.Pause())
 	stacktest.FailTimes(t, s.Client, "outrelay stream "+p.Node, 2, bson.D{{Key: "failCommands", Value: bson.A{"getMore", "aggregate"}}, {Key: "errorCode", Value: int32(286)}})
 	p.WaitForLog("sweeping the outbox")
 	s.WaitForStatus("sweeping", func(st kit.Status) bool { return st.State == "sweeping" && st.Reason != "" })
 	s.StartLoad(kit.Load{Events: 2000, PerTx: 40}).WaitDone()
 	end, i := s.WatcherDocument().Lookup("gap", "to").Timestamp()
-	rollOver(t, s, bson.Timestamp{T: end, I: i})
-	must(t, broker.Resume())
+	rollOverOplog(t, s, bson.Timestamp{T: end, I: i})
+	mustSucceed(t, broker.Resume())
 	kit.Eventually(t, "two closed gaps", func() bool {
 		n, err := s.State.Collection("events").CountDocuments(t.Context(), bson.D{{Key: "kind", Value: "gap_closed"}})
 		return err == nil && n == 2
 	})
 
 	s.StartLoad(kit.Load{Events: 100}).WaitDone()
-	sweptClean(t, s, topics)
+	checkSwept(t, s, topics)
 	history.CheckHistory()
 	if known := fmt.Sprintf("known=%d ", before); !p.HasLogged(known) {
 		t.Errorf("the second round does not skip the %d events of the first:\n%s", before, p.ReadLog())

@@ -55,7 +55,7 @@ func TestKillAtEveryPairOfCrashPoints(t *testing.T) {
 // killChain kills an owner with SIGKILL, then one owner at each of the points. The last owner delivers the
 // rest.
 func killChain(t *testing.T, at ...string) {
-	s := kit.New(t, kit.Options{Set: quick(nil)})
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
 	load := s.StartLoad(kit.Load{Rate: float64(rounds(80, 400))})
@@ -95,7 +95,7 @@ func killChain(t *testing.T, at ...string) {
 // successor has to find out for each event whether it was sent.
 func TestKillInTheMiddleOfAHugeTransaction(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(nil)})
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
 	events := make([]event.Event, 10_000)

@@ -17,18 +17,18 @@ import (
 
 // silent returns a proxy server whose logger discards everything. The type parameters avoid naming the type of
 // the logger.
-func silent[M, L any](newServer func(M, L) *toxiproxy.ApiServer, m M) *toxiproxy.ApiServer {
+func newSilentServer[M, L any](newServer func(M, L) *toxiproxy.ApiServer, m M) *toxiproxy.ApiServer {
 	var none L
 	return newServer(m, none)
 }
 
-// between returns a proxy for an address, which runs until the end of the test.
-func between(t *testing.T, upstream string) *toxiproxy.Proxy {
+// newProxy returns a proxy for an address, which runs until the end of the test.
+func newProxy(t *testing.T, upstream string) *toxiproxy.Proxy {
 	t.Helper()
 	addr, err := devstack.FreeAddress() // the address stays free for some time
-	must(t, err)
-	p := toxiproxy.NewProxy(silent(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", addr, upstream)
-	must(t, p.Start())
+	mustSucceed(t, err)
+	p := toxiproxy.NewProxy(newSilentServer(toxiproxy.NewServer, toxiproxy.NewMetricsContainer(nil)), "proxy", addr, upstream)
+	mustSucceed(t, p.Start())
 	t.Cleanup(p.Stop)
 	return p
 }
@@ -39,7 +39,7 @@ func between(t *testing.T, upstream string) *toxiproxy.Proxy {
 func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	t.Parallel()
 	direct := options.Client().ApplyURI(stacktest.MongoURI(t))
-	proxy := between(t, direct.Hosts[0])
+	proxy := newProxy(t, direct.Hosts[0])
 	s := kit.New(t, kit.Options{MongoURI: "mongodb://" + proxy.Listen + "/?directConnection=true"})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
@@ -53,19 +53,19 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 			proxy.Stop()
 			return func() {
 				proxy.Listen = listen
-				must(t, proxy.Start())
+				mustSucceed(t, proxy.Start())
 			}
 		},
 		"swallowed": func() func() {
-			return toxic(t, proxy, `{"name":"hole","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
+			return addToxic(t, proxy, `{"name":"hole","type":"timeout","stream":"downstream","attributes":{"timeout":0}}`)
 		},
 		"slow": func() func() {
-			return toxic(t, proxy, `{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":150,"jitter":50}}`)
+			return addToxic(t, proxy, `{"name":"slow","type":"latency","stream":"downstream","attributes":{"latency":150,"jitter":50}}`)
 		},
 	} {
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 100)
 		heal := fault()
-		longerThanALease(t)
+		outlastLease(t)
 		heal()
 		began := time.Now()
 		topics.WaitDistinct(s.Ledger.CountCommitted())
@@ -80,15 +80,15 @@ func TestConnectionsToMongoDBAreCut(t *testing.T) {
 	}
 }
 
-// longerThanALease waits for longer than a lease, while the load continues.
-func longerThanALease(t *testing.T) {
+// outlastLease waits for longer than a lease, while the load continues.
+func outlastLease(t *testing.T) {
 	t.Helper()
-	pause(t, 3*time.Second)
+	waitFor(t, 3*time.Second)
 }
 
-func toxic(t *testing.T, p *toxiproxy.Proxy, json string) func() {
+func addToxic(t *testing.T, p *toxiproxy.Proxy, json string) func() {
 	t.Helper()
 	x, err := p.Toxics.AddToxicJson(strings.NewReader(json))
-	must(t, err)
-	return func() { must(t, p.Toxics.RemoveToxic(t.Context(), x.Name)) }
+	mustSucceed(t, err)
+	return func() { mustSucceed(t, p.Toxics.RemoveToxic(t.Context(), x.Name)) }
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// interrupted returns a scene whose relay has delivered events and ended, with more events appended since.
-func interrupted(t *testing.T) (*kit.Scene, *kit.Topics) {
+// newInterruptedScene returns a scene whose relay has delivered events and ended, with more events appended since.
+func newInterruptedScene(t *testing.T) (*kit.Scene, *kit.Topics) {
 	t.Helper()
 	// The relay must end gracefully. After an expired lease, a read-back would find its records if the
 	// settings are the same.
@@ -51,17 +51,17 @@ func TestTokenOfGarbage(t *testing.T) {
 	for name, data := range map[string]string{"no token at all": "not hexadecimal", "cut off": "8265", "of another kind": "99FFFFFFFF"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, topics := interrupted(t)
+			s, topics := newInterruptedScene(t)
 			setToken(t, s, resume.TokenOf(data))
 			s.StartRelay().WaitTookOver()
-			repeatsOneTransaction(t, s.CompareAtEnd(topics))
+			checkOneTransactionRepeated(t, s.CompareAtEnd(topics))
 		})
 	}
 }
 
-// repeatsOneTransaction checks the result of a position without a token. Its time does not tell which events of
+// checkOneTransactionRepeated checks the result of a position without a token. Its time does not tell which events of
 // that time were delivered, so one transaction may be repeated. No other promise may be violated.
-func repeatsOneTransaction(t *testing.T, v kit.Verdict) {
+func checkOneTransactionRepeated(t *testing.T, v kit.Verdict) {
 	t.Helper()
 	if len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Changed) != 0 || len(v.Duplicates) > 3 {
 		t.Errorf("promises are violated, beyond one repeated transaction of at most 3 events: %s", v)
@@ -71,7 +71,7 @@ func repeatsOneTransaction(t *testing.T, v kit.Verdict) {
 // The token of another collection's stream refers to an event that this stream does not have.
 func TestTokenOfAnotherStream(t *testing.T) {
 	t.Parallel()
-	s, topics := interrupted(t)
+	s, topics := newInterruptedScene(t)
 	other := s.DB.Collection("other")
 	cs, err := other.Watch(t.Context(), mongo.Pipeline{}, options.ChangeStream().SetBatchSize(0))
 	if err != nil {
@@ -90,14 +90,14 @@ func TestTokenOfAnotherStream(t *testing.T) {
 	setToken(t, s, token)
 	// Its time is later than some appended events. A stream from that time would lose them.
 	s.StartRelay().WaitTookOver()
-	repeatsOneTransaction(t, s.CompareAtEnd(topics))
+	checkOneTransactionRepeated(t, s.CompareAtEnd(topics))
 }
 
-// future returns an interrupted scene with a position that the servers have not reached, as after the restore
+// newFutureScene returns an interrupted scene with a position that the servers have not reached, as after the restore
 // of an older backup.
-func future(t *testing.T, lostHistory string) (*kit.Scene, *kit.Topics) {
+func newFutureScene(t *testing.T, lostHistory string) (*kit.Scene, *kit.Topics) {
 	t.Helper()
-	s, topics := interrupted(t)
+	s, topics := newInterruptedScene(t)
 	at, _ := resume.Token(s.WatcherDocument().Lookup("token").Document()).ClusterTime()
 	at.T += 7200
 	data := fmt.Sprintf("82%08X%08X2B0229296E04", at.T, at.I)
@@ -110,7 +110,7 @@ func future(t *testing.T, lostHistory string) (*kit.Scene, *kit.Topics) {
 // retry in a loop.
 func TestTokenFromTheFutureHalts(t *testing.T) {
 	t.Parallel()
-	s, topics := future(t, "halt")
+	s, topics := newFutureScene(t, "halt")
 	before := len(topics.AllRecords())
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -129,7 +129,7 @@ func TestTokenFromTheFutureHalts(t *testing.T) {
 // repeated, and are then flagged.
 func TestTokenFromTheFutureIsSwept(t *testing.T) {
 	t.Parallel()
-	s, topics := future(t, "sweep")
+	s, topics := newFutureScene(t, "sweep")
 	lost, _ := s.WatcherDocument().Lookup("clusterTime").Timestamp()
 	p := s.StartRelay()
 	p.WaitTookOver()
@@ -164,7 +164,7 @@ func TestTokenFromTheFutureIsSwept(t *testing.T) {
 // the new collection is lost or repeated.
 func TestWatchListChanged(t *testing.T) {
 	t.Parallel()
-	s, topics := interrupted(t)
+	s, topics := newInterruptedScene(t)
 	second := s.DB.Collection("outbox2")
 	for i := range 20 {
 		s.AppendEvents(second, kit.NewEvent("order", "second", i, 50))

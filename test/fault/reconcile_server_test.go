@@ -28,10 +28,10 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	s.StartLoad(kit.Load{Events: 500}).WaitDone()
 	topics.WaitDistinct(s.Ledger.CountCommitted())
 	broker := stack.Kafkas()[0]
-	must(t, broker.Kill())
+	mustSucceed(t, broker.Kill())
 	away := time.Now()
 	s.Schedule("order", 500, 20, time.Now().Add(time.Second), 5*time.Second)
-	bulk(t, s, rounds(4_000, 50_000))
+	appendBulk(t, s, rounds(4_000, 50_000))
 	length := time.Duration(rounds(7, 600)) * time.Second
 	for first := true; time.Since(away) < length; first = false {
 		if n := s.CountHeld("parked", "retry"); n > 0 {
@@ -42,16 +42,16 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 			owner.Kill()
 			owner = s.StartRelay()
 		}
-		pause(t, time.Second)
+		waitFor(t, time.Second)
 	}
 
 	dead, err := s.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{})
-	must(t, err)
+	mustSucceed(t, err)
 	if dead > 0 {
 		t.Errorf("%d dead letters, want 0", dead)
 	}
 
-	must(t, broker.Restart(t.Context()))
+	mustSucceed(t, broker.Restart(t.Context()))
 	back := time.Now()
 	t.Log(s.CheckDelivery(topics))
 	s.WaitNoneHeld()
@@ -61,8 +61,8 @@ func TestKafkaAwayWithABacklog(t *testing.T) {
 	}
 }
 
-// pause waits for d, while the fault lasts.
-func pause(t *testing.T, d time.Duration) {
+// waitFor waits for d, while the fault lasts.
+func waitFor(t *testing.T, d time.Duration) {
 	t.Helper()
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -73,18 +73,18 @@ func pause(t *testing.T, d time.Duration) {
 	}
 }
 
-// patiently is kit.Eventually for conditions that may take minutes.
-func patiently(t *testing.T, what string, ok func() bool) {
+// waitPatiently is kit.Eventually for conditions that may take minutes.
+func waitPatiently(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for begin := time.Now(); !ok(); pause(t, 200*time.Millisecond) {
+	for begin := time.Now(); !ok(); waitFor(t, 200*time.Millisecond) {
 		if time.Since(begin) > 10*kit.Patience {
 			t.Fatalf("waiting timed out: %s", what)
 		}
 	}
 }
 
-// bulk appends n events with 50 keys in transactions of 1,000.
-func bulk(t *testing.T, s *kit.Scene, n int) {
+// appendBulk appends n events with 50 keys in transactions of 1,000.
+func appendBulk(t *testing.T, s *kit.Scene, n int) {
 	t.Helper()
 	for i := 0; i < n; i += 1000 {
 		events := make([]event.Event, min(1000, n-i))
@@ -116,7 +116,7 @@ func TestTakeOverWithManyParked(t *testing.T) {
 		s.AppendEvents(s.Outbox(), events...)
 	}
 
-	patiently(t, "all of it is parked", func() bool { return s.CountHeld() >= n })
+	waitPatiently(t, "all of it is parked", func() bool { return s.CountHeld() >= n })
 	t.Logf("%d were parked after %v", n, time.Since(begin).Round(time.Millisecond))
 	for _, p := range s.Processes() {
 		p.Kill()
@@ -131,10 +131,10 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	flow := s.StartLoad(kit.Load{Rate: 80})
 	begin = time.Now()
 	s.CreateTopic("late", 6, 1)
-	patiently(t, "half is delivered", func() bool { return s.CountHeld() < n/2 })
+	waitPatiently(t, "half is delivered", func() bool { return s.CountHeld() < n/2 })
 	p.Kill()
 	s.StartRelay().WaitTookOver()
-	patiently(t, "next to nothing is parked", func() bool { return s.CountHeld() < 100 })
+	waitPatiently(t, "next to nothing is parked", func() bool { return s.CountHeld() < 100 })
 	t.Logf("delivered in %v, with a kill on the way", time.Since(begin).Round(time.Millisecond))
 	load.Stop()
 	flow.Stop()
@@ -143,16 +143,16 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	history.CheckHistory()
 }
 
-// age sets the timestamps of all envelopes to a time, with a different time for each key: the purge uses ranges
+// setTimestamps sets the timestamps of all envelopes to a time, with a different time for each key: the purge uses ranges
 // of timestamps.
-func age(t *testing.T, s *kit.Scene, to bson.Timestamp) {
+func setTimestamps(t *testing.T, s *kit.Scene, to bson.Timestamp) {
 	t.Helper()
 	var keys []string
-	must(t, s.Outbox().Distinct(t.Context(), "aggregateid", bson.D{}).Decode(&keys))
+	mustSucceed(t, s.Outbox().Distinct(t.Context(), "aggregateid", bson.D{}).Decode(&keys))
 	for i, key := range keys {
 		at := bson.Timestamp{T: to.T, I: to.I - uint32(i)}
 		_, err := s.Outbox().UpdateMany(t.Context(), bson.D{{Key: "aggregateid", Value: key}}, bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: at}}}})
-		must(t, err)
+		mustSucceed(t, err)
 	}
 }
 
@@ -160,7 +160,7 @@ func age(t *testing.T, s *kit.Scene, to bson.Timestamp) {
 // waits. The test sets the timestamps back, because the purge keeps everything younger than two minutes.
 func TestPurgeWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"retention": "1m", "purge.interval": "1s", "purge.batch": 10})})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "late")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
@@ -169,11 +169,11 @@ func TestPurgeWhileOwnersDie(t *testing.T) {
 	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 50 })
 	s.Schedule("order", 200, 20, time.Now().Add(4*time.Second), 4*time.Second)
 	old := bson.Timestamp{T: uint32(time.Now().Add(-time.Hour).Unix()), I: 1000}
-	age(t, s, old)
+	setTimestamps(t, s, old)
 	p.Kill()
-	die(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30")
+	killOwners(t, s, "mid-purge:3", "mid-purge:10", "after-ack-before-watermark:30")
 	s.CreateTopic("late", 3, 1)
-	die(t, s, "after-produce-before-ack:20")
+	killOwners(t, s, "after-produce-before-ack:20")
 	for _, l := range loads {
 		l.Stop()
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // quick returns a configuration with short leases.
-func quick(more map[string]any) map[string]any {
+func shortLeases(more map[string]any) map[string]any {
 	set := map[string]any{"lease.ttl": "1s", "lease.renew": "250ms"}
 	for k, v := range more {
 		set[k] = v
@@ -28,9 +28,9 @@ func quick(more map[string]any) map[string]any {
 	return set
 }
 
-// die kills one owner after the other, each at a crash point, or after some time if it does not reach the
+// killOwners kills one owner after the other, each at a crash point, or after some time if it does not reach the
 // point. Without -fault.long it uses half of the points.
-func die(t *testing.T, s *kit.Scene, points ...string) {
+func killOwners(t *testing.T, s *kit.Scene, points ...string) {
 	t.Helper()
 	for _, point := range points[:rounds((len(points)+1)/2, len(points))] {
 		p := s.StartCrashing(point)
@@ -46,7 +46,7 @@ const ageSetting = "message.timestamp.before.max.ms"
 // Half of its events have a second topic.
 func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(nil)})
 	s.SetConfig("topics.rules", []any{map[string]any{
 		"match": map[string]any{"aggregatetype": "both"}, "to": []string{s.TopicOf("order"), s.TopicOf("invoice")},
 	}})
@@ -65,9 +65,9 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 	p.WaitTookOver()
 	kit.Eventually(t, "something is parked", func() bool { return s.CountHeld("parked") > 200 })
 	p.Kill()
-	die(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
+	killOwners(t, s, "mid-exception-write:3", "after-ack-before-watermark:20", "before-checkpoint:3")
 	s.CreateTopic("invoice", 6, 1)
-	die(t, s, "after-produce-before-ack:12", "mid-exception-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
+	killOwners(t, s, "after-produce-before-ack:12", "mid-exception-write:4", "after-ack-before-watermark:40", "after-checkpoint:5", "mid-read-back")
 	for range rounds(1, 20) {
 		p := s.StartRelay()
 		p.WaitTookOver()
@@ -88,13 +88,13 @@ func TestParkedTopicWhileOwnersDie(t *testing.T) {
 // Owners die while thousands of scheduled events become due, next to other events with the same keys.
 func TestScheduledWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(nil)})
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics()
 	n := rounds(1500, 30_000)
 	all := s.Schedule("order", n, 20, time.Now().Add(2*time.Second), time.Duration(rounds(4, 60))*time.Second)
 	box, err := outbox.New(s.DB)
-	must(t, err)
+	mustSucceed(t, err)
 	cancelled := map[string]bool{}
 	for i := 50; i < n; i += 97 {
 		if err := box.Cancel(t.Context(), all[i].ID()); err == nil {
@@ -105,7 +105,7 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 	}
 
 	load := s.StartLoad(kit.Load{Rate: 60})
-	die(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
+	killOwners(t, s, "after-claim:3", "before-scheduled-publish:200", "after-scheduled-publish:300", "after-produce-before-ack:30",
 		"mid-exception-write:3", "after-ack-before-watermark:30")
 	load.Stop()
 	s.StartRelay().WaitTookOver()
@@ -118,10 +118,10 @@ func TestScheduledWhileOwnersDie(t *testing.T) {
 // turn comes much later.
 func TestScheduledSentButNotFinished(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(nil)})
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	topics := s.ReadTopics()
 	s.Schedule("order", 2000, 20, time.Now(), 0)
-	die(t, s, "mid-exception-write:1", "mid-exception-write:1", "mid-exception-write:2")
+	killOwners(t, s, "mid-exception-write:1", "mid-exception-write:1", "mid-exception-write:2")
 	s.AppendEvents(s.Outbox(), func() (l []event.Event) {
 		for i := range 200 {
 			l = append(l, kit.NewEvent("order", fmt.Sprintf("w%d-k%d", i%4, i%20), i, 50))
@@ -142,17 +142,17 @@ func TestScheduledSentButNotFinished(t *testing.T) {
 func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 	stacktest.OnlyWith(t, "eight owners die one after the other", "fault.long")
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.base": "500ms", "retry.cap": "1s", "retry.max_attempts": 1000})})
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(map[string]any{"retry.base": "500ms", "retry.cap": "1s", "retry.max_attempts": 1000})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "payment")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 60, Type: "payment"})}
-	die(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
+	killOwners(t, s, "mid-exception-write:6", "after-ack-before-watermark:20", "mid-exception-write:12", "before-checkpoint:3", "after-produce-before-ack:9")
 	kit.Eventually(t, "some are refused, some wait behind them", func() bool { return s.CountHeld("retry") > 0 && s.CountHeld("blocked") > 0 })
 	checkAttempts(t, s)
 	loads[1].Stop()
 	s.SetTopicConfig("payment", ageSetting, "86400000")
-	die(t, s, "after-produce-before-ack:5", "mid-exception-write:2", "after-ack-before-watermark:15")
+	killOwners(t, s, "after-produce-before-ack:5", "mid-exception-write:2", "after-ack-before-watermark:15")
 	loads[0].Stop()
 	s.StartRelay().WaitTookOver()
 	t.Log(s.CheckDelivery(topics))
@@ -164,13 +164,13 @@ func TestRefusedRecordsWhileOwnersDie(t *testing.T) {
 func checkAttempts(t *testing.T, s *kit.Scene) {
 	t.Helper()
 	cur, err := s.Outbox().Find(t.Context(), bson.D{{Key: "state", Value: "retry"}})
-	must(t, err)
+	mustSucceed(t, err)
 	var list []struct {
 		ID       bson.RawValue `bson:"_id"`
 		Attempts int           `bson:"attempts"`
 		History  []bson.Raw    `bson:"history"`
 	}
-	must(t, cur.All(t.Context(), &list))
+	mustSucceed(t, cur.All(t.Context(), &list))
 	for _, d := range list {
 		if d.Attempts < 1 || d.Attempts <= 50 && d.Attempts != len(d.History) {
 			t.Errorf("%v: %d attempts with %d failures", d.ID, d.Attempts, len(d.History))
@@ -185,16 +185,16 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 	for _, recording := range []string{"mark", "delete", "watermark"}[:rounds(1, 3)] {
 		t.Run(recording, func(t *testing.T) {
 			t.Parallel()
-			s := kit.New(t, kit.Options{Set: quick(map[string]any{"recording": recording})})
+			s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"recording": recording})})
 			history := s.FollowWatcher()
 			topics := s.ReadTopics("order", "late")
 			s.Schedule("order", 300, 20, time.Now().Add(time.Second), 5*time.Second)
 			loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 60}), s.StartLoad(kit.Load{Rate: 50, Type: "late"})}
-			die(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
-			foreign(t, s, 100)
-			die(t, s, "mid-exception-write:2", "after-produce-before-ack:20")
+			killOwners(t, s, "after-ack-before-watermark:30", "before-checkpoint:3")
+			insertForeign(t, s, 100)
+			killOwners(t, s, "mid-exception-write:2", "after-produce-before-ack:20")
 			s.CreateTopic("late", 3, 1)
-			die(t, s, "after-checkpoint:4", "after-ack-before-watermark:50")
+			killOwners(t, s, "after-checkpoint:4", "after-ack-before-watermark:50")
 			for _, l := range loads {
 				l.Stop()
 			}
@@ -202,14 +202,14 @@ func TestRecordedWhileOwnersDie(t *testing.T) {
 			s.StartRelay().WaitTookOver()
 			t.Log(s.CheckDelivery(topics))
 			s.WaitNoneHeld()
-			recorded(t, s, topics, recording)
+			checkRecorded(t, s, topics, recording)
 			history.CheckHistory()
 		})
 	}
 }
 
-// foreign inserts envelopes without a timestamp, like a writer that does not use outrelay.
-func foreign(t *testing.T, s *kit.Scene, n int) {
+// insertForeign inserts envelopes without a timestamp, like a writer that does not use outrelay.
+func insertForeign(t *testing.T, s *kit.Scene, n int) {
 	t.Helper()
 	for i := range n {
 		id, key := fmt.Sprintf("foreign-%d", i), fmt.Sprintf("foreign-k%d", i%7)
@@ -221,13 +221,13 @@ func foreign(t *testing.T, s *kit.Scene, n int) {
 			{Key: "payload", Value: bson.Binary{Data: []byte(id)}},
 		}
 		_, err := s.Outbox().InsertOne(t.Context(), doc)
-		must(t, err)
+		mustSucceed(t, err)
 		s.Ledger.Add(kit.Entry{NS: s.DB.Name() + ".outbox", ID: id, Key: key, Topics: s.Route("order"), Payload: []byte(id)})
 	}
 }
 
-// recorded compares the deliveries recorded in the outbox with the topics.
-func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) {
+// checkRecorded compares the deliveries recorded in the outbox with the topics.
+func checkRecorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) {
 	t.Helper()
 	where := map[string]string{}
 	for _, r := range topics.AllRecords() {
@@ -247,7 +247,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 	}
 
 	cur, err := s.Outbox().Find(t.Context(), bson.D{})
-	must(t, err)
+	mustSucceed(t, err)
 	wrong, n := 0, 0
 	for cur.Next(t.Context()) {
 		var d struct {
@@ -259,7 +259,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 			}
 		}
 		id := cur.Current.Lookup("_id")
-		must(t, bson.Unmarshal(cur.Current, &struct {
+		mustSucceed(t, bson.Unmarshal(cur.Current, &struct {
 			Sent *[]struct {
 				Topic     string
 				Partition int
@@ -267,7 +267,7 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 			}
 		}{&d.Sent}))
 
-		d.ID = text(id)
+		d.ID = idText(id)
 		n++
 		got := ""
 		if len(d.Sent) == 1 {
@@ -280,12 +280,12 @@ func recorded(t *testing.T, s *kit.Scene, topics *kit.Topics, recording string) 
 		}
 	}
 
-	must(t, cur.Err())
+	mustSucceed(t, cur.Err())
 	t.Logf("%d envelopes are marked, %d wrongly", n, wrong)
 }
 
 // text returns an id in the format of the record header.
-func text(v bson.RawValue) string {
+func idText(v bson.RawValue) string {
 	if _, b, ok := v.BinaryOK(); ok && len(b) == 16 {
 		return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 	}
@@ -299,7 +299,7 @@ var resumable = regexp.MustCompile(`outrelay replay --resume ([\w-]+)`)
 // more, with the right flag.
 func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(map[string]any{"retry.max_attempts": 1})})
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(map[string]any{"retry.max_attempts": 1})})
 	s.CreateTopic("payment", 6, 1, kafka.ConfigEntry{ConfigName: ageSetting, ConfigValue: "1"})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "payment")
@@ -344,7 +344,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 	kit.Binary(t, "crashpoints") // build first, because it may take a minute and both commands have a time limit
 	go command(replayed, "replay", "--from", "20m", "--aggregate-type", "order", "--yes", "--json")
 	go command(requeued, "dead", "requeue", "--all", "--yes", "--json")
-	die(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
+	killOwners(t, s, "after-produce-before-ack:4", "mid-exception-write:2", "mid-exception-write:1", "after-ack-before-watermark:10", "before-checkpoint:3")
 	s.StartRelay().WaitTookOver()
 	for name, c := range map[string]chan outcome{"replay": replayed, "dead requeue": requeued} {
 		o := <-c
@@ -405,7 +405,7 @@ func TestRequeueAndReplayWhileOwnersDie(t *testing.T) {
 // writes to no topic and no document.
 func TestZombieWithExceptions(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(nil)})
+	s := kit.New(t, kit.Options{Set: shortLeases(nil)})
 	history := s.FollowWatcher()
 	topics := s.ReadTopics("order", "late")
 	owner := s.StartRelay()

@@ -13,7 +13,7 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-func must(t *testing.T, err error) {
+func mustSucceed(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -34,10 +34,10 @@ func TestPrimaryKilled(t *testing.T) {
 	for range rounds(1, 8) {
 		topics.WaitDistinct(len(topics.AllRecords()) + 300)
 		p, err := stack.Primary(t.Context())
-		must(t, err)
-		must(t, p.Kill())
+		mustSucceed(t, err)
+		mustSucceed(t, p.Kill())
 		topics.WaitDistinct(len(topics.AllRecords()) + 300)
-		must(t, p.Restart(t.Context()))
+		mustSucceed(t, p.Restart(t.Context()))
 	}
 
 	load.Stop()
@@ -96,9 +96,9 @@ func TestKafkaStandsStill(t *testing.T) {
 	broker := stack.Kafkas()[0]
 	for range rounds(1, 5) {
 		topics.WaitDistinct(s.Ledger.CountCommitted() + 200)
-		must(t, broker.Pause())
+		mustSucceed(t, broker.Pause())
 		load.WaitCommitted(s.Ledger.CountCommitted() + 300)
-		must(t, broker.Resume())
+		mustSucceed(t, broker.Resume())
 		topics.WaitDistinct(s.Ledger.CountCommitted())
 	}
 

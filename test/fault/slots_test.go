@@ -16,7 +16,7 @@ import (
 // order.
 func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(map[string]any{"slots": 4})})
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"slots": 4})})
 	topics := s.ReadTopics()
 	load := s.StartLoad(kit.Load{Rate: 80, Workers: 6, Keys: 10})
 	a := s.StartRelay()
@@ -47,7 +47,7 @@ func TestN28_SlotsGoRoundWhileNodesDie(t *testing.T) {
 // recorded.
 func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: quick(nil)})
+	s := kit.New(t, kit.Options{Types: []string{"order"}, Set: shortLeases(nil)})
 	topics := s.ReadTopics("order", "invoice")
 	loads := []*kit.RunningLoad{s.StartLoad(kit.Load{Rate: 70, Keys: 10}), s.StartLoad(kit.Load{Rate: 60, Type: "invoice", Prefix: "i-"})}
 	s.Schedule("order", 300, 20, time.Now().Add(2*time.Second), time.Duration(rounds(15, 60))*time.Second)
@@ -105,7 +105,7 @@ func TestN28_ResliceWithEverythingInEveryState(t *testing.T) {
 // If owners do not drain, the slots stay unchanged and continue.
 func TestN28_ResliceIsRefusedWhereNothingDrains(t *testing.T) {
 	t.Parallel()
-	s := kit.New(t, kit.Options{Set: quick(map[string]any{"drain": "30s"})})
+	s := kit.New(t, kit.Options{Set: shortLeases(map[string]any{"drain": "30s"})})
 	topics := s.ReadTopics()
 	load := s.StartLoad(kit.Load{Rate: 60})
 	p := s.StartRelay()

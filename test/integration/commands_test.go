@@ -31,12 +31,12 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	}
 
 	for path, want := range map[string]string{"/livez": "", "/readyz": `"owner"`, "/metrics": "outrelay_lease_owner 1"} {
-		answers(t, owner, path, want)
+		waitForAnswer(t, owner, path, want)
 	}
 
 	standby := s.StartRelay()
 	standby.WaitForLog("standing by")
-	answers(t, standby, "/readyz", `"standby"`)
+	waitForAnswer(t, standby, "/readyz", `"standby"`)
 	if code, out, errOut := s.RunCommand("validate"); code != 0 || out != "" || !strings.Contains(errOut, "ok") {
 		t.Errorf("validate: exit code %d, output %q, errors %q", code, out, errOut)
 	}
@@ -54,9 +54,9 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	history.CheckHistory()
 }
 
-// answers waits until a process returns status 200 and a text for a path. On a busy machine a lease may be in
+// waitForAnswer waits until a process returns status 200 and a text for a path. On a busy machine a lease may be in
 // doubt for a moment.
-func answers(t *testing.T, p *kit.Process, path, want string) {
+func waitForAnswer(t *testing.T, p *kit.Process, path, want string) {
 	t.Helper()
 	kit.Eventually(t, fmt.Sprintf("GET %s of %s with %q", path, p.Node, want), func() bool {
 		code, body := p.Get(path)

@@ -25,7 +25,7 @@ import (
 func TestDevCommandSurvivesKills(t *testing.T) {
 	t.Parallel()
 	binary := kit.Binary(t, "")
-	env := onSharedServers(t)
+	env := sharedServersEnv(t)
 	ctx, cancel := kit.Context(t)
 	defer cancel()
 	var out, errOut bytes.Buffer
@@ -65,7 +65,7 @@ func TestDevCommandSurvivesKills(t *testing.T) {
 		t.Errorf("the longest wait was %v ms, with two kills and a median of %v ms", r["max_gap_ms"], r["p50_ms"])
 	}
 	if n := strings.Count(errOut.String(), "killed a-"); n < 2 {
-		t.Errorf("%d kills, want 2\n%s", n, errOut.String())
+		t.Errorf("%d kills, want at least 2\n%s", n, errOut.String())
 	}
 }
 

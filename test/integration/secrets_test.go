@@ -31,7 +31,7 @@ const (
 var allPlanted = []string{plantedPassword, plantedKafka, plantedToken, plantedPassphrase, plantedPayload, plantedHeader, plantedKey}
 
 // leaks returns the planted words in a text, each with its surroundings.
-func leaks(text string) (out []string) {
+func findLeaks(text string) (out []string) {
 	for _, word := range allPlanted {
 		if at := strings.Index(text, word); at >= 0 {
 			out = append(out, word+" in …"+text[max(0, at-200):min(len(text), at+len(word)+40)])
@@ -42,7 +42,7 @@ func leaks(text string) (out []string) {
 
 func TestLeaksAreSeen(t *testing.T) {
 	t.Parallel()
-	if got := leaks("x " + plantedKafka + " y"); len(got) != 1 || !strings.HasPrefix(got[0], plantedKafka) {
+	if got := findLeaks("x " + plantedKafka + " y"); len(got) != 1 || !strings.HasPrefix(got[0], plantedKafka) {
 		t.Errorf("%q", got)
 	}
 }
@@ -89,7 +89,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	var said strings.Builder
 	keep := func(name, text string) {
 		said.WriteString(text)
-		for _, leak := range leaks(text) {
+		for _, leak := range findLeaks(text) {
 			t.Errorf("%s: %s", name, leak)
 		}
 	}
