@@ -121,7 +121,7 @@ func TestNodesCommands(t *testing.T) {
 	expectTexts(t, d.runCommand(nil, exitOK, "nodes", "release", "two"), "owns no slots")
 	d.runCommand(nil, exitConfig, "nodes", "release", "one", "--hold", "0s")
 
-	expectTexts(t, d.runCommand(nil, exitConfig, "nodes", "remove", "two", "--yes"), "sign of life")
+	expectTexts(t, d.runCommand(nil, exitConfig, "nodes", "remove", "two", "--yes"), "heartbeat")
 	expectTexts(t, d.runCommand(nil, exitConfig, "nodes", "remove", "nobody", "--yes"), "nobody")
 	d.setHeartbeat("two", time.Now().Add(-time.Hour))
 	expectTexts(t, d.runCommand(nil, exitOK, "nodes"), "stale")

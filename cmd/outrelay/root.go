@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -63,10 +64,9 @@ func (p *program) executeCommand(ctx context.Context, args []string) int {
 
 // commands returns the constructors of all commands under the root, in the order of the help.
 func commands() []func(*program) *cobra.Command {
-	return []func(*program) *cobra.Command{
+	return slices.Concat([]func(*program) *cobra.Command{
 		newRunCommand,
-		newDevCommand,
-		newDevMemberCommand,
+	}, developmentCommands(), []func(*program) *cobra.Command{
 		newStatusCommand,
 		newNodesCommand,
 		newEventsCommand,
@@ -74,9 +74,6 @@ func commands() []func(*program) *cobra.Command {
 		newPingCommand,
 		newDoctorCommand,
 		newRolesCommand,
-		newBenchCommand,
-		newBenchChildCommand,
-		newBenchRelayCommand,
 		newPauseCommand,
 		newResumeCommand,
 		newPinCommand,
@@ -99,7 +96,7 @@ func commands() []func(*program) *cobra.Command {
 		newSchemaCommand,
 		newVersionCommand,
 		newDocsCommand,
-	}
+	})
 }
 
 // newRootCommand returns the root command with all flags, completions and subcommands. Parsing its flags fills in p.
@@ -166,13 +163,18 @@ func registerCompletions(root *cobra.Command) {
 // loadConfig reads the configuration from the file, the environment and the flags. It returns warnings for the caller to
 // print or log.
 func (p *program) loadConfig() (config.Config, []string, error) {
+	return config.Load(p.configFile, p.env, p.flagSettings())
+}
+
+// flagSettings returns the settings of the flags, each as path=value.
+func (p *program) flagSettings() []string {
 	set := p.setFlags
 	for key, v := range p.namedFlags {
 		if *v != "" {
 			set = append(set[:len(set):len(set)], key+"="+*v)
 		}
 	}
-	return config.Load(p.configFile, p.env, set)
+	return set
 }
 
 // newLogger returns a logger on standard error. Its level follows p.level from then on.

@@ -2,13 +2,18 @@ package admin_test
 
 import (
 	"context"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 	"github.com/outrelay/outrelay/internal/lease"
+	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
 )
 
@@ -69,5 +74,60 @@ func TestN03_AStoppedForeignTransactionHoldsUpNobodyForLong(t *testing.T) {
 				t.Errorf("the stopped command's work: %v", err)
 			}
 		})
+	}
+}
+
+// A command takes the fence of all slots in one transaction, and the server aborts the transaction if any owner is inside one of its
+// own. Owners that never pause would leave the command no chance, so each of them pauses when a command is waiting.
+func TestN03_AForeignWriteNeedsFewAttemptsBesideBusySlots(t *testing.T) {
+	t.Parallel()
+	const slots, calls, most = 16, 4, 5 // attempts for each call
+	client := stacktest.Client(t)
+	db := stacktest.Database(t, client)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	var owners sync.WaitGroup
+	defer owners.Wait()
+	defer cancel()
+	var work atomic.Int64
+	for _, p := range slot.Parts(slots) {
+		l, err := lease.New(lease.Config{Collection: db.Collection("watchers"), ID: p.ID("orders"), Node: "a", TTL: time.Hour, ReplicaSetID: "here"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		held, err := l.Acquire(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		owners.Go(func() {
+			for ctx.Err() == nil {
+				_ = held.Fenced(ctx, nil, func(tx context.Context) error {
+					_, err := client.Database(db.Name()).Collection("things").InsertOne(tx, bson.D{})
+					return err
+				})
+				work.Add(1)
+			}
+		})
+	}
+
+	var attempts atomic.Int64
+	monitor := &event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+		if begins, _ := e.Command.Lookup("startTransaction").BooleanOK(); begins {
+			attempts.Add(1)
+		}
+	}}
+	state := stacktest.Client(t, options.Client().SetMonitor(monitor)).Database(db.Name())
+	for range calls {
+		before := work.Load()
+		err := store.Foreign(ctx, state, "orders", []string{"shop.outbox"}, func(tx context.Context) error {
+			_, err := state.Collection("requeued").InsertOne(tx, bson.D{})
+			return err
+		})
+		if err != nil {
+			t.Fatalf("after %d attempts: %v", attempts.Load(), err)
+		}
+		t.Logf("%d attempts so far; %d transactions of owners meanwhile", attempts.Load(), work.Load()-before)
+	}
+	if n := attempts.Load(); n > calls*most {
+		t.Errorf("%d attempts for %d commands beside %d busy slots, want at most %d for each", n, calls, slots, most)
 	}
 }

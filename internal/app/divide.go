@@ -92,8 +92,8 @@ func (p *pump) hadPassed() bool {
 	return false
 }
 
-// forgetPassed takes the places off the document when the watermark is behind them.
-func (t *term) forgetPassed(ctx context.Context) {
+// forgetPassedLocked removes the places from the document when the watermark has passed them.
+func (t *term) forgetPassedLocked(ctx context.Context) {
 	if t.passed == nil || t.sweeping.Load() != nil {
 		return
 	}

@@ -129,28 +129,17 @@ func (x *exceptions) over(e *dispatch.Exception) {
 // it, or because a validator of the collection forbids that, is a dead letter: to repeat the write would help nobody. It
 // returns those.
 func (x *exceptions) write(ctx context.Context, held []store.Exception) (dead []*store.Exception, err error) {
-	err = store.WriteExceptions(ctx, x.t.held, held)
-	switch {
-	case err == nil || !store.Rejected(err):
-		return nil, err
-	case len(held) > 1:
-		for i := range held {
-			one, err := x.write(ctx, held[i:i+1])
-			if err != nil {
-				return nil, err
-			}
-			dead = append(dead, one...)
+	err = store.WriteHalves(held, func(part []store.Exception) error { return store.WriteExceptions(ctx, x.t.held, part) }, func(h store.Exception, why error) error {
+		e := dispatch.Exception{NS: h.NS, Raw: h.Raw, Pos: h.Pos, Topic: h.Pending[0], Why: record.Refusal{
+			Class: record.Malformed, Reason: "it has to wait for its target, and MongoDB does not take it with what is needed for that: " + why.Error(),
+		}}
+		if h.Error != nil {
+			e.Why.Class = h.Error.Class
 		}
-		return dead, nil
-	}
-	h := &held[0]
-	e := dispatch.Exception{NS: h.NS, Raw: h.Raw, Pos: h.Pos, Topic: h.Pending[0], Why: record.Refusal{
-		Class: record.Malformed, Reason: "it has to wait for its target, and MongoDB does not take it with what is needed for that: " + err.Error(),
-	}}
-	if h.Error != nil {
-		e.Why.Class = h.Error.Class
-	}
-	return []*store.Exception{h}, x.move(ctx, []deadletter.Letter{x.letter(&e)})
+		dead = append(dead, &h)
+		return x.move(ctx, []deadletter.Letter{x.letter(&e)})
+	})
+	return dead, err
 }
 
 func (x *exceptions) move(ctx context.Context, letters []deadletter.Letter) error {

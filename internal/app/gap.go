@@ -227,8 +227,11 @@ func (t *term) closeGap(ctx context.Context, res reconcile.Result) error {
 	if err := t.retryFenced(ctx, func() error { return t.held.Save(ctx, u) }); err != nil {
 		return err
 	}
-	t.from, t.fresh, t.gap, t.rounds.end = end, nil, nil, g.To
-	t.passed, t.pump.passed = nil, nil
+
+	t.startMu.Lock()
+	t.from, t.fresh, t.passed = end, nil, nil
+	t.startMu.Unlock()
+	t.gap, t.rounds.end, t.pump.passed = nil, g.To, nil
 	t.sweeping.Store(nil)
 	t.state.clear("sweep")
 	took := t.clock.now().Sub(g.Since).Round(time.Millisecond)

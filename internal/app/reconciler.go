@@ -239,24 +239,17 @@ func (x *exceptions) recordable(list []store.Sent) []store.Sent {
 // recordSent writes deliveries down. One that the server does not take, because a validator of the collection knows nothing
 // of such fields, stays without: it was delivered, and to wait for the impossible would hold up the watermark for ever.
 func (x *exceptions) recordSent(ctx context.Context, list []store.Sent) error {
-	if list = x.recordable(list); len(list) == 0 {
-		return nil
-	}
-	err := store.RecordSent(ctx, x.t.held, x.t.cfg.Recording, list)
-	switch {
-	case err == nil || !store.Rejected(err):
-		return err
-	case len(list) > 1:
-		half := len(list) / 2
-		if err := x.recordSent(ctx, list[:half]); err != nil {
-			return err
+	return store.WriteHalves(list, func(part []store.Sent) error {
+		if part = x.recordable(slices.Clone(part)); len(part) == 0 {
+			return nil
 		}
-		return x.recordSent(ctx, list[half:])
-	}
-	x.t.unrecorded[list[0].NS] = time.Now()
-	x.t.log.Error("deliveries cannot be written down in a collection; they count as delivered all the same; does a validator know nothing of sentAt?",
-		"collection", list[0].NS, "again_in", unrecordedFor, "error", err)
-	return nil
+		return store.RecordSent(ctx, x.t.held, x.t.cfg.Recording, part)
+	}, func(s store.Sent, why error) error {
+		x.t.unrecorded[s.NS] = time.Now()
+		x.t.log.Error("deliveries cannot be written down in a collection; they count as delivered all the same; does a validator know nothing of sentAt?",
+			"collection", s.NS, "again_in", unrecordedFor, "error", why)
+		return nil
+	})
 }
 
 // unrecordedFor is how long nothing is written down in a collection that has refused it, so that it does not cost a

@@ -156,7 +156,7 @@ func (t *term) untilAnswered(ctx context.Context, part string, op func(context.C
 func (t *term) newDispatcher() *dispatch.Dispatcher {
 	return dispatch.New(dispatch.Config{
 		Pool:       t.pool,
-		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Log: t.log, Now: t.clock.now,
+		Exceptions: &exceptions{t}, Recorder: &exceptions{t}, Retry: t.retryFenced, Now: t.clock.now,
 		Ready: func(topic string) { t.rec.exceptions.Wake(topic) },
 		Found: func(ready func() bool, let func()) { t.rec.exceptions.Found(ready, let) },
 		Metrics: dispatch.Metrics{
@@ -322,7 +322,10 @@ func (t *term) startFrom(ctx context.Context, doc *lease.Document, began bson.Ti
 
 // describe writes what the stream watches beside the first position that was reached with it.
 func (t *term) describe(ctx context.Context) {
-	t.forgetPassed(ctx)
+	t.startMu.Lock()
+	defer t.startMu.Unlock()
+	t.forgetPassedLocked(ctx)
+
 	if t.fresh == nil || t.sweeping.Load() != nil {
 		return
 	}

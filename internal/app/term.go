@@ -67,9 +67,12 @@ type term struct {
 	sweeping atomic.Pointer[sweeping] // set while positions are those of a sweep
 
 	collections map[[16]byte]bool // claimed by this watcher (N25)
-	from        resume.Position   // where the stream was started
-	passed      []passed          // what other slots had delivered before the watcher was divided anew
-	fresh       *lease.Update     // what describes the new stream, to be saved once the watermark has passed from
+
+	// The end of a sweep replaces these three, while the monitor saves them.
+	startMu sync.Mutex
+	from    resume.Position // where the stream was started
+	passed  []passed        // what other slots had delivered before the watcher was divided anew
+	fresh   *lease.Update   // what describes the new stream, to be saved once the watermark has passed from
 }
 
 // running gives health and metrics the term that delivers now, if any.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -199,9 +198,10 @@ func (c *cursor) resumed() {
 
 // dropKnown drops the events at or before the position that the stream was opened behind. N23
 func (c *cursor) dropKnown(b *Batch) {
+	var ev Event
 	for i, raw := range b.Docs {
-		data := dataOf(raw)
-		if strings.Compare(string(data), c.drop) > 0 {
+		_ = Parse(raw, &ev) // whoever reads the event finds the fault
+		if string(ev.Data) > c.drop {
 			c.drop = ""
 			n := copy(b.Docs, b.Docs[i:])
 			clear(b.Docs[n:])

@@ -106,7 +106,7 @@ func TestN27_WiderStreamsGoOn(t *testing.T) {
 	for _, r := range []*reader{db, cluster} {
 		r.until("c", func() bool { return slices.Contains(r.ids(), "c") })
 		if ops := r.ops(); !slices.Equal(ops, []Op{Insert, Insert, Drop, Rename, Rename, Insert}) {
-			t.Errorf("%s: events %v", r.stream.Scope(), ops)
+			t.Errorf("%s: events %v", r.stream.cfg.Scope, ops)
 		}
 	}
 	if err := b.db.Drop(t.Context()); err != nil {

@@ -16,6 +16,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/glob"
 	"github.com/outrelay/outrelay/internal/retry"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/resume"
@@ -187,9 +188,9 @@ func (r *reader) keep(b *Batch) {
 			r.t.Error(err)
 			return
 		}
-		scope := r.stream.Scope()
+		scope := r.stream.cfg.Scope
 		if ev.Op == Rename && !scope.Matches(ev.DB, ev.Coll) && !scope.Matches(ev.ToDB, ev.ToColl) ||
-			ev.Op == DropDatabase && !scope.MatchesDatabase(ev.DB) {
+			ev.Op == DropDatabase && !matchesDatabase(scope, ev.DB) {
 			continue // another test's
 		}
 		g := got{
@@ -295,4 +296,9 @@ func (r *reader) wantGap(reason string) *GapError {
 		r.t.Fatalf("Run ended with %v, want a gap: %s", err, reason)
 	}
 	return gap
+}
+
+// matchesDatabase reports whether a database may hold a watched collection.
+func matchesDatabase(s *Scope, db []byte) bool {
+	return slices.ContainsFunc(s.include, func(p pattern) bool { return glob.Match(p.db, db) })
 }

@@ -94,14 +94,18 @@ func Parse(raw []byte, ev *Event) error {
 	return nil
 }
 
-func (ev *Event) field(typ byte, name, val []byte) error {
+func (ev *Event) field(typ byte, name, val []byte) (err error) {
 	switch string(name) {
 	case "_id":
 		if typ != typeDocument {
 			return nil
 		}
 		ev.Token = val
-		return ev.tokenData(val)
+		dataType, data, err := lookup(val, "_data")
+		if dataType == typeString {
+			ev.Data = text(data)
+		}
+		return err
 	case "operationType":
 		if typ == typeString {
 			ev.setOp(text(val))
@@ -132,7 +136,8 @@ func (ev *Event) field(typ byte, name, val []byte) error {
 		}
 	case "documentKey":
 		if typ == typeDocument {
-			return ev.documentKey(val)
+			ev.IDType, ev.ID, err = lookup(val, "_id")
+			return err
 		}
 	case noteField:
 		if typ == typeString {
@@ -162,69 +167,29 @@ func (ev *Event) setOp(name []byte) {
 	}
 }
 
-func (ev *Event) tokenData(doc []byte) error {
+// lookup finds a field of a document; typ is 0 if there is none.
+func lookup(doc []byte, field string) (typ byte, val []byte, err error) {
 	b, err := body(doc)
 	for err == nil && len(b) > 0 {
-		var (
-			typ       byte
-			name, val []byte
-		)
-		if typ, name, val, b, err = element(b); err == nil && typ == typeString && string(name) == "_data" {
-			ev.Data = text(val)
-			return nil
+		var name []byte
+		if typ, name, val, b, err = element(b); err == nil && string(name) == field {
+			return typ, val, nil
 		}
 	}
-	return err
-}
-
-func (ev *Event) documentKey(doc []byte) error {
-	b, err := body(doc)
-	for err == nil && len(b) > 0 {
-		var (
-			typ       byte
-			name, val []byte
-		)
-		if typ, name, val, b, err = element(b); err == nil && string(name) == "_id" {
-			ev.IDType, ev.ID = typ, val
-			return nil
-		}
-	}
-	return err
+	return 0, nil, err
 }
 
 func namespace(doc []byte, db, coll *[]byte) error {
-	b, err := body(doc)
-	for err == nil && len(b) > 0 {
-		var (
-			typ       byte
-			name, val []byte
-		)
-		if typ, name, val, b, err = element(b); err != nil || typ != typeString {
-			continue
-		}
-		switch string(name) {
-		case "db":
-			*db = text(val)
-		case "coll":
-			*coll = text(val)
-		}
+	typ, val, err := lookup(doc, "db")
+	if typ == typeString {
+		*db = text(val)
+	}
+	if err != nil {
+		return err
+	}
+	typ, val, err = lookup(doc, "coll")
+	if typ == typeString {
+		*coll = text(val)
 	}
 	return err
-}
-
-// dataOf is the `_data` of a raw event, which comes first in it; nil if there is none.
-func dataOf(raw []byte) []byte {
-	var ev Event
-	b, err := body(raw)
-	for err == nil && len(b) > 0 {
-		var (
-			typ       byte
-			name, val []byte
-		)
-		if typ, name, val, b, err = element(b); err == nil && typ == typeDocument && string(name) == "_id" {
-			_ = ev.tokenData(val)
-			return ev.Data
-		}
-	}
-	return nil
 }

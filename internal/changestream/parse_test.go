@@ -122,7 +122,7 @@ func FuzzParse(f *testing.F) {
 				t.Errorf("data %q, want %q", ev.Data, d)
 			}
 		}
-		_ = dataOf(raw)
+		_, _, _ = lookup(raw, "_id")
 	})
 }
 

@@ -39,9 +39,6 @@ func (s *Scope) Of(p slot.Part) *Scope {
 	return &of
 }
 
-// Part is that of the slot.
-func (s *Scope) Part() slot.Part { return s.part }
-
 // pattern is "db.coll" where each part may be a pattern of package glob. The dot between the parts is the first one: a
 // database's name has none, a collection's may.
 type pattern struct{ db, coll string }
@@ -188,17 +185,6 @@ func (s *Scope) String() string {
 	return strings.Join(names, ",")
 }
 
-// Exact lists the collections that are named without a star or a question mark.
-func (s *Scope) Exact() []string {
-	var names []string
-	for _, p := range s.include {
-		if !glob.Any(p.db) && !glob.Any(p.coll) {
-			names = append(names, p.String())
-		}
-	}
-	return names
-}
-
 // Matches reports whether a collection is watched. It does not allocate.
 func (s *Scope) Matches(db, coll []byte) bool {
 	in := false
@@ -217,16 +203,6 @@ func (s *Scope) Matches(db, coll []byte) bool {
 		}
 	}
 	return true
-}
-
-// MatchesDatabase reports whether a database may hold a watched collection: what a dropDatabase may concern.
-func (s *Scope) MatchesDatabase(db []byte) bool {
-	for i := range s.include {
-		if glob.Match(s.include[i].db, db) {
-			return true
-		}
-	}
-	return false
 }
 
 // Multiple reports whether more than one collection can be in the scope: then records say which one they are from (N7).

@@ -101,9 +101,6 @@ func defaults[T time.Duration | int](v *T, to T) {
 	}
 }
 
-// Scope is what the stream watches.
-func (s *Stream) Scope() *Scope { return s.cfg.Scope }
-
 // Run reads from start on and hands batches on until ctx ends, whose cause it returns, or until a *GapError or an
 // *InvalidateError. Every other fault it waits out. It does not close out. One Run at a time.
 func (s *Stream) Run(ctx context.Context, start Start, out chan<- *Batch) error {

@@ -283,8 +283,9 @@ type Limits struct {
 
 // HTTP configures the HTTP servers of the process.
 type HTTP struct {
-	// Listen is the address of /livez, /readyz and /metrics, host:port. They need no login: use a private address. off
-	// disables them. Defaults to 127.0.0.1:9464.
+	// Listen is the address of /livez, /readyz and /metrics, host:port. They need no login: use a private address. If only
+	// this machine can reach the address, requests that name another host are rejected, so that no web page can read them
+	// through a host name of its choice. off disables them. Defaults to 127.0.0.1:9464.
 	Listen string `yaml:"listen"`
 	// Readiness is how long MongoDB or Kafka may be unreachable before /readyz reports not ready. Defaults to 30s.
 	Readiness time.Duration `yaml:"readiness"`

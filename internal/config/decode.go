@@ -14,14 +14,17 @@ import (
 type decoder struct {
 	problems   *Problems
 	expand     func(string) (string, error)
-	references map[string]string // unexpanded texts that contain references, by path
+	references map[string]resolvedText // by path
 }
+
+// resolvedText is a text with references, as it was written, and its value.
+type resolvedText struct{ text, value string }
 
 // expandText resolves the references in the text at path.
 func (d *decoder) expandText(path, text string) (string, error) {
 	out, err := d.expand(text)
 	if err == nil && out != text {
-		d.references[path] = text
+		d.references[path] = resolvedText{text, out}
 	}
 	return out, err
 }

@@ -30,23 +30,31 @@ func Load(path string, env, set []string) (Config, []string, error) {
 
 // LoadOver is Load with other defaults.
 func LoadOver(defaults Config, path string, env, set []string) (Config, []string, error) {
+	c, _, warnings, err := loadWithReferences(defaults, path, env, set)
+	return c, warnings, err
+}
+
+// loadWithReferences is LoadOver. It also returns the references by the paths of their keys.
+func loadWithReferences(defaults Config, path string, env, set []string) (
+	c Config, references map[string]resolvedText, warnings []string, err error,
+) {
 	p := &Problems{}
 	k := koanf.New(".")
 	loadFile(k, path, p)
-	warnings := loadEnv(k, env, p)
+	warnings = loadEnv(k, env, p)
 	loadSet(k, set, p)
 
-	c := defaults
-	d := decoder{problems: p, expand: newExpander(env), references: map[string]string{}}
+	c = defaults
+	d := decoder{problems: p, expand: newExpander(env), references: map[string]resolvedText{}}
 	d.decodeStruct(k.Raw(), reflect.ValueOf(&c).Elem(), "")
 	c.setDerivedDefaults()
 	c.validate(p)
 
 	p.hideReferences(d.references)
 	if err := p.asError(); err != nil {
-		return Config{}, warnings, err
+		return Config{}, nil, warnings, err
 	}
-	return c, append(warnings, c.findWarnings()...), nil
+	return c, d.references, append(warnings, c.findWarnings()...), nil
 }
 
 func loadFile(k *koanf.Koanf, path string, p *Problems) {

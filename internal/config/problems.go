@@ -52,22 +52,24 @@ func (p *Problems) hasProblem(path string) bool {
 }
 
 // hideReferences removes the values of references from the problems, because a value may be a secret even in a field that is
-// not secret. references holds the unexpanded texts by path.
-func (p *Problems) hideReferences(references map[string]string) {
+// not secret. references holds the references by path.
+func (p *Problems) hideReferences(references map[string]resolvedText) {
 	for i := range p.List {
 		problem := &p.List[i]
-		if !strings.HasPrefix(problem.Found, "found ") {
-			continue
-		}
-
-		for path, text := range references {
+		for path, r := range references {
 			isElement := strings.HasPrefix(problem.Path, path+"[")
 			isSection := strings.HasPrefix(path, problem.Path+".")
 			if problem.Path != path && !isElement && !isSection {
 				continue
 			}
 
-			problem.Found = fmt.Sprintf("found the value of %q, which is not shown", text)
+			// Another text may contain the value, such as the path of a file that cannot be read.
+			if !strings.HasPrefix(problem.Found, "found ") {
+				problem.Found = strings.ReplaceAll(problem.Found, r.value, r.text)
+				continue
+			}
+
+			problem.Found = fmt.Sprintf("found the value of %q, which is not shown", r.text)
 			// A text with quotes may quote the value.
 			if strings.Contains(problem.Allowed, `"`) {
 				problem.Allowed = "correct the value of the variable or the file"

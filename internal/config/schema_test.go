@@ -154,9 +154,11 @@ func TestSchemaAcceptsWhatLoads(t *testing.T) {
 		}
 	}
 
-	c := Default()
-	c.MongoDB.URI = NewURI("mongodb://m1/")
-	if err := s.Validate(parseYAML(t, c.Redacted())); err != nil {
+	shown, _, err := Print("", base, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Validate(parseYAML(t, shown)); err != nil {
 		t.Errorf("the defaults as they are printed: %v", err)
 	}
 }

@@ -52,7 +52,7 @@ func (s Secret) MarshalJSON() ([]byte, error) { return []byte(`"` + s.String() +
 // MarshalText implements [encoding.TextMarshaler].
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// MarshalYAML implements yaml.Marshaler. [Config.Redacted] uses it.
+// MarshalYAML implements yaml.Marshaler. [Print] uses it.
 func (s Secret) MarshalYAML() (any, error) { return s.String(), nil }
 
 // LogValue implements [slog.LogValuer].
@@ -120,7 +120,7 @@ func (u URI) Format(f fmt.State, _ rune) { _, _ = f.Write([]byte(u.String())) }
 // MarshalText implements [encoding.TextMarshaler]; JSON uses it too.
 func (u URI) MarshalText() ([]byte, error) { return []byte(u.String()), nil }
 
-// MarshalYAML implements yaml.Marshaler. [Config.Redacted] uses it.
+// MarshalYAML implements yaml.Marshaler. [Print] uses it.
 func (u URI) MarshalYAML() (any, error) { return u.String(), nil }
 
 // LogValue implements [slog.LogValuer].

@@ -98,7 +98,11 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		t.Fatal("the secrets did not arrive")
 	}
 	js, _ := json.Marshal(c)
-	out := fmt.Sprintln(c.Redacted(), string(js), warnings) + fmt.Sprintf("%v %+v %#v", c, c, c)
+	shown, _, err := Print(writeConfig(t, good), env, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := fmt.Sprintln(shown, string(js), warnings) + fmt.Sprintf("%v %+v %#v", c, c, c)
 
 	for _, bad := range []string{
 		`mongodb: { uri: "user:` + planted + `@host" }`,
@@ -123,6 +127,7 @@ otel: { endpoint: "https://u:` + planted + `@collector" }
 		`watch: "${env:S},a.b"`,
 		`kafka: { brokers: ["${env:U}"] }`,
 		`kafka: { brokers: "${env:U}" }`,
+		`mongodb: { tls: { ca: "/${env:S}/ca.pem" } }`,
 		`node: "${env:S} !"`,
 		`mongodb: { state: "${env:S}/" }`,
 		`record: { headers: { a: "{${env:S}" } }`,
@@ -193,4 +198,59 @@ func TestWeakProtectionIsWarnedOf(t *testing.T) {
 	if got := c.findWarnings(); len(got) != 0 {
 		t.Errorf("%v", got)
 	}
+}
+
+// A reference may stand for a secret at any key: the printed configuration has the reference itself. It reads the same again.
+func TestPrintShowsReferencesAsTheyWereWritten(t *testing.T) {
+	t.Parallel()
+	cert, _ := writeKeyPair(t)
+	file := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(file, []byte(planted+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := []string{"S=" + planted, "CA=" + cert, "LIST=" + planted + ".a," + planted + ".b", "PORT=9464", "WAIT=7s", "U=mongodb://u:" + planted + "@h1/shop"}
+	text := `
+node: "n-${env:S}"
+mongodb: { uri: "${env:U}", tls: { ca: "${env:CA}" } }
+watch: "${env:LIST}"
+kafka: { brokers: ["k:1", "${file:` + file + `}:1"], sasl: { mechanism: plain, username: "${env:S}", password: "${env:S}" } }
+record: { headers: { a: "${env:S}" } }
+topics: { allow: ["${env:S}"], rules: [ { match: { type: "${env:S}" }, to: [ "${env:S}" ] } ], create: { configs: { retention.ms: "${env:S}" } } }
+http: { listen: "127.0.0.1:${env:PORT}" }
+otel: { endpoint: "http://u:${env:S}@collector/${env:S}" }
+lease: { ttl: "${env:WAIT}" }
+`
+	shown, _, err := Print(writeConfig(t, text), env, []string{"log.level=${env:LEVEL}"})
+	if err == nil || shown != "" {
+		t.Errorf("with a mistake: %v, %s", err, shown)
+	}
+	shown, _, err = Print(writeConfig(t, text), append(env, "LEVEL=warn"), []string{"log.level=${env:LEVEL}"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := strings.Index(shown, planted); i >= 0 {
+		t.Errorf("printed: …%s", shown[max(0, i-60):i+40])
+	}
+	for _, want := range []string{
+		`node: "n-${env:S}"`, `watch: "${env:LIST}"`, `- "${file:` + file + `}:1"`, `username: "${env:S}"`, `retention.ms: "${env:S}"`,
+		`listen: "127.0.0.1:${env:PORT}"`, `ttl: "${env:WAIT}"`, `level: "${env:LEVEL}"`, `ca: "${env:CA}"`,
+		"uri: mongodb://***@h1/shop", `endpoint: "http://***@collector/${env:S}"`, "password: '***'",
+	} {
+		if !strings.Contains(shown, want) {
+			t.Errorf("no %s in\n%s", want, shown)
+		}
+	}
+	set := []string{"mongodb.uri=mongodb://h1/shop", "kafka.sasl.password=p", "otel.endpoint=http://c"}
+	first, err := loaded(writeConfig(t, text), append(env, "LEVEL=warn"), set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := loaded(writeConfig(t, shown), append(env, "LEVEL=warn"), set); err != nil || len(Differing(first, again)) != 1 {
+		t.Errorf("%v, differing: %v", err, Differing(first, again)) // log.level, which is not set the first time
+	}
+}
+
+func loaded(file string, env, set []string) (Config, error) {
+	c, _, err := Load(file, env, set)
+	return c, err
 }

@@ -54,7 +54,7 @@ func (s Size) String() string {
 // MarshalText implements [encoding.TextMarshaler].
 func (s Size) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// MarshalYAML implements yaml.Marshaler. [Config.Redacted] uses it.
+// MarshalYAML implements yaml.Marshaler. [Print] uses it.
 func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
 
 var daysPattern = regexp.MustCompile(`^(\d+)d(.*)$`)
@@ -120,5 +120,5 @@ func (s Start) String() string {
 // MarshalText implements [encoding.TextMarshaler].
 func (s Start) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// MarshalYAML implements yaml.Marshaler. [Config.Redacted] uses it.
+// MarshalYAML implements yaml.Marshaler. [Print] uses it.
 func (s Start) MarshalYAML() (any, error) { return s.String(), nil }

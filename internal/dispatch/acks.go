@@ -6,7 +6,6 @@ import (
 
 	"github.com/outrelay/outrelay/internal/crash"
 	"github.com/outrelay/outrelay/internal/record"
-	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
 
@@ -15,21 +14,15 @@ func (d *Dispatcher) Acked(tp record.TopicPartition, base int64, tickets []recor
 	crash.At("after-ack-before-watermark")
 	n := len(tickets)
 	d.observe(tickets)
-	d.followed.acked(tp, base, tickets)
-	aside, whole := d.aside(base, tickets), d.arrived(tp, base, tickets)
+	aside, whole := d.aside(base, tickets), d.followed.acked(tp, base, tickets)
 	d.tracker.Acked(tp, base, tickets)
 	bytes -= d.answered(tp, aside)
 	d.note(whole)
 	d.free(d.budget, int64(bytes))
-	if d.cfg.Metrics.Published != nil {
-		d.cfg.Metrics.Published(tp.Topic, n)
-	}
+	d.cfg.Metrics.Published(tp.Topic, n)
 }
 
 func (d *Dispatcher) observe(tickets []record.Ticket) {
-	if d.cfg.Metrics.Latency == nil {
-		return
-	}
 	d.obs.Lock()
 	defer d.obs.Unlock()
 	now := d.cfg.Now().UnixNano()
@@ -37,19 +30,6 @@ func (d *Dispatcher) observe(tickets []record.Ticket) {
 	for _, ms := range d.times {
 		d.cfg.Metrics.Latency(max(float64(now)/1e6-float64(ms), 0))
 	}
-}
-
-// Refused implements record.Acks.
-func (d *Dispatcher) Refused(topic string, t record.Ticket, why *record.Refusal, bytes int) {
-	if t.IsSide() {
-		d.answer(t, record.Answer{Topic: topic, Partition: record.AnyPartition, Offset: -1, Refused: why})
-		return
-	}
-	e := Exception{ID: why.ID, NSHash: why.NS, Topic: topic, Why: *why, ticket: t, targets: 1, bytes: int64(bytes)}
-	if !why.Class.DeadAtOnce() {
-		e.State, e.Pending = event.StateRetry, []string{topic}
-	}
-	d.except(e)
 }
 
 // Restore implements record.Acks.
@@ -90,10 +70,9 @@ func (d *Dispatcher) recorded(e *Exception) {
 		d.tracker.Resolve(e.ticket)
 	}
 	d.free(d.budget, e.bytes)
-	switch {
-	case e.State != "" && d.cfg.Metrics.Held != nil:
+	if e.State != "" {
 		d.cfg.Metrics.Held(e.State, 1)
-	case e.State == "" && d.cfg.Metrics.Dead != nil:
+	} else {
 		d.cfg.Metrics.Dead(e.Topic, e.Why.Class)
 	}
 }

@@ -15,7 +15,7 @@ type budget struct {
 	share   int64 // what its user may take of the configured bytes
 	used    int64
 	waiting int  // callers that are blocked
-	of      *sum // of all that share them; nil for one that has them alone
+	of      *sum // of all that share them
 }
 
 // sum is what the budgets of a process use together. A share that became smaller binds at once what is reserved from then on, but
@@ -28,8 +28,8 @@ type sum struct {
 // reconcilerShare of the budget is kept for the reconciler, so that a full stream cannot starve retries.
 const reconcilerShare = 4 // one in four
 
-func newBudget(share int64) *budget {
-	b := &budget{share: max(share, 1)}
+func newBudget(of *sum) *budget {
+	b := &budget{share: of.total, of: of}
 	b.changed = sync.NewCond(&b.mu)
 	return b
 }
@@ -37,15 +37,13 @@ func newBudget(share int64) *budget {
 // fits reports whether n more bytes may be read now: they fit into the share, and with what others use into the whole, or nothing
 // else is in use here.
 func (b *budget) fits(n int64) bool {
-	return n == 0 || b.used == 0 || b.used+n <= b.share && (b.of == nil || b.of.used.Load()+n <= b.of.total)
+	return n == 0 || b.used == 0 || b.used+n <= b.share && b.of.used.Load()+n <= b.of.total
 }
 
 // take notes n bytes as used; two budgets that do so at the same moment may pass the whole by one envelope.
 func (b *budget) take(n int64) {
 	b.used += n
-	if b.of != nil {
-		b.of.used.Add(n)
-	}
+	b.of.used.Add(n)
 }
 
 // reserve blocks until n bytes fit and ready() holds, or ctx ends. wait is called once, without the lock, before it blocks
@@ -64,10 +62,8 @@ func (b *budget) reserve(ctx context.Context, n int64, ready func() bool, wait f
 	b.mu.Lock()
 	b.waiting++
 	defer func() { b.waiting-- }()
-	if of := b.of; of != nil {
-		of.waiting.Add(1) // before the look at what others use, so that none of them misses it
-		defer of.waiting.Add(-1)
-	}
+	b.of.waiting.Add(1) // before the look at what others use, so that none of them misses it
+	defer b.of.waiting.Add(-1)
 	for !b.fits(n) || !ready() {
 		if err := ctx.Err(); err != nil {
 			return context.Cause(ctx)
@@ -83,10 +79,8 @@ func (b *budget) release(n int64) (others bool) {
 	b.mu.Lock()
 	n = min(n, b.used)
 	b.used -= n
-	if b.of != nil {
-		b.of.used.Add(-n)
-		others = b.of.waiting.Load() > 0
-	}
+	b.of.used.Add(-n)
+	others = b.of.waiting.Load() > 0
 	b.mu.Unlock()
 	b.changed.Broadcast()
 	return others
@@ -100,16 +94,12 @@ func (b *budget) resize(share int64) {
 	b.changed.Broadcast()
 }
 
-// join makes what b uses count in of, and no longer in what it was in before; nil ends that.
-func (b *budget) join(of *sum) {
+// leave gives back all that is in use.
+func (b *budget) leave() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.of != nil {
-		b.of.used.Add(-b.used)
-	}
-	if b.of = of; of != nil {
-		of.used.Add(b.used)
-	}
+	b.of.used.Add(-b.used)
+	b.used = 0
 }
 
 func (b *budget) wake() {
@@ -163,8 +153,6 @@ func NewPool(bytes int64, tickets int) *Pool {
 func (p *Pool) join(d *Dispatcher) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	d.budget.join(&p.stream)
-	d.spare.join(&p.spare)
 	p.members = append(p.members, d)
 	p.divide()
 }
@@ -177,8 +165,8 @@ func (p *Pool) leave(d *Dispatcher) {
 	if i < 0 {
 		return
 	}
-	d.budget.join(nil)
-	d.spare.join(nil)
+	d.budget.leave()
+	d.spare.leave()
 	p.members = slices.Delete(p.members, i, i+1)
 	p.divide()
 }

@@ -1,7 +1,7 @@
 // Package dispatch brings each event of the stream to the sink and follows it until its fate is known.
 //
 // Order: events enter in the order of Deliver, and reach each partition in that order. Blocking: Deliver blocks while the
-// byte budget or the window of 200,000 tickets is full, and that is the only brake on the reader. Everything that the sink
+// byte budget or the window of tickets is full, and that is the only brake on the reader. Everything that the sink
 // calls returns at once. Cost: no allocation per event that is sent. An envelope that has to wait is handed to Exceptions
 // with its position, its gate closes, and the stream goes on; who publishes it later does so by Publish, which takes no
 // part in the order of the stream.
@@ -10,7 +10,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,9 +20,6 @@ import (
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/resume"
 )
-
-// MaxTickets is N13's window: with more events above the watermark, reading stops.
-const MaxTickets = 200_000
 
 // Sink is what the dispatcher needs of Kafka. Send never blocks; what it returns is a *record.Refusal, or the error that
 // ended the sink.
@@ -88,30 +84,25 @@ func (it *Item) exception(why record.Refusal, t record.Ticket, bytes int) Except
 	}
 }
 
-// Metrics is what the dispatcher reports; each function may be nil.
+// Metrics is what the dispatcher reports.
 type Metrics struct {
 	Published func(topic string, n int)
 	Dead      func(topic string, class record.Class)
 	Held      func(state string, n int)
 	Latency   func(ms float64)
-	Waited    func()
 }
 
 // Config is what a Dispatcher needs.
 type Config struct {
-	Budget     int64 // bytes read and not yet acked; must be positive, unless there is a Pool
-	MaxTickets int   // Defaults to MaxTickets
-	Pool       *Pool // of several dispatchers in one process, instead of Budget and MaxTickets; from Start until Leave
-	MaxGates   int   // Defaults to MaxGates
+	Pool       *Pool // bounds the bytes read and not yet acked, and the tickets; d has a part of it from Start until Leave
 	Exceptions Exceptions
 	Recorder   Recorder
 	Ready      func(topic string) // hears that a topic that was parked can be written again; must not block
 	// Found hears that records of ours stand in a partition that was read late, whose stored offset waits until let is called;
-	// must not block. What was decided before is written down when ready reports true. nil: nothing waits.
+	// must not block. What was decided before is written down when ready reports true.
 	Found   func(ready func() bool, let func())
 	Retry   func(ctx context.Context, op func() error) error // repeats op until it succeeds, ctx ends or it is final
 	Metrics Metrics
-	Log     *slog.Logger
 	Now     func() time.Time // Defaults to time.Now
 }
 
@@ -133,11 +124,9 @@ type Dispatcher struct {
 	sideMu   sync.Mutex
 	sides    map[record.Ticket]*side
 
-	remembered atomic.Int64 // envelopes whose delivery is to be written down
-	sentMu     sync.Mutex
-	sent       map[record.Ticket]*Sent
-	arrivals   []*Sent
-	record     chan struct{} // one token: there are deliveries to write down
+	sentMu   sync.Mutex
+	arrivals []*Sent
+	record   chan struct{} // one token: there are deliveries to write down
 
 	mu         sync.Mutex
 	exceptions []Exception
@@ -152,29 +141,15 @@ var _ record.Acks = (*Dispatcher)(nil)
 
 // New makes a dispatcher; Use gives it its sink before the first Deliver.
 func New(cfg Config) *Dispatcher {
-	if cfg.MaxTickets == 0 {
-		cfg.MaxTickets = MaxTickets
-	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
-	if cfg.MaxGates == 0 {
-		cfg.MaxGates = MaxGates
-	}
-	if cfg.Pool != nil {
-		cfg.Budget, cfg.MaxTickets = cfg.Pool.bytes, cfg.Pool.tickets
-	}
-	spare := cfg.Budget / reconcilerShare
 	d := &Dispatcher{
-		cfg: cfg, budget: newBudget(cfg.Budget - spare), spare: newBudget(spare), gates: newGates(cfg.MaxGates), wake: make(chan struct{}, 1),
-		sides: map[record.Ticket]*side{}, sent: map[record.Ticket]*Sent{}, record: make(chan struct{}, 1),
+		cfg: cfg, budget: newBudget(&cfg.Pool.stream), spare: newBudget(&cfg.Pool.spare), gates: newGates(maxGates), wake: make(chan struct{}, 1),
+		sides: map[record.Ticket]*side{}, record: make(chan struct{}, 1),
 	}
-	d.maxTickets.Store(int64(cfg.MaxTickets))
-	d.tracker = watermark.New[resume.Position](func(ts []record.Ticket) {
-		if d.sink != nil {
-			d.sink.Recycle(ts)
-		}
-	})
+	d.maxTickets.Store(int64(cfg.Pool.tickets))
+	d.tracker = watermark.New[resume.Position](func(ts []record.Ticket) { d.sink.Recycle(ts) })
 	return d
 }
 
@@ -184,17 +159,11 @@ func (d *Dispatcher) Use(s Sink) { d.sink = s }
 // Start sets the position that the term starts from, so that a checkpoint before the first event keeps it.
 func (d *Dispatcher) Start(p resume.Position) {
 	d.tracker.Position(p)
-	if d.cfg.Pool != nil {
-		d.cfg.Pool.join(d)
-	}
+	d.cfg.Pool.join(d)
 }
 
 // Leave gives what it has of the pool back, when nothing is delivered any more.
-func (d *Dispatcher) Leave() {
-	if d.cfg.Pool != nil {
-		d.cfg.Pool.leave(d)
-	}
-}
+func (d *Dispatcher) Leave() { d.cfg.Pool.leave(d) }
 
 // free gives n bytes back to a budget.
 func (d *Dispatcher) free(b *budget, n int64) {
@@ -218,13 +187,12 @@ func (d *Dispatcher) Deliver(ctx context.Context, it *Item) error {
 	for i := range it.Records {
 		size += d.sink.Size(&it.Records[i])
 	}
-	if err := d.budget.reserve(ctx, int64(size), d.room, d.waiting); err != nil {
+	// Before Deliver blocks, what is queued must be on its way, or nobody would ever make room.
+	if err := d.budget.reserve(ctx, int64(size), d.room, d.sink.Flush); err != nil {
 		return err
 	}
 	t := d.begin(it)
-	if it.Follow != nil {
-		d.followed.add(t, it.Follow, len(it.Records))
-	}
+	d.followed.add(t, it)
 	d.held = d.held[:0]
 	state := event.StateBlocked
 	for i := range it.Records {
@@ -261,12 +229,12 @@ func (d *Dispatcher) begin(it *Item) record.Ticket {
 		return d.tracker.Begin(it.CommitMS, n)
 	}
 	t := d.tracker.Begin(it.CommitMS, n+1)
-	d.remember(it.Sent, t, n)
+	it.Sent.ticket = t // the last target is the record of the delivery
 	return t
 }
 
 func (d *Dispatcher) dead(ctx context.Context, it *Item) error {
-	if err := d.budget.reserve(ctx, int64(len(it.Raw)), d.room, d.waiting); err != nil {
+	if err := d.budget.reserve(ctx, int64(len(it.Raw)), d.room, d.sink.Flush); err != nil {
 		return err
 	}
 	d.except(it.exception(*it.Dead, d.tracker.Begin(it.CommitMS, 1), len(it.Raw)))
@@ -281,18 +249,9 @@ func (d *Dispatcher) Flush() { d.sink.Flush() }
 
 func (d *Dispatcher) room() bool { return int64(d.tracker.Unresolved()) < d.maxTickets.Load() }
 
-// waiting runs before Deliver blocks: what is queued must be on its way, or nobody would ever make room.
-func (d *Dispatcher) waiting() {
-	d.sink.Flush()
-	if d.cfg.Metrics.Waited != nil {
-		d.cfg.Metrics.Waited()
-	}
-}
-
 // except closes the gates of an exception and queues it for Run.
 func (d *Dispatcher) except(e Exception, gates ...Gate) {
-	d.astray(e.ticket, e.targets)
-	d.followed.left(&e)
+	d.note(d.followed.left(&e))
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, g := range gates {

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"sync"
 	"testing"
 	"time"
@@ -98,10 +97,16 @@ func start(t *testing.T, cfg Config) (*Dispatcher, *fakeSink, *memory) {
 	t.Helper()
 	s := &fakeSink{refuse: map[string]*record.Refusal{}, got: make(chan struct{}, 1000)}
 	m := &memory{done: make(chan struct{})}
-	cfg.Exceptions, cfg.Log = m, slog.New(slog.DiscardHandler)
+	cfg.Exceptions = m
+	if cfg.Ready == nil {
+		cfg.Ready = func(string) {}
+	}
+	cfg.Metrics = Metrics{
+		Published: func(string, int) {}, Dead: func(string, record.Class) {}, Held: func(string, int) {}, Latency: func(float64) {},
+	}
 	cfg.Retry = func(_ context.Context, op func() error) error { return op() }
-	if cfg.Budget == 0 {
-		cfg.Budget = 1 << 20
+	if cfg.Pool == nil {
+		cfg.Pool = NewPool(1<<20, 1000)
 	}
 	d := New(cfg)
 	s.acks = d
@@ -119,7 +124,7 @@ func item(topic string, size int) *Item {
 
 func TestN13_BudgetBlocksUntilAcked(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Budget: 400}) // the stream's share is 300
+	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)}) // the stream's share is 300
 	for range 3 {
 		if err := d.Deliver(t.Context(), item("a", 100)); err != nil {
 			t.Fatal(err)
@@ -146,7 +151,7 @@ func TestN13_BudgetBlocksUntilAcked(t *testing.T) {
 
 func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Budget: 400})
+	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)})
 	if err := d.Deliver(t.Context(), item("a", 5000)); err != nil {
 		t.Fatal(err)
 	}
@@ -164,7 +169,7 @@ func TestN13_AnOversizedEnvelopeGoesAlone(t *testing.T) {
 
 func TestN13_FanOutReleasesWhatItReserved(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Budget: 400}) // the stream's share is 300
+	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)}) // the stream's share is 300
 	it := &Item{CommitMS: 1}
 	for _, topic := range []string{"a", "b", "c", "d"} {
 		it.Records = append(it.Records, record.Record{Topic: topic, Value: make([]byte, 125)})
@@ -183,7 +188,7 @@ func TestN13_FanOutReleasesWhatItReserved(t *testing.T) {
 
 func TestN13_WindowOfTickets(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{MaxTickets: 2})
+	d, s, _ := start(t, Config{Pool: NewPool(1<<20, 2)})
 	for range 2 {
 		if err := d.Deliver(t.Context(), item("a", 1)); err != nil {
 			t.Fatal(err)
@@ -270,7 +275,7 @@ func TestN17_ARefusalThatWantsARetryHoldsTheWatermarkUntilItIsRecorded(t *testin
 		t.Fatal(err)
 	}
 	<-s.got
-	d.Refused("a", 0, &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, 1)
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Why: &record.Refusal{Class: record.RecordRefused, Reason: "null key"}, Bytes: 1}})
 	d.Position(pos(2))
 	if p, _ := d.Reached(); p.ClusterTime.T != 1 {
 		t.Fatal("the watermark passed a record that Kafka refused")

@@ -18,74 +18,98 @@ type Follower interface {
 	Left(topic, fate string, refused bool)
 }
 
-// followed are the few envelopes above the watermark that somebody follows.
+// followed are the few envelopes above the watermark that somebody follows, or whose delivery is to be written down.
 type followed struct {
 	n    atomic.Int64 // of the map, so that an ack costs a load while nobody follows
 	mu   sync.Mutex
-	byID map[record.Ticket]*following
+	byID map[record.Ticket]following
 }
 
 type following struct {
-	to   Follower
+	to   Follower // nil: nobody
+	sent *Sent    // nil: nothing is written down
 	left int
 }
 
-func (f *followed) add(t record.Ticket, to Follower, targets int) {
-	if targets == 0 {
+func (f *followed) add(t record.Ticket, it *Item) {
+	if it.Follow == nil && it.Sent == nil || len(it.Records) == 0 {
 		return
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.byID == nil {
-		f.byID = map[record.Ticket]*following{}
+		f.byID = map[record.Ticket]following{}
 	}
-	f.byID[t] = &following{to, targets}
+	f.byID[t] = following{it.Follow, it.Sent, len(it.Records)}
 	f.n.Add(1)
 }
 
-// of is who follows t, of whose records n are told of now.
-func (f *followed) of(t record.Ticket, n int) Follower {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	x := f.byID[t]
-	if x == nil {
+// take finds what follows t, n records of which have their fate now, and whether these were the last. The lock is held.
+func (f *followed) take(t record.Ticket, n int) (x following, last bool) {
+	x, found := f.byID[t]
+	if !found {
+		return x, false
+	}
+	if x.left -= n; x.left > 0 {
+		f.byID[t] = x
+		return x, false
+	}
+	delete(f.byID, t)
+	f.n.Add(-1)
+	return x, true
+}
+
+// acked tells of records that stand in tp, and returns those envelopes that are whole and to be written down. The list is nil
+// in the usual case that nothing is followed.
+func (f *followed) acked(tp record.TopicPartition, base int64, tickets []record.Ticket) (whole []*Sent) {
+	if f.n.Load() == 0 {
 		return nil
 	}
-	if x.left -= n; x.left <= 0 {
-		delete(f.byID, t)
-		f.n.Add(-1)
-	}
-	return x.to
-}
-
-func (f *followed) acked(tp record.TopicPartition, base int64, tickets []record.Ticket) {
-	if f.n.Load() == 0 {
-		return
-	}
 	for i, t := range tickets {
-		if to := f.of(t, 1); to != nil {
-			to.Acked(tp, base+int64(i))
+		offset := base + int64(i)
+		f.mu.Lock()
+		x, last := f.take(t, 1)
+		if x.sent != nil {
+			x.sent.Answers = append(x.sent.Answers, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: offset})
+			if last {
+				whole = append(whole, x.sent)
+			}
+		}
+		f.mu.Unlock()
+		if x.to != nil {
+			x.to.Acked(tp, offset)
 		}
 	}
+	return whole
 }
 
-// left tells of records that became an exception.
-func (f *followed) left(e *Exception) {
+// left tells of records that became an exception. It returns the envelope if these were its last, and it was to be written down.
+func (f *followed) left(e *Exception) (whole []*Sent) {
 	if f.n.Load() == 0 {
-		return
+		return nil
 	}
-	to := f.of(e.ticket, e.targets)
-	if to == nil {
-		return
+	f.mu.Lock()
+	x, last := f.take(e.ticket, e.targets)
+	if x.sent != nil {
+		x.sent.void = true
+		if last {
+			whole = []*Sent{x.sent}
+		}
 	}
+	f.mu.Unlock()
+	if x.to == nil {
+		return whole
+	}
+
 	fate, refused := e.State, e.Why.Class != ""
 	if refused {
 		fate = string(e.Why.Class)
 	}
 	if len(e.Pending) == 0 {
-		to.Left(e.Topic, fate, refused)
+		x.to.Left(e.Topic, fate, refused)
 	}
 	for _, topic := range e.Pending {
-		to.Left(topic, fate, refused)
+		x.to.Left(topic, fate, refused)
 	}
+	return whole
 }

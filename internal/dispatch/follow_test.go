@@ -51,7 +51,7 @@ func TestAFollowerHearsOfEachRecordOnce(t *testing.T) {
 		}
 	}
 	d.Acked(record.TopicPartition{Topic: "a", Partition: 2}, 40, []record.Ticket{0, 1, 2}, 0)
-	d.Refused("late", 0, &record.Refusal{Class: record.RecordRefused}, 0)
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "late", Why: &record.Refusal{Class: record.RecordRefused}}})
 	record1(t, d, m)
 	slices.Sort(one.list)
 	want := []string{"a/2@40", "bad message_too_large true", "late record_refused true", "parked " + event.StateParked + " false"}

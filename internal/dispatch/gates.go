@@ -10,9 +10,9 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// MaxGates is how many counters the gates of one term have at most; each takes about 20 bytes. With more waiting keys, keys of the topic
+// maxGates is how many counters the gates of one term have at most; each takes about 20 bytes. With more waiting keys, keys of the topic
 // that has most share counters.
-const MaxGates = 250_000
+const maxGates = 250_000
 
 // gates are N15: the number of exceptions that wait for each (namespace, topic, key). A gate closes when the decision that
 // an envelope has to wait is taken, in stream order, and opens when the last of them was sent and written down, or is
@@ -158,27 +158,17 @@ func (g *gates) resume(ns, topic, key string) {
 	g.count()
 }
 
-// namespace is the value of a record's header `outrelay-ns`; nil where records carry none.
-func namespace(rec *record.Record) []byte {
-	for i := range rec.Headers {
-		if string(rec.Headers[i].Key) == "outrelay-ns" {
-			return rec.Headers[i].Value
-		}
-	}
-	return nil
-}
-
 func (g *gates) closed(rec *record.Record, side bool) error {
 	if g.active.Load() == 0 {
 		return nil
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	shut := false
+	ns, shut := rec.Header(record.HeaderNamespace), false
 	if side {
-		_, shut = g.stopped[Gate{string(namespace(rec)), rec.Topic, string(rec.Key)}]
+		_, shut = g.stopped[Gate{string(ns), rec.Topic, string(rec.Key)}]
 	} else if c := g.topics[rec.Topic]; c != nil {
-		_, shut = c.by[hashOfBytes(namespace(rec), rec.Key)&c.mask]
+		_, shut = c.by[hashOfBytes(ns, rec.Key)&c.mask]
 	}
 	if shut {
 		return record.ErrBlocked

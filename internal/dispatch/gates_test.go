@@ -58,7 +58,8 @@ func TestN15_AnAuditLeavesWhatIsOnItsWay(t *testing.T) {
 func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 	t.Parallel()
 	const waiting, most = 110_000, 20_000
-	d, _, _ := start(t, Config{MaxGates: most})
+	d, _, _ := start(t, Config{})
+	d.gates.max = most
 	closed := func(topic, key string) bool { return d.Closed(&keyed(key, topic).Records[0], false) != nil }
 	free := func(topic string) (n int) {
 		for i := range 1000 {
@@ -105,7 +106,8 @@ func TestN15_ManyWaitingKeysOfATopicLeaveOtherTopicsAlone(t *testing.T) {
 // Counters that several keys share are compared as well, and not while one of these keys is on its way.
 func TestN15_AnAuditComparesSharedCounters(t *testing.T) {
 	t.Parallel()
-	d, _, _ := start(t, Config{MaxGates: 8})
+	d, _, _ := start(t, Config{})
+	d.gates.max = 8
 	for i := range 100 {
 		d.Gate("", "a", fmt.Sprint(i))
 	}

@@ -61,9 +61,6 @@ func (d *Dispatcher) Closed(rec *record.Record, side bool) error { return d.gate
 // Found implements record.Holder. Each has a hold of its own: the sink may tell of a partition again while what was found
 // before is still being written down.
 func (d *Dispatcher) Found(tp record.TopicPartition, offset int64) {
-	if d.cfg.Found == nil {
-		return
-	}
 	by := replays + watermark.Hold(d.found.Add(1))
 	d.tracker.Hold(tp, by, offset)
 	_, begun := d.tracker.Window() // some of these may be turned away already, and not written down yet
@@ -80,28 +77,35 @@ func (d *Dispatcher) Pressed() (low record.Ticket, stream, side bool) {
 }
 
 // Ready implements record.Holder.
-func (d *Dispatcher) Ready(topic string) {
-	if d.cfg.Ready != nil {
-		d.cfg.Ready(topic)
-	}
-}
+func (d *Dispatcher) Ready(topic string) { d.cfg.Ready(topic) }
 
-// Withdrawn implements record.Holder: the gates close before anything later of these keys can be sent.
+// Withdrawn implements record.Holder: the gates close before anything later of these keys can be sent. Nothing waits for a record
+// that is dead.
 func (d *Dispatcher) Withdrawn(list []record.Withdrawn) {
 	for i := range list {
 		w := &list[i]
+		dead := w.Why != nil && w.Why.Class.DeadAtOnce()
 		if w.Ticket.IsSide() {
-			d.gates.stop(string(w.NS), w.Topic, string(w.Key)) // what follows of the key must not overtake it
+			if !dead {
+				d.gates.stop(string(w.NS), w.Topic, string(w.Key)) // what follows of the key must not overtake it
+			}
 			d.answer(w.Ticket, record.Answer{Topic: w.Topic, Partition: record.AnyPartition, Offset: -1, Refused: w.Why, Held: w.Held})
 			continue
 		}
 		e := Exception{
-			ID: w.ID, StringID: w.StringID, NSHash: w.NS, Topic: w.Topic, Pending: []string{w.Topic}, Key: string(w.Key),
-			ticket: w.Ticket, targets: 1, bytes: int64(w.Bytes),
+			ID: w.ID, StringID: w.StringID, NSHash: w.NS, Topic: w.Topic, ticket: w.Ticket, targets: 1, bytes: int64(w.Bytes),
 		}
+		if w.Why != nil {
+			e.Why = *w.Why
+		}
+		if dead {
+			d.except(e)
+			continue
+		}
+		e.Pending, e.Key = []string{w.Topic}, string(w.Key)
 		switch {
 		case w.Why != nil:
-			e.State, e.Why = event.StateRetry, *w.Why
+			e.State = event.StateRetry
 		case errors.Is(w.Held, record.ErrParked):
 			e.State = event.StateParked
 		default:
@@ -136,7 +140,7 @@ func (d *Dispatcher) Gated() int {
 // hold makes an exception of an envelope some of whose targets have to wait.
 func (d *Dispatcher) hold(it *Item, held []int, state string, t record.Ticket) {
 	rec := &it.Records[held[0]]
-	ns := string(namespace(rec))
+	ns := string(rec.Header(record.HeaderNamespace))
 	e := it.exception(record.Refusal{}, t, 0)
 	e.State, e.Key, e.targets = state, string(rec.Key), len(held)
 	gates := make([]Gate, len(held))

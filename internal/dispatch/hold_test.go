@@ -78,7 +78,7 @@ func TestN15_AGateOpensAtZeroAndConcernsItsKeyAlone(t *testing.T) {
 
 func TestPublishTellsOnceWhenAllTargetsHaveAnswered(t *testing.T) {
 	t.Parallel()
-	d, s, _ := start(t, Config{Budget: 400})
+	d, s, _ := start(t, Config{Pool: NewPool(400, 1000)})
 	s.holder, s.hold = d, map[string]error{"away": record.ErrParked}
 	told := make(chan record.Published, 2)
 	it := keyed("k", "a", "away", "b")
@@ -136,7 +136,7 @@ func TestN08_ADeliveryOutsideTheOrderHoldsItsOffset(t *testing.T) {
 
 func TestN13_TheReconcilersQuarterIsItsOwn(t *testing.T) {
 	t.Parallel()
-	d, _, _ := start(t, Config{Budget: 400})
+	d, _, _ := start(t, Config{Pool: NewPool(400, 1000)})
 	recs := func(n int) []record.Record { return []record.Record{{Topic: "a", Value: make([]byte, n)}} }
 	if err := d.Deliver(t.Context(), item("a", 300)); err != nil {
 		t.Fatal(err)
@@ -229,13 +229,6 @@ func TestN08_WhatIsFoundLateHoldsTheOffsetUntilItIsWrittenDown(t *testing.T) {
 	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {
 		t.Errorf("%d events with %d bytes are left", n, bytes)
 	}
-	quiet, _, _ := start(t, Config{}) // nobody would let go
-	quiet.Restore(tp, 50)
-	quiet.Position(pos(1))
-	quiet.Found(tp, 10)
-	if _, _, offsets := quiet.Snapshot(); offsets["a"][0] != 50 {
-		t.Errorf("the stored offset is %d", offsets["a"][0])
-	}
 }
 
 // TestN08_ADeliveryBesideAReplayMovesNoOffset: what the stream brings next may stand in the topic already, below it.
@@ -266,5 +259,41 @@ func TestN08_ADeliveryBesideAReplayMovesNoOffset(t *testing.T) {
 	d.Settle([]record.Ticket{(<-told).Ticket})
 	if _, _, offs := d.Snapshot(); offs["a"][0] != 11 {
 		t.Fatalf("the stored offset is %d, want 11: the replay is over", offs["a"][0])
+	}
+}
+
+// TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack: its letter is written by what the record says of its id, and what follows of
+// its key goes on.
+func TestN17_ARecordThatIsDeadAtOnceHoldsNothingBack(t *testing.T) {
+	t.Parallel()
+	d, s, m := start(t, Config{})
+	s.holder = d
+	if err := d.Deliver(t.Context(), keyed("k", "a")); err != nil {
+		t.Fatal(err)
+	}
+	why := &record.Refusal{Class: record.MessageTooLarge, Reason: "3 MB, limit 1 MB"}
+	d.Withdrawn([]record.Withdrawn{{Ticket: 0, Topic: "a", Key: []byte("k"), ID: []byte("42"), StringID: true, NS: []byte("n"), Why: why, Bytes: 10}})
+	if err := d.Closed(&keyed("k", "a").Records[0], false); err != nil {
+		t.Errorf("the key waits for a dead letter: %v", err)
+	}
+
+	told := make(chan record.Published, 1)
+	if err := d.Publish(t.Context(), keyed("k", "a").Records, func(p record.Published) { told <- p }); err != nil {
+		t.Fatal(err)
+	}
+	d.Withdrawn([]record.Withdrawn{{Ticket: s.sent[1], Topic: "a", Key: []byte("k"), Why: why, Bytes: 10}})
+	if p := <-told; p.Answers[0].Refused != why {
+		t.Errorf("told %+v, want the refusal", p.Answers)
+	}
+	if err := d.Closed(&keyed("k", "a").Records[0], true); err != nil {
+		t.Errorf("deliveries outside of the stream's order wait for a dead letter: %v", err)
+	}
+
+	record1(t, d, m)
+	if e := m.got[0]; e.State != "" || e.Pending != nil || e.Topic != "a" || string(e.ID) != "42" || !e.StringID || string(e.NSHash) != "n" || e.Why != *why {
+		t.Errorf("recorded %+v, want a dead letter of the string id 42", e)
+	}
+	if n, bytes := d.Unresolved(); n != 0 || bytes != 0 {
+		t.Errorf("%d events with %d bytes are left", n, bytes)
 	}
 }

@@ -18,7 +18,6 @@ type Sent struct {
 	Answers []record.Answer // one for each target
 
 	ticket record.Ticket
-	left   int
 	void   bool // it became an exception, which is written down in its own way
 }
 
@@ -27,60 +26,11 @@ type Recorder interface {
 	Sent(ctx context.Context, batch []*Sent) error
 }
 
-// remember follows a ticket until its envelope is delivered; it has one target more, which stands for the record of it.
-func (d *Dispatcher) remember(s *Sent, t record.Ticket, targets int) {
-	s.ticket, s.left = t, targets
-	d.sentMu.Lock()
-	d.sent[t] = s
-	d.sentMu.Unlock()
-	d.remembered.Add(1)
-}
-
-// arrived notes the offsets of remembered envelopes. The list is nil in the usual case that nothing is remembered.
-func (d *Dispatcher) arrived(tp record.TopicPartition, base int64, tickets []record.Ticket) []*Sent {
-	if d.remembered.Load() == 0 {
-		return nil
-	}
-	var whole []*Sent
-	d.sentMu.Lock()
-	defer d.sentMu.Unlock()
-	for i, t := range tickets {
-		if s := d.sent[t]; s != nil {
-			s.Answers = append(s.Answers, record.Answer{Topic: tp.Topic, Partition: tp.Partition, Offset: base + int64(i)})
-			if s.left--; s.left == 0 {
-				delete(d.sent, t)
-				whole = append(whole, s)
-			}
-		}
-	}
-	return whole
-}
-
-// astray notes that n targets of a remembered envelope go another way.
-func (d *Dispatcher) astray(t record.Ticket, n int) {
-	if d.remembered.Load() == 0 {
-		return
-	}
-	d.sentMu.Lock()
-	s := d.sent[t]
-	if s != nil {
-		s.void = true
-		if s.left -= n; s.left == 0 {
-			delete(d.sent, t)
-		}
-	}
-	d.sentMu.Unlock()
-	if s != nil && s.left == 0 {
-		d.note([]*Sent{s})
-	}
-}
-
 // note queues what was delivered for RunRecorder.
 func (d *Dispatcher) note(list []*Sent) {
 	if len(list) == 0 {
 		return
 	}
-	d.remembered.Add(-int64(len(list)))
 	for _, s := range list {
 		if s.void {
 			d.tracker.Resolve(s.ticket)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -99,9 +100,6 @@ func (x *examination) transactionalID(ctx context.Context) finding {
 	call, cancel := context.WithTimeout(ctx, kafkaTimeout)
 	defer cancel()
 	err := x.brokers.TryTransactionalID(call, id)
-	for kafka.Waiting(err) && pause(call, 200*time.Millisecond) { // the first one ever makes its topic
-		err = x.brokers.TryTransactionalID(call, id)
-	}
 	switch {
 	case errors.Is(err, kafka.ErrIDForbidden):
 		return failed(fmt.Sprintf("kafka-acls.sh %s --add --allow-principal %s --operation WRITE --operation DESCRIBE --transactional-id outrelay. --resource-pattern-type prefixed", x.bootstrap(), x.principal()),
@@ -110,17 +108,6 @@ func (x *examination) transactionalID(ctx context.Context) finding {
 		return failed("look at the brokers: the topic __transaction_state needs a leader for each partition, and as many replicas as its min.insync.replicas", "%s cannot be initialised: %v", id, err)
 	}
 	return fine("ids that begin with outrelay. may be used")
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // existence waits for the topics to be known, and asks for all of them.
@@ -367,7 +354,20 @@ func (x *examination) cleanup(ctx context.Context) finding {
 // allowed says which topics a service may name.
 func (x *examination) allowed(context.Context) finding {
 	if len(x.cfg.Topics.Allow) == 0 {
-		return fine("an envelope may name any topic but Kafka's internal ones; list in topics.allow those that are meant for events")
+		m := roleMaker{cfg: x.cfg}
+		var meant []string
+		for _, t := range m.targets() {
+			if t.name == "*" { // a template that begins with a field of the envelope says nothing
+				continue
+			}
+			meant = append(meant, strconv.Quote(t.name+map[string]string{"prefixed": "*"}[t.pattern]))
+		}
+		fix := "list in topics.allow the topics that are meant for events"
+		if len(meant) > 0 {
+			fix += fmt.Sprintf("; those of topics.template and topics.rules are: [%s]", strings.Join(meant, ", "))
+		}
+		return warned(fix,
+			"topics.allow is not set: an envelope may name any topic but Kafka's internal ones, also those that are not meant for events")
 	}
 	return fine("%s", few(x.cfg.Topics.Allow, namesMost))
 }

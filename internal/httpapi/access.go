@@ -130,16 +130,21 @@ func (a *Access) named(host string) bool {
 	if !a.Local {
 		return true
 	}
-	name, _, err := net.SplitHostPort(host)
-	if err != nil {
-		name = host
-	}
-	name = strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
+	name := hostName(host)
 	if name == "localhost" || slices.ContainsFunc(a.Hosts, func(h string) bool { return strings.EqualFold(h, name) }) {
 		return true
 	}
 	addr, err := netip.ParseAddr(name)
 	return err == nil && addr.IsLoopback()
+}
+
+// hostName is the name in a Host header, without the port.
+func hostName(host string) string {
+	name, _, err := net.SplitHostPort(host)
+	if err != nil {
+		name = host
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
 }
 
 // remoteIP is the address of whoever is connected; the zero value where there is none.

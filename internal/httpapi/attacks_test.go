@@ -2,15 +2,18 @@ package httpapi
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"math"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"net/url"
 	"strings"
@@ -109,8 +112,12 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for range 3 * adminInFlight {
-		c, err := net.Dial("tcp", at.Host)
+	// From several addresses, because one client gets a part of the places only.
+	from := func(i int) *net.Dialer {
+		return &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, byte(2+i))}}
+	}
+	for i := range 3 * adminInFlight {
+		c, err := from(i%4).Dial("tcp", at.Host)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -119,12 +126,17 @@ func TestSlowViewersDoNotKeepOperatorsOut(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The slow requests have arrived when the viewer has no place left.
+	// The slow requests have arrived when a viewer from one more address has no place left.
+	own := s.client.Transport
+	other := &http.Transport{DialContext: from(4).DialContext}
+	s.client.Transport = other
+	t.Cleanup(other.CloseIdleConnections)
 	for s.call("GET", "/api/v1/overview", "", "Authorization", "Bearer "+viewerToken).status != http.StatusServiceUnavailable {
 		if t.Context().Err() != nil {
 			t.Fatal("the viewer is never refused")
 		}
 	}
+	s.client.Transport = own
 	began := time.Now()
 	s.ok(nil, "GET", "/api/v1/overview", "")
 	if took := time.Since(began); took > 20*time.Second {
@@ -295,5 +307,49 @@ func TestHiddenValuesAreNotWrittenBack(t *testing.T) {
 	events, err := store.NewEvents(s.state.Collection("events"), "", "").Latest(t.Context(), 10)
 	if err != nil || len(events) != 1 || string(events[0].Kind) != "payload_shown" {
 		t.Errorf("%+v, %v", events, err)
+	}
+}
+
+// A web page whose name resolves to this machine reads neither the health nor the metrics of a relay there. Names that the
+// public DNS cannot have, and requests from other machines, are answered.
+func TestMadeUpNamesReachNoMetrics(t *testing.T) {
+	t.Parallel()
+	url := start(t, &fake{ok: true, role: "owner"})
+	ask := func(path, host string) (int, string) {
+		req, err := http.NewRequestWithContext(t.Context(), "GET", url+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Host = host
+		r, err := http.DefaultClient.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Body.Close()
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.StatusCode, string(body)
+	}
+	for _, path := range []string{"/livez", "/readyz", "/metrics", "/nothing"} {
+		for _, host := range []string{"rebound.example", "rebound.example:9464", "REBOUND.example.", "127.0.0.1.rebound.example", "localhost.rebound.example:80", "svc.example"} {
+			if status, body := ask(path, host); status != http.StatusMisdirectedRequest || len(body) > 200 {
+				t.Errorf("%s of %s: %d %.300s", path, host, status, body)
+			}
+		}
+		for _, host := range []string{"", "localhost", "LOCALHOST.:9464", "127.0.0.1:9464", "[::1]:9464", "10.1.2.3", "relay:9464", "relay.shop.svc:9464", "relay.shop.svc.cluster.local"} {
+			if status, body := ask(path, host); status == http.StatusMisdirectedRequest {
+				t.Errorf("%s of %s: %d %.300s", path, host, status, body)
+			}
+		}
+	}
+
+	far := httptest.NewRequest("GET", "http://relay.example/livez", nil)
+	far = far.WithContext(context.WithValue(far.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(10, 1, 2, 3), Port: 9464}))
+	w := httptest.NewRecorder()
+	knownName(http.NotFoundHandler()).ServeHTTP(w, far)
+	if w.Code != http.StatusNotFound {
+		t.Errorf("from another machine: %d", w.Code)
 	}
 }

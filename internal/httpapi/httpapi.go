@@ -13,6 +13,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -61,7 +64,7 @@ func Listen(address string, probe Health, metrics prometheus.Gatherer, log *slog
 	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	return &Server{listener: listener, http: &http.Server{
 		ConnState:         newConnections(maxConns).changed,
-		Handler:           Handler(probe, metrics, log),
+		Handler:           knownName(Handler(probe, metrics, log)),
 		ReadHeaderTimeout: headerTimeout,
 		ReadTimeout:       readTimeout,
 		WriteTimeout:      writeTimeout,
@@ -106,6 +109,37 @@ func (s *Server) cut() {
 	if s.stop != nil {
 		s.stop()
 	}
+}
+
+// knownName refuses a request that came to this machine by a name which somebody else may have made up. A web page can let a
+// name of its own resolve to 127.0.0.1; what the browser then reads there, it gives to that page. Requests from other
+// machines, such as a scraper's, may use any name.
+func knownName(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if onLoopback(r) && !localName(r.Host) {
+			w.Header().Set("X-Content-Type-Options", "nosniff")
+			http.Error(w, "the request was sent to a name that is not one of this machine's: use localhost or the address", http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// onLoopback reports whether the request arrived at an address that only this machine can reach.
+func onLoopback(r *http.Request) bool {
+	at, ok := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	return ok && at.IP.IsLoopback()
+}
+
+// localName reports whether nobody outside can have made the name up: it is an address, or a name that the public DNS does not
+// have, such as those of containers and of services in Kubernetes.
+func localName(host string) bool {
+	name := hostName(host)
+	if _, err := netip.ParseAddr(name); err == nil {
+		return true
+	}
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	return last == name || slices.Contains([]string{"localhost", "local", "internal", "svc"}, last)
 }
 
 // Handler serves /livez, /readyz and /metrics on a listener of somebody else's.

@@ -9,7 +9,6 @@ import (
 
 	kafkago "github.com/segmentio/kafka-go"
 
-	"github.com/outrelay/outrelay/internal/kafka/batch"
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/retry"
 )
@@ -188,7 +187,7 @@ func (s *Sink) obstruct(names []string, err error) {
 			continue // creating it has failed for a reason that says more
 		}
 		if t.hold(why, now) {
-			s.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", t.count())
+			s.log.Error("records wait for a topic", "topic", name, "reason", why.text, "records", countRecords(t.waiting))
 		}
 	}
 }
@@ -216,22 +215,19 @@ func (s *Sink) admit(name string, tl TopicLayout, cfg TopicConfig, ends map[reco
 		s.lead(p, tl.Partitions, now)
 	}
 	s.log.Info("topic adopted", "topic", name, "partitions", len(t.parts))
-	told := s.distribute(t)
+	s.distribute(t)
 	s.liftTopic(t)
 	s.mu.Unlock()
-	s.finish(told)
 }
 
 // distribute sends a topic's waiting records on to its partitions. The lock is held.
-func (s *Sink) distribute(t *topic) []outcome {
-	var told []outcome
+func (s *Sink) distribute(t *topic) {
 	waiting := t.waiting
 	t.waiting = nil
 	for _, b := range waiting {
 		err := each(b, func(i int, rec *record.Record) {
-			size := batch.Size(rec)
 			rec.Topic, rec.Partition = t.name, b.parts[i]
-			told = s.forward(t, rec, b.tickets[i], size, told)
+			s.forward(t, rec, b.tickets[i])
 		})
 		if err != nil {
 			s.end(fmt.Errorf("%w: reading records that waited for topic %q: %w", ErrBroken, t.name, err))
@@ -242,57 +238,27 @@ func (s *Sink) distribute(t *topic) []outcome {
 	if !s.replay {
 		t.forget()
 	}
-	return told
 }
 
-// outcome is the fate of a record that is not sent.
-type outcome struct {
-	tp     record.TopicPartition
-	at     int64
-	ticket record.Ticket
-	why    *record.Refusal
-	size   int
-}
-
-// forward is Send for a record that has waited. The lock is held, so what is to be told is returned; finish tells it.
-func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket, size int, told []outcome) []outcome {
+// forward is Send for a record that has waited. The lock is held.
+func (s *Sink) forward(t *topic, rec *record.Record, k record.Ticket) {
 	p, why := t.target(rec)
 	if why != nil {
-		why.ID, why.NS = identity(rec)
-		s.telling.Add(1)
-		return append(told, outcome{tp: record.TopicPartition{Topic: t.name}, ticket: k, why: why, size: size})
-	}
-	if s.holder != nil && s.unreadBefore(p, rec) {
-		s.hand([]record.Withdrawn{withdrawn(t, rec, k, size, nil, record.ErrParked)})
-		return told
-	}
-	if !p.quarantine {
-		if tp, at, ok := s.known(p, rec, k.IsSide()); ok {
-			s.telling.Add(1)
-			return append(told, outcome{tp: tp, at: at, ticket: k, size: size})
-		}
-	}
-	s.resolved(1, size) // enqueue counts it again
-	s.enqueue(p, rec, k, size, batch.Size(rec), true)
-	return told
-}
-
-// finish tells the fates of records that are not sent.
-func (s *Sink) finish(told []outcome) {
-	if len(told) == 0 {
+		s.hand([]record.Withdrawn{withdrawn(t, rec, k, why, nil)})
 		return
 	}
-	bytes := 0
-	for _, o := range told {
-		bytes += o.size
-		if o.why != nil {
-			s.acks.Refused(o.tp.Topic, o.ticket, o.why, o.size)
-			continue
-		}
-		s.hit(o.tp, o.at, o.ticket, o.size)
+	if s.unreadBefore(p, rec) {
+		s.hand([]record.Withdrawn{withdrawn(t, rec, k, nil, record.ErrParked)})
+		return
 	}
-	s.telling.Add(-int32(len(told)))
-	s.mu.Lock()
-	s.resolved(len(told), bytes)
-	s.mu.Unlock()
+
+	need, size := sizes(rec)
+	s.resolved(1, size) // enqueue counts it again
+	if !p.quarantine {
+		if tp, at, ok := s.known(p, rec, k.IsSide()); ok {
+			s.hit(tp, at, k, size)
+			return
+		}
+	}
+	s.enqueue(p, rec, k, size, need, true)
 }

@@ -162,8 +162,8 @@ func TestN09_GrowthWaitsForWhatIsInFlight(t *testing.T) {
 	r.place(&Layout{Topics: map[string]TopicLayout{"t": {Partitions: make([]PartitionLayout, 2)}}})
 	r.send(t, rec("t", "k", "1")) // waits for the new count
 	r.mu.Lock()
-	if len(top.parts[0].q) != 1 || top.parts[0].waiting() != 1 || top.count() != 1 {
-		t.Fatalf("%d queued, %d waiting", top.parts[0].waiting(), top.count())
+	if len(top.parts[0].q) != 1 || countRecords(top.parts[0].q) != 1 || countRecords(top.waiting) != 1 {
+		t.Fatalf("%d queued, %d waiting", countRecords(top.parts[0].q), countRecords(top.waiting))
 	}
 	top.parts[0].q[0].b.Reset(nil)
 	r.mu.Unlock()

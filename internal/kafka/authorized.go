@@ -4,15 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
-	"strconv"
 
 	kafkago "github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
-	"github.com/segmentio/kafka-go/protocol/findcoordinator"
-	"github.com/segmentio/kafka-go/protocol/initproducerid"
 	"github.com/segmentio/kafka-go/protocol/metadata"
+
+	"github.com/outrelay/outrelay/internal/kafka/fence"
 )
 
 // Operation is what an ACL allows, by Kafka's name.
@@ -96,35 +94,15 @@ func (c *Client) ValidateTopic(ctx context.Context, name string, how TopicCreate
 var ErrIDForbidden = errors.New("the transactional id may not be used")
 
 // TryTransactionalID initialises id, which must be nobody's in use: whoever else holds it is fenced. It needs WRITE and
-// DESCRIBE on the id and touches no partition; the brokers forget the id after transactional.id.expiration.ms.
+// DESCRIBE on the id and touches no partition; the brokers forget the id after transactional.id.expiration.ms. The first id
+// ever makes the topic of the coordinators, which is waited for.
 func (c *Client) TryTransactionalID(ctx context.Context, id string) error {
-	m, err := c.any(ctx, adminTimeout, func() protocol.Message { return &findcoordinator.Request{Key: id, KeyType: 1} })
-	if err != nil {
-		return fmt.Errorf("looking for the coordinator of %s: %w", id, err)
+	_, err := c.fence.Init(ctx, id, fence.Anew, fence.Patience{Total: max(adminTimeout, c.patience)})
+	switch {
+	case errors.Is(err, fence.ErrStuck): // its coordinator knows it, and is busy with it
+		return nil
+	case errors.Is(err, kafkago.TransactionalIDAuthorizationFailed), errors.Is(err, kafkago.ClusterAuthorizationFailed):
+		return fmt.Errorf("%w: %w", ErrIDForbidden, err)
 	}
-	at := m.(*findcoordinator.Response)
-	if at.ErrorCode != 0 {
-		return fmt.Errorf("looking for the coordinator of %s: %w", id, idError(at.ErrorCode))
-	}
-	m, err = c.call(ctx, net.JoinHostPort(at.Host, strconv.Itoa(int(at.Port))), adminTimeout,
-		&initproducerid.Request{TransactionalID: id, TransactionTimeoutMs: 60_000, ProducerID: -1, ProducerEpoch: -1})
-	if err != nil {
-		return fmt.Errorf("initialising %s: %w", id, err)
-	}
-	if code := m.(*initproducerid.Response).ErrorCode; code != 0 && kafkago.Error(code) != kafkago.ConcurrentTransactions {
-		return fmt.Errorf("initialising %s: %w", id, idError(code))
-	}
-	return nil
-}
-
-// Waiting reports whether err means that a coordinator is not there yet: asking again helps.
-func Waiting(err error) bool {
-	return errors.Is(err, kafkago.GroupCoordinatorNotAvailable) || errors.Is(err, kafkago.NotCoordinatorForGroup) || errors.Is(err, kafkago.GroupLoadInProgress)
-}
-
-func idError(code int16) error {
-	if kafkago.Error(code) == kafkago.TransactionalIDAuthorizationFailed || kafkago.Error(code) == kafkago.ClusterAuthorizationFailed {
-		return fmt.Errorf("%w: %w", ErrIDForbidden, kafkago.Error(code))
-	}
-	return kafkago.Error(code)
+	return err
 }

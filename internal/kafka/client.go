@@ -58,8 +58,10 @@ func NewClient(cfg Config) (*Client, error) {
 		return nil, err
 	}
 	c := &Client{cfg: cfg, codec: codec, links: &links{}, reopenEvery: reopenEvery}
+	// The transport asks for the layout every few seconds. It routes by brokers and coordinators alone, so it needs no topic.
 	c.transport = &kafkago.Transport{
-		Dial: c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
+		MetadataTopics: []string{},
+		Dial:           c.open, DialTimeout: dialTimeout, IdleTimeout: linkIdle, MetadataTTL: 5 * time.Second, ClientID: cfg.ClientID,
 	}
 	if cfg.SASL != nil {
 		c.transport.SASL = cfg.SASL
@@ -162,12 +164,6 @@ func (c *Client) candidates() []string {
 	rand.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
 	trusted, doubted := c.links.partition(list)
 	return append(trusted, doubted...)
-}
-
-// Refresh forces a new layout: ours, and the one that kafka-go's Transport routes by.
-func (c *Client) Refresh(ctx context.Context, topics []string) (*Layout, error) {
-	c.fence.Refresh(ctx)
-	return c.Metadata(ctx, topics)
 }
 
 // String names the cluster in messages.

@@ -49,8 +49,8 @@ type Config struct {
 	Lanes int
 	// Create says how a missing topic is created. nil: it is not; its records wait.
 	Create *TopicCreate
-	// ParkAfter is how long a target may be impossible to write before its records are given back (N11). Where there is no
-	// Holder nothing is ever given back. Defaults to 5 s.
+	// ParkAfter is how long a target may be impossible to write before its records are given back (N11).
+	// Defaults to 5 s.
 	ParkAfter time.Duration
 	// ParkBytes is the memory that all records share. A target that cannot be written and holds more than a quarter of it
 	// is parked at once. Defaults to 32 MiB.

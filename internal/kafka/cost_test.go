@@ -84,9 +84,8 @@ func (c *counter) Acked(_ record.TopicPartition, _ int64, tickets []record.Ticke
 	c.freed.Broadcast()
 	c.freed.L.Unlock()
 }
-func (c *counter) Refused(_ string, _ record.Ticket, why *record.Refusal, _ int) { panic(why) }
-func (c *counter) Restore(record.TopicPartition, int64)                          {}
-func (c *counter) Idle(record.TopicPartition, int64)                             {}
+func (c *counter) Restore(record.TopicPartition, int64) {}
+func (c *counter) Idle(record.TopicPartition, int64)    {}
 
 // wait blocks until at most that many bytes are in flight.
 func (c *counter) wait(most int64) {

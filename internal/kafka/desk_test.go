@@ -162,6 +162,7 @@ func (d *desk) Withdrawn(list []record.Withdrawn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	bytes := 0
+	var dead []record.Withdrawn
 	for i := range list {
 		w := &list[i]
 		rec, ok := d.sent[w.Ticket]
@@ -175,6 +176,10 @@ func (d *desk) Withdrawn(list []record.Withdrawn) {
 		if (w.Why == nil) == (w.Held == nil) {
 			d.tb.Errorf("ticket %d: %v and %v", w.Ticket, w.Why, w.Held)
 		}
+		if w.Why != nil && w.Why.Class.DeadAtOnce() {
+			dead = append(dead, *w)
+			continue
+		}
 		bytes += w.Bytes
 		if w.Ticket.IsSide() {
 			d.again[gateOf(&rec)] = true
@@ -182,7 +187,9 @@ func (d *desk) Withdrawn(list []record.Withdrawn) {
 		d.hold(w.Ticket)
 		delete(d.sent, w.Ticket)
 	}
-	d.calls = append(d.calls, list)
+	if d.r.acks.Withdrawn(dead); len(dead) < len(list) {
+		d.calls = append(d.calls, list)
+	}
 	d.r.acks.mu.Lock()
 	d.r.acks.bytes -= bytes
 	d.r.acks.mu.Unlock()

@@ -34,10 +34,6 @@ func TestN08_IdleOffsetGivesWayToASend(t *testing.T) {
 			r.mu.Unlock()
 			return func() {}
 		},
-		"a hit is being told": func(r *rig) func() {
-			r.telling.Add(1)
-			return func() { r.telling.Add(-1) }
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -112,9 +112,8 @@ func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*
 		}
 		s.acks.Restore(tp, tail.From)
 		s.mu.Lock()
-		told := s.let(p, tail)
+		s.let(p, tail)
 		s.mu.Unlock()
-		s.finish(told)
 		s.log.Info("partition released", "topic", tp.Topic, "partition", tp.Partition, "read_back", tail.Next-tail.From)
 	}
 	s.Flush()
@@ -123,7 +122,7 @@ func (s *Sink) admitTails(ctx context.Context, tails map[record.TopicPartition]*
 
 // let opens a partition: of what has waited, the records that were found in it are acked, the others are sent. The lock
 // is held.
-func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
+func (s *Sink) let(p *part, tail *fence.Tail) {
 	p.t.hits += tail.Hits.Len() - p.hits.Len()
 	p.hits, p.flag = tail.Hits, tail.OutOfRange || tail.Truncated
 	p.quarantine = false
@@ -131,11 +130,10 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 	p.end, p.used, p.seq = max(p.end, tail.Next), time.Now(), 0
 	held := p.q
 	p.q, p.open = nil, nil
-	var told []outcome
 	for _, b := range held {
 		err := each(b, func(i int, rec *record.Record) {
 			rec.Topic, rec.Partition = p.tp.Topic, p.tp.Partition
-			told = s.forward(p.t, rec, b.tickets[i], b.reserved(i, rec), told)
+			s.forward(p.t, rec, b.tickets[i])
 		})
 		if err != nil {
 			s.end(fmt.Errorf("%w: reading records that waited in %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
@@ -143,18 +141,15 @@ func (s *Sink) let(p *part, tail *fence.Tail) []outcome {
 		s.tickets.put(b.tickets)
 		s.discard(b)
 	}
-	if s.holder != nil {
-		p.keep() // what was given back, or sent by an earlier owner outside of the stream's order, is among the hits
-		if low := p.hits.Lowest(); low >= 0 {
-			s.holder.Found(p.tp, low) // N8: nobody looks it up before its turn, which may be late
-		}
+	p.keep() // what was given back, or sent by an earlier owner outside of the stream's order, is among the hits
+	if low := p.hits.Lowest(); low >= 0 {
+		s.holder.Found(p.tp, low) // N8: nobody looks it up before its turn, which may be late
 	}
 	if !s.replay { // what follows cannot have been sent before
 		p.t.forget()
 	}
 	s.list(p)
 	s.lift(p)
-	return told
 }
 
 // keepAlive touches what Kafka would forget (H1, H2), [aliveChunk] partitions at most. It reports whether more are left: each takes some

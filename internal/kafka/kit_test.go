@@ -38,14 +38,20 @@ type place struct {
 	off int64
 }
 
-// ledger is the dispatcher of a test: it counts that each ticket is answered exactly once.
+// refusal is the fate of a record that is at fault itself.
+type refusal struct {
+	*record.Refusal
+	ID, NS []byte
+}
+
+// ledger is the dispatcher of a test: it counts that each ticket is answered exactly once. As a Holder it holds nothing.
 type ledger struct {
 	tb      testing.TB
 	recycle func([]record.Ticket)
 
 	mu       sync.Mutex
 	acked    map[record.Ticket]place
-	refused  map[record.Ticket]*record.Refusal
+	refused  map[record.Ticket]*refusal
 	restored map[record.TopicPartition][]int64
 	idle     map[record.TopicPartition]int64
 	bytes    int
@@ -54,7 +60,7 @@ type ledger struct {
 
 func newLedger(tb testing.TB) *ledger {
 	return &ledger{
-		tb: tb, acked: map[record.Ticket]place{}, refused: map[record.Ticket]*record.Refusal{},
+		tb: tb, acked: map[record.Ticket]place{}, refused: map[record.Ticket]*refusal{},
 		restored: map[record.TopicPartition][]int64{}, idle: map[record.TopicPartition]int64{}, changed: make(chan struct{}),
 	}
 }
@@ -80,19 +86,30 @@ func (l *ledger) Acked(tp record.TopicPartition, base int64, tickets []record.Ti
 	l.change()
 }
 
-func (l *ledger) Refused(topic string, t record.Ticket, why *record.Refusal, bytes int) {
+func (l *ledger) Withdrawn(list []record.Withdrawn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if topic == "" {
-		l.tb.Error("a refusal without a topic")
+	for _, w := range list {
+		if w.Topic == "" {
+			l.tb.Error("a refusal without a topic")
+		}
+		if w.Why == nil {
+			l.tb.Errorf("ticket %d was given back: %v", w.Ticket, w.Held)
+			continue
+		}
+		if _, twice := l.refused[w.Ticket]; twice {
+			l.tb.Errorf("ticket %d was refused twice", w.Ticket)
+		}
+		l.refused[w.Ticket] = &refusal{w.Why, w.ID, w.NS}
+		l.bytes -= w.Bytes
 	}
-	if _, twice := l.refused[t]; twice {
-		l.tb.Errorf("ticket %d was refused twice", t)
-	}
-	l.refused[t] = why
-	l.bytes -= bytes
 	l.change()
 }
+
+func (*ledger) Closed(*record.Record, bool) error    { return nil }
+func (*ledger) Found(record.TopicPartition, int64)   {}
+func (*ledger) Pressed() (record.Ticket, bool, bool) { return 0, false, false }
+func (*ledger) Ready(string)                         {}
 
 func (l *ledger) Restore(tp record.TopicPartition, offset int64) {
 	l.mu.Lock()
@@ -207,7 +224,7 @@ type setUp struct {
 	claims *claims
 	gate   func() bool
 	noRun  bool
-	holder record.Holder
+	holder record.Holder // nil: the ledger, and nothing is parked
 	acks   *ledger       // of the sink before
 	every  time.Duration // reopenEvery, if it is not zero
 }
@@ -236,13 +253,20 @@ func newClient(tb testing.TB, cfg Config) *Client {
 
 func open(tb testing.TB, u setUp) *rig {
 	tb.Helper()
-	r := &rig{acks: newLedger(tb), claims: u.claims, client: newClient(tb, u.cfg), ended: make(chan error, 1)}
+	r := &rig{acks: newLedger(tb), claims: u.claims, ended: make(chan error, 1)}
 	if r.claims == nil {
 		r.claims = &claims{}
 	}
 	if u.acks != nil {
 		r.acks = u.acks
 	}
+	if u.holder == nil {
+		u.holder, u.cfg.ParkAfter = r.acks, time.Hour
+	}
+	if u.gate == nil {
+		u.gate = func() bool { return true }
+	}
+	r.client = newClient(tb, u.cfg)
 	if u.every != 0 {
 		r.client.reopenEvery = u.every
 	}

@@ -133,10 +133,7 @@ func (s *Sink) freeze(p *part, b *pending, now time.Time) {
 		return
 	}
 	if limit := s.expiry.ProducerID / 2; b.unsure && limit > 0 && now.Sub(b.first) > limit {
-		s.ended = fmt.Errorf("%w: a batch for %s-%d has been without an answer for %s; the broker may have forgotten it", ErrBroken, p.tp.Topic, p.tp.Partition, now.Sub(b.first).Round(time.Second))
-		if s.stop != nil {
-			s.stop(s.ended)
-		}
+		s.end(fmt.Errorf("%w: a batch for %s-%d has been without an answer for %s; the broker may have forgotten it", ErrBroken, p.tp.Topic, p.tp.Partition, now.Sub(b.first).Round(time.Second)))
 	}
 }
 

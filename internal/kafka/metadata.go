@@ -15,10 +15,8 @@ import (
 
 // Layout is what a broker said of the cluster.
 type Layout struct {
-	ClusterID  string
-	Controller int32
-	Brokers    map[int32]string // host:port by broker id
-	Topics     map[string]TopicLayout
+	Brokers map[int32]string // host:port by broker id
+	Topics  map[string]TopicLayout
 }
 
 // TopicLayout is one topic in a Layout.
@@ -70,7 +68,7 @@ func (c *Client) TopicNames(ctx context.Context) (map[string]bool, error) {
 }
 
 func layoutOf(r *metadata.Response) *Layout {
-	l := &Layout{ClusterID: r.ClusterID, Controller: r.ControllerID, Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
+	l := &Layout{Brokers: map[int32]string{}, Topics: map[string]TopicLayout{}}
 	for _, b := range r.Brokers {
 		l.Brokers[b.NodeID] = net.JoinHostPort(b.Host, strconv.Itoa(int(b.Port)))
 	}

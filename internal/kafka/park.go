@@ -66,9 +66,6 @@ func (t *topic) load() int {
 
 // parker parks what cannot be written.
 func (s *Sink) parker(ctx context.Context) error {
-	if s.holder == nil {
-		return nil
-	}
 	tick := time.NewTicker(min(max(s.c.cfg.ParkAfter/8, 5*time.Millisecond), time.Second))
 	defer tick.Stop()
 	for {
@@ -214,7 +211,7 @@ func (s *Sink) giveBack(t *topic, q []*pending) (n, stream int) {
 	var list []record.Withdrawn
 	for _, b := range q {
 		err := each(b, func(i int, rec *record.Record) {
-			list = append(list, withdrawn(t, rec, b.tickets[i], b.reserved(i, rec), nil, record.ErrParked))
+			list = append(list, withdrawn(t, rec, b.tickets[i], nil, record.ErrParked))
 		})
 		if err != nil {
 			s.end(fmt.Errorf("%w: reading records that are parked of topic %q: %w", ErrBroken, t.name, err))
@@ -235,21 +232,13 @@ func (s *Sink) giveBack(t *topic, q []*pending) (n, stream int) {
 }
 
 // withdrawn is what the Holder gets of a record, in memory of its own.
-func withdrawn(t *topic, rec *record.Record, k record.Ticket, size int, why *record.Refusal, held error) record.Withdrawn {
-	w := record.Withdrawn{Ticket: k, Topic: t.name, Key: bytes.Clone(rec.Key), Why: why, Bytes: size}
-	w.ID, w.NS = identity(rec)
-	if why == nil {
-		w.Held = held
-	} else {
-		why.ID, why.NS = w.ID, w.NS
+func withdrawn(t *topic, rec *record.Record, k record.Ticket, why *record.Refusal, held error) record.Withdrawn {
+	_, size := sizes(rec)
+	return record.Withdrawn{
+		Ticket: k, Topic: t.name, Key: bytes.Clone(rec.Key), Why: why, Held: held, Bytes: size,
+		ID: bytes.Clone(rec.Header(record.HeaderID)), NS: bytes.Clone(rec.Header(record.HeaderNamespace)),
+		StringID: string(rec.Header(record.HeaderIDType)) == "string",
 	}
-	for i := range rec.Headers {
-		if string(rec.Headers[i].Key) == "outrelay-id-type" {
-			w.StringID = string(rec.Headers[i].Value) == "string"
-			break
-		}
-	}
-	return w
 }
 
 // hand gives records back. The lock is held.
@@ -325,9 +314,6 @@ func (p *part) keep() { p.kept, p.t.kept = true, true }
 // keepUnread is keep for the partitions of a topic that were not read back at the end of the replay, or whose records were
 // not looked up: deliveries outside of the stream's order, of this term and earlier ones, may stand there. The lock is held.
 func (s *Sink) keepUnread(t *topic) {
-	if s.holder == nil {
-		return
-	}
 	for _, p := range t.parts {
 		if p.quarantine || t.parked {
 			p.keep()

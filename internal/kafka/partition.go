@@ -36,15 +36,33 @@ type part struct {
 	flag       bool         // a stretch was not read back: what is sent in the replay may be a second copy
 	used       time.Time    // last batch or marker of our producer id, for the keep-alive
 	hits       *fence.Known // N7: what a read-back has found, while it counts
-	why        obstacle     // what holds it, for State
-	since      time.Time
-	bad        time.Time // since when why is one that parks
 	tries      int
 
+	obstruction
 	parking
 	asks  bool      // parked because of what brokers answered: only an answer says when it is well, and single records ask for it
 	tried time.Time // when it was parked, or a record was let through last to ask
 	kept  bool      // hits and flag outlast the replay, for deliveries outside of the stream's order
+}
+
+// obstruction is what holds a partition or a topic, for State.
+type obstruction struct {
+	why   obstacle
+	since time.Time
+	bad   time.Time // since when why is one that parks
+}
+
+// obstruct notes why nothing moves; the first reason's time counts until it moves again.
+func (o *obstruction) obstruct(why obstacle, now time.Time, parks func(obstacle) bool) (changed bool) {
+	if o.why.none() {
+		o.since = now
+	}
+	if parks(why) && !parks(o.why) {
+		o.bad = now
+	}
+	changed = o.why != why
+	o.why = why
+	return changed
 }
 
 // parking is what a topic and a partition remember while they are parked (N11).
@@ -60,7 +78,6 @@ type pending struct {
 	parts   []int32 // of a topic's waiting records only: the partition that each asks for
 	bytes   int     // what its records have reserved
 	hint    int     // what it is expected to grow to
-	flagged []int32 // records that end with a flag of ours, for which nothing was reserved; ascending
 
 	frozen bool // it was given to a lane: same bytes, same boundaries, until the answer is definite
 	sealed []byte
@@ -72,33 +89,14 @@ type pending struct {
 	bad    int       // how often the broker found it corrupt
 }
 
-// reserved is what record i of the batch has reserved.
-func (b *pending) reserved(i int, rec *record.Record) int {
-	if _, ours := slices.BinarySearch(b.flagged, int32(i)); ours {
-		bare := *rec
-		bare.Headers = rec.Headers[:len(rec.Headers)-1]
-		rec = &bare
-	}
-	return batch.Size(rec)
-}
-
-// hold notes why the partition does not move; the first reason's time counts until it moves again.
-func (p *part) hold(o obstacle, now time.Time) {
-	if p.why.none() {
-		p.since = now
-	}
-	if o.parks() && !p.why.parks() {
-		p.bad = now
-	}
-	p.why = o
-}
+func (p *part) hold(o obstacle, now time.Time) { p.obstruct(o, now, obstacle.parks) }
 
 func (p *part) moves() { p.why, p.tries = obstacle{}, 0 }
 
-// waiting counts the records that are queued.
-func (p *part) waiting() int {
+// countRecords counts the records of batches.
+func countRecords(q []*pending) int {
 	n := 0
-	for _, b := range p.q {
+	for _, b := range q {
 		n += len(b.tickets)
 	}
 	return n
@@ -133,13 +131,10 @@ type topic struct {
 	// grows: it has more partitions than parts; new records wait until the old ones have drained (N9).
 	grows   bool
 	waiting []*pending // records for a topic that is not adopted, in order
-	why     obstacle
-	since   time.Time
-	bad     time.Time // since when why is one that parks
-	next    time.Time // not looked at for adoption before
-	max     int       // max.message.bytes; 0: unknown
-	limit   int       // where batches are cut
-	stale   bool      // max and compacted have to be read again
+	next    time.Time  // not looked at for adoption before
+	max     int        // max.message.bytes; 0: unknown
+	limit   int        // where batches are cut
+	stale   bool       // max and compacted have to be read again
 
 	compacted bool // N10: it keeps the newest record of a key, or that is not known
 
@@ -148,6 +143,7 @@ type topic struct {
 	sent   map[sentKey]struct{} // N10: keys of which something was sent in this replay
 	all    bool                 // N10: too many for sent; every key counts as one of them
 
+	obstruction
 	parking
 	kept bool // one of the partitions is
 }
@@ -162,15 +158,7 @@ func (t *topic) had(n int) {
 func (t *topic) ready() bool { return len(t.parts) > 0 && !t.grows }
 
 func (t *topic) hold(o obstacle, now time.Time) (changed bool) {
-	if t.why.none() {
-		t.since = now
-	}
-	if o.parksTopic() && !t.why.parksTopic() {
-		t.bad = now
-	}
-	changed = t.why != o
-	t.why = o
-	return changed
+	return t.obstruct(o, now, obstacle.parksTopic)
 }
 
 // forget drops what was read back, after the replay; what waits for the topic or in quarantine, or was turned away there,
@@ -200,12 +188,4 @@ func (t *topic) idle() bool {
 		}
 	}
 	return true
-}
-
-func (t *topic) count() int {
-	n := 0
-	for _, b := range t.waiting {
-		n += len(b.tickets)
-	}
-	return n
 }

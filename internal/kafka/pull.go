@@ -16,14 +16,7 @@ func orderOf(rec *record.Record) (order, bool) {
 	if rec.Key == nil {
 		return order{}, false
 	}
-	o := order{key: string(rec.Key)}
-	for i := range rec.Headers {
-		if string(rec.Headers[i].Key) == "outrelay-ns" {
-			o.ns = string(rec.Headers[i].Value)
-			break
-		}
-	}
-	return o, true
+	return order{string(rec.Header(record.HeaderNamespace)), string(rec.Key)}, true
 }
 
 // pull gives back the records of the head that bad finds at fault, each with whatever follows it in its key, also in the
@@ -40,7 +33,7 @@ func (s *Sink) pull(p *part, bad func(i int) *record.Refusal) {
 	take := func(b *pending, i int, rec *record.Record) bool {
 		o, ordered := orderOf(rec)
 		if _, blocked := behind[o]; ordered && blocked {
-			list = append(list, withdrawn(p.t, rec, b.tickets[i], b.reserved(i, rec), nil, record.ErrBlocked))
+			list = append(list, withdrawn(p.t, rec, b.tickets[i], nil, record.ErrBlocked))
 			return true
 		}
 		if b != head {
@@ -50,16 +43,17 @@ func (s *Sink) pull(p *part, bad func(i int) *record.Refusal) {
 		if why == nil {
 			return false
 		}
-		if ordered {
+		if ordered && !why.Class.DeadAtOnce() {
 			behind[o] = struct{}{}
 		}
-		list = append(list, withdrawn(p.t, rec, b.tickets[i], b.reserved(i, rec), why, nil))
+		list = append(list, withdrawn(p.t, rec, b.tickets[i], why, nil))
 		return true
 	}
-	err := s.sift(&p.q, &p.open, take)
+	wanted := func(b *pending) bool { return b == head || len(behind) > 0 }
+	err := s.sift(&p.q, &p.open, wanted, take)
 	if err == nil {
 		var none *pending
-		err = s.sift(&p.t.waiting, &none, take)
+		err = s.sift(&p.t.waiting, &none, wanted, take)
 	}
 	if err != nil {
 		s.end(fmt.Errorf("%w: %s-%d: reading batches of our own: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
@@ -68,9 +62,13 @@ func (s *Sink) pull(p *part, bad func(i int) *record.Refusal) {
 	s.hand(list)
 }
 
-// sift takes records out of a queue of batches; open is the one of them that still takes records, if any. The lock is held.
-func (s *Sink) sift(q *[]*pending, open **pending, take func(b *pending, i int, rec *record.Record) bool) error {
+// sift takes records out of those batches of a queue that are wanted; open is the one that still takes records, if any. The
+// lock is held.
+func (s *Sink) sift(q *[]*pending, open **pending, wanted func(*pending) bool, take func(b *pending, i int, rec *record.Record) bool) error {
 	for at, b := range *q {
+		if !wanted(b) {
+			continue
+		}
 		gone := map[int]struct{}{}
 		err := each(b, func(i int, rec *record.Record) {
 			if take(b, i, rec) {
@@ -108,8 +106,8 @@ func (s *Sink) without(b *pending, gone map[int]struct{}) (*pending, error) {
 		if _, ok := gone[i]; ok {
 			return
 		}
-		size := b.reserved(i, rec)
-		s.put(rest, rec, b.tickets[i], size, batch.Size(rec))
+		need, size := sizes(rec)
+		s.put(rest, rec, b.tickets[i], size, need)
 		s.resolved(1, size) // counted once already
 		if len(b.parts) > 0 {
 			rest.parts = append(rest.parts, b.parts[i])

@@ -99,9 +99,6 @@ func (s *Sink) idleOffsets(ctx context.Context) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.telling.Load() > 0 { // a hit stands below the end; the next round comes
-		return
-	}
 	for i, tp := range parts {
 		p := s.part(tp)
 		if end, ok := ends[tp]; ok && s.resting(p) && p.sends == sends[i] { // N8
@@ -156,11 +153,11 @@ func (s *Sink) State() []Blocked {
 	now := time.Now()
 	var list []Blocked
 	for _, t := range s.topics {
-		if n := t.count() + t.turned; n > 0 && !t.why.none() {
+		if n := countRecords(t.waiting) + t.turned; n > 0 && !t.why.none() {
 			list = append(list, Blocked{t.name, -1, t.why.kind, t.why.text, t.since, n, t.parked})
 		}
 		for _, p := range t.parts {
-			n := p.waiting() + p.turned
+			n := countRecords(p.q) + p.turned
 			passing := p.why.kind == kindUnreachable || p.why.kind == kindRefused
 			if n == 0 || p.why.none() || !p.quarantine && !p.parked && passing && now.Sub(p.since) < sayAfter {
 				continue

@@ -14,78 +14,78 @@ import (
 )
 
 // Size is what a record takes of the memory budget: an upper bound of its encoding. Acks report the same number.
-func (s *Sink) Size(rec *record.Record) int { return batch.Size(rec) }
+func (s *Sink) Size(rec *record.Record) int {
+	_, size := sizes(rec)
+	return size
+}
+
+// sizes returns what a record takes of a batch, and of the memory budget. They differ by a flag at its end: whoever reserved
+// the memory did so before we added it.
+func sizes(rec *record.Record) (need, size int) {
+	need = batch.Size(rec)
+	n := len(rec.Headers)
+	if n == 0 || !isFlag(rec.Headers[n-1]) {
+		return need, need
+	}
+	bare := *rec
+	bare.Headers = rec.Headers[:n-1]
+	return need, batch.Size(&bare)
+}
 
 // Send encodes rec into the open batch of its partition; rec may be reused at once. It never blocks. It returns a
 // *record.Refusal when the record itself is at fault, or the error that ended the sink. Whatever else stands in the way
 // (topic or leader missing, quarantine) the record is kept and sent later, in order. A record that a read-back has found
 // is not sent: its ticket is acked, from within this call, at the offset where it stands.
 //
-// With a Holder, a record that has to be held is not queued: Send returns record.ErrBlocked for what the Holder closes, and
+// A record that has to be held is not queued: Send returns record.ErrBlocked for what the Holder closes, and
 // record.ErrParked for a target that is parked, and for a delivery outside of the stream's order (t.IsSide) also where it
 // is not known yet what stands in the partition. Such deliveries are looked up in what was read back whenever there is any.
 func (s *Sink) Send(rec *record.Record, t record.Ticket) error {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.ended != nil {
-		defer s.mu.Unlock()
 		return s.ended
 	}
 	top := s.last
 	if top == nil || top.name != rec.Topic {
 		top = s.topicOf(rec.Topic)
 	}
-	size := batch.Size(rec)
-	if s.holder != nil {
-		// What an earlier owner has sent needs no gate: it would be held, and sent again when nothing is known of it any more.
-		if tp, at, ok := s.sentBefore(top, rec, t); ok {
-			s.tellHit(tp, at, t, size)
-			return nil
-		}
-		if err := s.closed(top, rec, t); err != nil {
-			s.mu.Unlock()
-			return err
-		}
+	need, size := sizes(rec)
+	// What an earlier owner has sent needs no gate: it would be held, and sent again when nothing is known of it any more.
+	if tp, at, ok := s.sentBefore(top, rec, t); ok {
+		s.hit(tp, at, t, size)
+		return nil
+	}
+	if err := s.closed(top, rec, t); err != nil {
+		return err
 	}
 	if !top.ready() {
-		s.await(top, rec, t, size)
-		s.mu.Unlock()
+		s.await(top, rec, t, size, need)
 		return nil
 	}
 	p, why := top.target(rec)
 	if why != nil {
-		s.mu.Unlock()
 		return why
 	}
-	side := s.holder != nil && t.IsSide()
+	side := t.IsSide()
 	again := s.replay || side // it may have been sent before
-	if side && p.quarantine || s.holder != nil && again && s.unreadBefore(p, rec) {
-		s.mu.Unlock()
+	if side && p.quarantine || again && s.unreadBefore(p, rec) {
 		return record.ErrParked
 	}
 	if p.parked && !s.asking(p, time.Now()) {
 		if !side {
 			s.turnAway(p)
 		}
-		s.mu.Unlock()
 		return record.ErrParked
 	}
 	if again && !p.quarantine {
-		if tp, at, ok := s.known(p, rec, t.IsSide()); ok {
-			s.tellHit(tp, at, t, size)
+		if tp, at, ok := s.known(p, rec, side); ok {
+			s.hit(tp, at, t, size)
 			return nil
 		}
 	}
-	s.enqueue(p, rec, t, size, size, again)
-	s.mu.Unlock()
+	s.enqueue(p, rec, t, size, need, again)
 	return nil
-}
-
-// tellHit acks a record that stood there already. The lock is held when it is called, and not when it returns.
-func (s *Sink) tellHit(tp record.TopicPartition, at int64, t record.Ticket, size int) {
-	s.telling.Add(1)
-	s.mu.Unlock()
-	s.hit(tp, at, t, size)
-	s.telling.Add(-1)
 }
 
 // sentBefore looks a record of the stream up in what was read back, before anything may hold it. The lock is held.
@@ -112,21 +112,21 @@ func (s *Sink) topicOf(name string) *topic {
 }
 
 // await keeps a record of a topic that cannot take it yet. The lock is held.
-func (s *Sink) await(t *topic, rec *record.Record, k record.Ticket, size int) {
+func (s *Sink) await(t *topic, rec *record.Record, k record.Ticket, size, need int) {
 	var b *pending
-	if n := len(t.waiting); n > 0 && t.waiting[n-1].b.Len()+size <= s.c.cfg.MaxBatchBytes {
+	if n := len(t.waiting); n > 0 && t.waiting[n-1].b.Len()+need <= s.c.cfg.MaxBatchBytes {
 		b = t.waiting[n-1]
 	} else {
-		b = s.newBatch(batch.Need(size))
+		b = s.newBatch(batch.Need(need))
 		t.waiting = append(t.waiting, b)
 	}
-	s.put(b, rec, k, size, size)
+	s.put(b, rec, k, size, need)
 	b.parts = append(b.parts, rec.Partition)
 	if t.why.none() {
 		t.hold(obstacle{kindAdopting, fmt.Sprintf("topic %q is being adopted", t.name)}, time.Now())
 		wake(s.adopt)
 	}
-	if s.holder != nil && t.why.parksTopic() && load(t.waiting) > s.share() {
+	if t.why.parksTopic() && load(t.waiting) > s.share() {
 		wake(s.park)
 	}
 }
@@ -242,7 +242,7 @@ func (t *topic) remember(key []byte, side bool) {
 	}
 }
 
-// hit acks a record that stands in the topic already. The lock is not held.
+// hit acks a record that stands in the topic already. The lock is held.
 func (s *Sink) hit(tp record.TopicPartition, at int64, t record.Ticket, size int) {
 	s.c.cfg.Metrics.ReadBackHits.Inc()
 	s.c.cfg.Metrics.ObservePublish(tp.Topic, metrics.Skipped, 1)
@@ -250,12 +250,11 @@ func (s *Sink) hit(tp record.TopicPartition, at int64, t record.Ticket, size int
 }
 
 // redelivered flags a record of which a copy may stand in a stretch that was not read back (N8).
-var redelivered = record.Header{Key: []byte("outrelay-redelivered"), Value: []byte("true")}
+var redelivered = record.Header{Key: []byte(record.HeaderRedelivered), Value: []byte("true")}
 
 func isFlag(h record.Header) bool { return bytes.Equal(h.Key, redelivered.Key) }
 
-// enqueue encodes a record into the open batch of its partition; size is what was reserved for it, need what it takes (one
-// that was encoded before may carry our flag), second whether it may be a second copy where something was not read back.
+// enqueue encodes a record into the open batch of its partition; size and need are its sizes, second says whether it may be a second copy where something was not read back.
 // The lock is held.
 func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size, need int, second bool) {
 	if (p.flag || p.t.all) && second && !slices.ContainsFunc(rec.Headers, isFlag) {
@@ -274,20 +273,16 @@ func (s *Sink) enqueue(p *part, rec *record.Record, t record.Ticket, size, need 
 	s.put(b, rec, t, size, need)
 	p.sends++
 	s.list(p)
-	if s.holder != nil && !p.why.none() && load(p.q) > s.share() {
+	if !p.why.none() && load(p.q) > s.share() {
 		wake(s.park)
 	}
 }
 
-// put appends one record to a batch, in a larger buffer if need be. A record that is not of the size that was reserved has
-// got our flag. need is what it takes now. The lock is held.
+// put appends one record to a batch, in a larger buffer if need be. The lock is held.
 func (s *Sink) put(b *pending, rec *record.Record, t record.Ticket, size, need int) {
 	if b.b.Room() < need {
 		n := len(b.b.Buffer())
 		s.free.put(b.b.Move(s.free.get(max(n+need, min(b.hint, hintGrowth*n)))))
-	}
-	if need != size {
-		b.flagged = append(b.flagged, b.b.Count())
 	}
 	b.b.Append(rec)
 	if b.tickets == nil {
@@ -339,7 +334,7 @@ func (s *Sink) discard(b *pending) {
 	if b.zipped != nil {
 		s.free.put(b.zipped)
 	}
-	*b = pending{parts: b.parts[:0], flagged: b.flagged[:0]}
+	*b = pending{parts: b.parts[:0]}
 	if len(s.spare) < keepLists {
 		s.spare = append(s.spare, b)
 	}

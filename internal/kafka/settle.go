@@ -1,7 +1,6 @@
 package kafka
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"time"
@@ -9,6 +8,7 @@ import (
 	kafkago "github.com/segmentio/kafka-go"
 
 	"github.com/outrelay/outrelay/internal/kafka/batch"
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -29,8 +29,6 @@ type tell struct {
 	base    int64
 	tickets []record.Ticket // acked
 	restore bool            // base begins anew: the topic is another one than before
-	why     *record.Refusal
-	ticket  record.Ticket
 	bytes   int
 }
 
@@ -46,7 +44,7 @@ func (s *Sink) settle(l *lane, err error) {
 			r = l.results[i]
 		}
 		if err == nil && r.told {
-			l.told = s.answer(p, &r, now, l.told)
+			s.answer(l, p, &r, now)
 			s.pace(p, l, r.code)
 			continue
 		}
@@ -73,7 +71,7 @@ func (s *Sink) settle(l *lane, err error) {
 		if len(p.q) == 0 && p.t.grows && p.t.idle() {
 			wake(s.adopt)
 		}
-		if s.holder != nil && !p.why.none() && s.hopeless(p, now, false) {
+		if !p.why.none() && s.hopeless(p, now, false) {
 			wake(s.park) // it may be in flight whenever the clock looks
 		}
 	}
@@ -87,11 +85,6 @@ func (s *Sink) tellAll(list []tell) (bytes, count int) {
 	for i := range list {
 		x := &list[i]
 		bytes += x.bytes
-		if x.why != nil {
-			count++
-			s.acks.Refused(x.p.tp.Topic, x.ticket, x.why, x.bytes)
-			continue
-		}
 		count += len(x.tickets)
 		if x.restore {
 			s.acks.Restore(x.p.tp, x.base)
@@ -102,7 +95,7 @@ func (s *Sink) tellAll(list []tell) (bytes, count int) {
 }
 
 // answer applies a broker's answer to the head of p. The lock is held.
-func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
+func (s *Sink) answer(l *lane, p *part, r *result, now time.Time) {
 	b := p.q[0]
 	if r.code != 0 {
 		s.c.cfg.Metrics.ProduceErrors.WithLabelValues(r.code.Title()).Inc()
@@ -113,7 +106,7 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 	}
 	switch verdict {
 	case acked:
-		return append(told, s.appended(p, b, r, now))
+		l.told = append(l.told, s.appended(p, b, r, now))
 	case again:
 		if r.code != kafkago.NotEnoughReplicas { // the leader is the right one
 			wake(s.renew)
@@ -123,14 +116,15 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 		if b.unsure {
 			// Kafka looks at the size and the records before it looks for duplicates: an earlier attempt may have been appended.
 			s.end(fmt.Errorf("%w: %s-%d: %w, and an earlier attempt may have been appended", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
-			return told
+			return
 		}
 		if verdict == records {
-			return s.refuse(p, b, r, told)
+			s.refuse(p, b, r)
+			return
 		}
 		p.t.stale = true
 		wake(s.renew)
-		return s.split(p, b, told)
+		s.split(p, b)
 	case corrupt:
 		s.garbled(p, b, now)
 	case refused:
@@ -145,7 +139,6 @@ func (s *Sink) answer(p *part, r *result, now time.Time, told []tell) []tell {
 	case broken:
 		s.end(fmt.Errorf("%w: %s-%d: %w", ErrBroken, p.tp.Topic, p.tp.Partition, r.code))
 	}
-	return told
 }
 
 // end is fail with the lock held.
@@ -206,90 +199,81 @@ func (s *Sink) again(p *part, why obstacle, now time.Time, wait time.Duration) {
 
 // each decodes a batch that was frozen, or not yet.
 func each(b *pending, f func(i int, rec *record.Record)) error {
-	var reader *batch.Reader
+	var from fetched.Batch
 	if b.zipped == nil {
-		reader = b.b.Reader()
+		from = fetched.Unsealed(b.b.Records())
 	} else {
 		var err error
-		if reader, err = batch.Open(b.sealed); err != nil {
-			return err
+		for from, err = range fetched.Batches(batch.Sealed(b.sealed)) {
+			if err != nil {
+				return err
+			}
 		}
 	}
-	for i := 0; ; i++ {
-		var rec record.Record
-		ok, err := reader.Next(&rec)
-		if err != nil || !ok {
+	list, err := from.Records(nil)
+	if err != nil {
+		return err
+	}
+
+	var x fetched.Record
+	for i := range b.tickets {
+		ok, err := list.Next(&x)
+		if err != nil {
 			return err
 		}
-		f(i, &rec)
+		if !ok {
+			return fmt.Errorf("%w: %d records instead of %d", fetched.ErrCorrupt, i, len(b.tickets))
+		}
+		f(i, &record.Record{Key: x.Key, Value: x.Value, Headers: x.Headers, TimeMS: x.TimeMS})
 	}
+	return nil
 }
 
-// divide spreads the records of the head of p: f says to which of n new batches record i goes, or refuses it with a reason.
-// The new batches take the head's place; the first of them has the head's sequence, because nothing was appended.
-func (s *Sink) divide(p *part, b *pending, n int, plain bool, told []tell, f func(i int, rec *record.Record) (int, *record.Refusal)) []tell {
+// divide encodes the records of the head of p anew, in n batches that take the head's place; the first of them has the head's
+// sequence, because nothing was appended.
+func (s *Sink) divide(p *part, b *pending, n int, plain bool) {
 	into := make([]*pending, n)
+	count := int(b.b.Count())
 	err := each(b, func(i int, rec *record.Record) {
-		to, why := f(i, rec)
-		size := b.reserved(i, rec)
-		if why != nil {
-			why.ID, why.NS = identity(rec)
-			told = append(told, tell{p: p, why: why, ticket: b.tickets[i], bytes: size})
-			return
-		}
+		to := i * n / count
+		need, size := sizes(rec)
 		if into[to] == nil {
-			into[to] = s.newBatch(batch.Need(size))
+			into[to] = s.newBatch(batch.Need(need))
 			into[to].plain = plain
 		}
-		s.put(into[to], rec, b.tickets[i], size, batch.Size(rec))
+		s.put(into[to], rec, b.tickets[i], size, need)
 		s.resolved(1, size) // counted once already
 	})
 	if err != nil {
 		s.end(fmt.Errorf("%w: %s-%d: reading a batch of our own: %w", ErrBroken, p.tp.Topic, p.tp.Partition, err))
-		return told
+		return
 	}
-	p.replaceHead(slices.DeleteFunc(into, func(x *pending) bool { return x == nil })...)
+	p.replaceHead(into...)
 	s.tickets.put(b.tickets)
 	s.discard(b)
-	return told
-}
-
-// identity copies what names an envelope in a record's headers.
-func identity(rec *record.Record) (id, ns []byte) {
-	for i := range rec.Headers {
-		switch string(rec.Headers[i].Key) {
-		case "id":
-			if id == nil {
-				id = bytes.Clone(rec.Headers[i].Value)
-			}
-		case "outrelay-ns":
-			ns = bytes.Clone(rec.Headers[i].Value)
-		}
-	}
-	return id, ns
 }
 
 // split halves a batch that is too large; one record that is too large alone is at fault itself.
-func (s *Sink) split(p *part, b *pending, told []tell) []tell {
+func (s *Sink) split(p *part, b *pending) {
 	p.moves()
-	n, size := int(b.b.Count()), len(b.sealed)-4
-	return s.divide(p, b, 2, b.plain, told, func(i int, rec *record.Record) (int, *record.Refusal) {
-		if n == 1 {
-			return 0, tooLarge(p.t, size)
-		}
-		return i * 2 / n, nil
-	})
+	if b.b.Count() == 1 {
+		size := len(b.sealed) - 4
+		s.pull(p, func(int) *record.Refusal { return tooLarge(p.t, size) })
+		return
+	}
+	s.divide(p, b, 2, b.plain)
 }
 
 // refuse takes out exactly the records that the broker names. If it names none, halves find the one.
-func (s *Sink) refuse(p *part, b *pending, r *result, told []tell) []tell {
+func (s *Sink) refuse(p *part, b *pending, r *result) {
 	n := int(b.b.Count())
 	named := slices.ContainsFunc(r.bad, func(i int) bool { return i >= 0 && i < n })
 	if !named && n > 1 {
-		return s.split(p, b, told)
+		s.split(p, b)
+		return
 	}
 	p.moves()
-	bad := func(i int) *record.Refusal {
+	s.pull(p, func(i int) *record.Refusal {
 		if n > 1 && !slices.Contains(r.bad, i) {
 			return nil
 		}
@@ -298,12 +282,7 @@ func (s *Sink) refuse(p *part, b *pending, r *result, told []tell) []tell {
 			reason += " (" + r.message + ")"
 		}
 		return &record.Refusal{Class: record.RecordRefused, Reason: reason}
-	}
-	if s.holder != nil {
-		s.pull(p, bad)
-		return told
-	}
-	return s.divide(p, b, 1, b.plain, told, func(i int, _ *record.Record) (int, *record.Refusal) { return 0, bad(i) })
+	})
 }
 
 // garbled handles a checksum that did not fit: the same bytes some times, then encoded anew without compression, then
@@ -320,9 +299,8 @@ func (s *Sink) garbled(p *part, b *pending, now time.Time) {
 		return
 	}
 	bad := b.bad
-	if len(s.divide(p, b, 1, true, nil, func(int, *record.Record) (int, *record.Refusal) { return 0, nil })) == 0 && s.ended == nil {
-		p.q[0].bad = bad
-	}
+	s.divide(p, b, 1, true)
+	p.q[0].bad = bad
 	wait := time.Duration(0)
 	if bad >= 2*corruptTries {
 		wait = heldEvery

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/outrelay/outrelay/internal/kafka/batch"
@@ -27,7 +26,7 @@ type TakeOver struct {
 	Generation      int
 	Offsets         map[string][]int64
 	Senders         []record.Sender
-	// Gate reports whether the lease is valid; asked before each produce. nil: always.
+	// Gate reports whether the lease is valid; asked before each produce.
 	Gate func() bool
 	// Bounds of the read-back for a topic. Default to 2 GiB and 60 s (N8).
 	Bounds fence.Bounds
@@ -35,8 +34,7 @@ type TakeOver struct {
 	Alias fence.Alias
 	// Alive is the latest time at which the earlier owner may have kept its transactional id alive; zero: unknown (N5).
 	Alive time.Time
-	// Holder decides what is held, and takes what cannot be brought on (N11, N15). nil: nothing is held, and what cannot be
-	// written waits in the sink.
+	// Holder decides what is held, and takes what cannot be brought on (N11, N15).
 	Holder record.Holder
 	// Event hears what an operator may want to know; it must not block. nil: it is only logged.
 	Event func(fence.Event)
@@ -47,14 +45,12 @@ type TakeOver struct {
 type Sink struct {
 	c       *Client
 	acks    record.Acks
-	holder  record.Holder // nil: nothing is parked
+	holder  record.Holder
 	claims  Claims
 	gate    func() bool
 	log     *slog.Logger
 	session *fence.Session
 	expiry  fence.Expiry
-
-	telling atomic.Int32 // hits that were found under the lock and are told without it
 
 	tickets ticketLists
 	adopt   chan struct{} // one token: a topic waits for adoption
@@ -86,9 +82,6 @@ type Sink struct {
 // in quarantine, which Run releases later; nothing has been sent. It goes on trying while Kafka is away; it ends with ctx,
 // when the id is taken by somebody else (ErrFenced), or when something has to be granted.
 func Open(ctx context.Context, c *Client, to TakeOver, claims Claims, acks record.Acks) (*Sink, error) {
-	if to.Gate == nil {
-		to.Gate = func() bool { return true }
-	}
 	s := &Sink{
 		c: c, acks: acks, holder: to.Holder, claims: claims, gate: to.Gate, log: c.cfg.Log, codec: c.codec, replay: true,
 		adopt: make(chan struct{}, 1), renew: make(chan struct{}, 1), park: make(chan struct{}, 1),
@@ -273,20 +266,21 @@ func (s *Sink) Compacted(topic string) bool {
 // order is at stake (N10).
 func (s *Sink) Take(rec *record.Record, t record.Ticket) bool {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	p, id, at := s.standing(rec)
 	if p == nil || s.ended != nil {
-		s.mu.Unlock()
 		return false
 	}
 	p.hits.Take(id)
 	p.t.hits--
-	s.tellHit(p.tp, at, t, batch.Size(rec))
+	_, size := sizes(rec)
+	s.hit(p.tp, at, t, size)
 	return true
 }
 
 // EndReplay says that the stream has passed the time of the take-over: nothing that follows can have been sent before. What
-// was read back is dropped, but for records that wait and are looked up later, and, with a Holder, for partitions that were
-// not read yet or have turned records away: deliveries outside of the stream's order are looked up there to the end.
+// was read back is dropped, but for records that wait and are looked up later, and for partitions that were not read yet or
+// have turned records away: deliveries outside of the stream's order are looked up there to the end.
 func (s *Sink) EndReplay() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -303,15 +297,8 @@ func (s *Sink) Recycle(list []record.Ticket) { s.tickets.put(list) }
 // fail ends the sink with err; the first one counts.
 func (s *Sink) fail(err error) {
 	s.mu.Lock()
-	first := s.ended == nil
-	if first {
-		s.ended = err
-	}
-	stop := s.stop
-	s.mu.Unlock()
-	if first && stop != nil {
-		stop(err)
-	}
+	defer s.mu.Unlock()
+	s.end(err)
 }
 
 // Drain blocks until everything sent so far is acked, refused or given back, or ctx ends, or the sink does.

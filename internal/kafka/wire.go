@@ -166,25 +166,25 @@ func (w *wire) read(r io.Reader) ([]byte, error) {
 
 // decode fills results, which stand in the order of parts.
 func (w *wire) decode(version int16, body []byte, parts []flight, results []result) error {
-	d := answer{p: body}
+	d := reply.Decoder{B: body}
 	next := 0
-	for range d.count() {
-		topic := d.string()
-		for range d.count() {
-			id := int32(d.uint32())
-			r := result{told: true, code: kafkago.Error(int16(d.uint16())), base: int64(d.uint64())}
-			d.skip(8) // time of appending
+	for range d.Count(1) {
+		topic := d.Bytes(int(d.Int16()))
+		for range d.Count(1) {
+			id := d.Int32()
+			r := result{told: true, code: kafkago.Error(d.Int16()), base: d.Int64()}
+			d.Skip(8) // time of appending
 			if version >= 5 {
-				d.skip(8) // start of the log
+				d.Skip(8) // start of the log
 			}
 			if version >= 8 {
-				for range d.count() {
-					r.bad = append(r.bad, int(int32(d.uint32())))
-					if m := d.string(); r.message == "" {
+				for range d.Count(1) {
+					r.bad = append(r.bad, int(d.Int32()))
+					if m := d.Bytes(int(d.Int16())); r.message == "" {
 						r.message = string(m)
 					}
 				}
-				if m := d.string(); r.message == "" {
+				if m := d.Bytes(int(d.Int16())); r.message == "" {
 					r.message = string(m)
 				}
 			}
@@ -194,7 +194,7 @@ func (w *wire) decode(version int16, body []byte, parts []flight, results []resu
 			}
 		}
 	}
-	if d.bad {
+	if d.Bad {
 		return errors.New("an answer ends too early")
 	}
 	return nil
@@ -217,50 +217,4 @@ func find(parts []flight, next int, topic []byte, id int32) int {
 func appendString(b []byte, s string) []byte {
 	b = binary.BigEndian.AppendUint16(b, uint16(len(s)))
 	return append(b, s...)
-}
-
-// answer walks the bytes of an answer; past its end it yields zeros and sets bad.
-type answer struct {
-	p   []byte
-	bad bool
-}
-
-var zeros [8]byte
-
-func (a *answer) take(n int) []byte {
-	if n > len(a.p) {
-		a.bad, a.p = true, nil
-		return zeros[:min(n, 8)]
-	}
-	b := a.p[:n]
-	a.p = a.p[n:]
-	return b
-}
-
-func (a *answer) skip(n int)     { a.take(n) }
-func (a *answer) uint16() uint16 { return binary.BigEndian.Uint16(a.take(2)) }
-func (a *answer) uint32() uint32 { return binary.BigEndian.Uint32(a.take(4)) }
-func (a *answer) uint64() uint64 { return binary.BigEndian.Uint64(a.take(8)) }
-
-// count is the length of an array; a null one has none.
-func (a *answer) count() int {
-	n := int(int32(a.uint32()))
-	if n > len(a.p) {
-		a.bad = true
-		return 0
-	}
-	return max(n, 0)
-}
-
-// string is empty for null.
-func (a *answer) string() []byte {
-	n := int(int16(a.uint16()))
-	if n <= 0 {
-		return nil
-	}
-	if n > len(a.p) {
-		a.bad, a.p = true, nil
-		return nil
-	}
-	return a.take(n)
 }

@@ -82,6 +82,7 @@ type Exceptions struct {
 	keys   map[orderKey]*keyState
 	landed map[string]bool     // since the page was asked for; true if the rest of the key has to wait
 	parked map[string]struct{} // topics that take nothing
+	held   map[orderKey]bool   // keys whose first envelope is due and waits for a parked topic
 	cur    turn                // the key that the pass is at
 	taken  int                 // envelopes published so far
 	asleep map[orderKey]sleeping
@@ -144,7 +145,7 @@ func (x *Exceptions) init() {
 	x.once.Do(func() {
 		x.wake, x.room = make(chan struct{}, 1), make(chan struct{}, 1)
 		x.flying, x.keys, x.landed = map[string]*flight{}, map[orderKey]*keyState{}, map[string]bool{}
-		x.parked, x.asleep = map[string]struct{}{}, map[orderKey]sleeping{}
+		x.parked, x.held, x.asleep = map[string]struct{}{}, map[orderKey]bool{}, map[orderKey]sleeping{}
 		x.jobs = jobs{
 			all: true, topics: map[string]struct{}{}, keys: map[orderKey]bson.RawValue{},
 			later: map[orderKey]bson.RawValue{}, ahead: map[orderKey]ahead{},
@@ -172,6 +173,7 @@ func (x *Exceptions) Wake(topic string) {
 		delete(x.parked, topic)
 		x.jobs.topics[topic] = struct{}{}
 	}
+	clear(x.held)
 	x.mu.Unlock()
 	poke(x.wake)
 }
@@ -210,19 +212,7 @@ func (x *Exceptions) look(at map[orderKey]bson.RawValue, ref keyRef) {
 		x.jobs.all = true
 		return
 	}
-	stored := ref.stored
-	if stored.Type == 0 {
-		stored = bson.RawValue{Type: bson.TypeNull}
-	}
-	at[ref.orderKey] = keep(stored)
-}
-
-// InFlight is how many envelopes are published and not written down yet.
-func (x *Exceptions) InFlight() int {
-	x.init()
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return len(x.flying)
+	at[ref.orderKey] = keep(ref.stored)
 }
 
 // Flying tells of which keys something is published and not written down yet.
@@ -292,6 +282,7 @@ func (x *Exceptions) probe() {
 		x.jobs.topics[t] = struct{}{}
 	}
 	clear(x.parked)
+	clear(x.held)
 }
 
 // round does what there is a reason for.
@@ -421,7 +412,7 @@ func (x *Exceptions) keysOf(ns string) []bson.RawValue {
 	return refs
 }
 
-// due asks for retries whose time has come, and names their keys but for those that are in flight. many says that there may
+// due asks for retries whose time has come, and names their keys but for those that are in flight or wait for a parked topic. many says that there may
 // be more.
 func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawValue, many bool, err error) {
 	x.mu.Lock()
@@ -435,11 +426,9 @@ func (x *Exceptions) due(ctx context.Context, c store.Outbox) (refs []bson.RawVa
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, k := range found {
-		stored := k.Key
-		if stored.Type == 0 {
-			stored = bson.RawValue{Type: bson.TypeNull}
-		}
-		if _, again := seen[idKey(stored)]; again || x.keys[orderKey{c.NS(), keyText(k.Key, k.AggregateID)}] != nil {
+		stored := keep(k.Key)
+		key := orderKey{c.NS(), keyText(k.Key, k.AggregateID)}
+		if _, again := seen[idKey(stored)]; again || x.keys[key] != nil || x.held[key] {
 			continue
 		}
 		seen[idKey(stored)] = struct{}{}
@@ -477,6 +466,10 @@ func text(s string) bson.RawValue {
 	return bson.RawValue{Type: bson.TypeString, Value: v}
 }
 
+// keep copies a value, null for a missing one.
 func keep(v bson.RawValue) bson.RawValue {
+	if v.Type == 0 {
+		v.Type = bson.TypeNull
+	}
 	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
 }

@@ -198,3 +198,11 @@ func (te *term) landed() {
 func refused(reason string) *record.Refusal {
 	return &record.Refusal{Class: record.RecordRefused, Reason: reason}
 }
+
+// InFlight is how many envelopes are published and not written down yet.
+func (x *Exceptions) InFlight() int {
+	x.init()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.flying)
+}

@@ -147,11 +147,7 @@ func (x *Exceptions) consider(ctx context.Context, p *reading, ns string, raw bs
 		return nil
 	}
 	p.held = 0
-	d := &Delivery{
-		NS: ns, ID: keep(it.id), Number: p.view.Delivery, Key: it.ref.key, State: it.state, Pos: it.pos, Origin: it.origin,
-		Pending: it.pending, Attempts: p.view.Attempts, Latched: true,
-		Done: func(f Fate) { x.land(it.flyID, fl, f) },
-	}
+	d := x.delivery(p, it, fl)
 	var why *record.Refusal
 	switch {
 	case malformed != nil:
@@ -185,6 +181,15 @@ func (x *Exceptions) consider(ctx context.Context, p *reading, ns string, raw bs
 	x.breakKey(fl.ref.orderKey)
 	x.Finisher.Refused(d, why)
 	return nil
+}
+
+// delivery is what the Finisher gets of an envelope that the pass is at.
+func (x *Exceptions) delivery(p *reading, it *item, fl *flight) *Delivery {
+	return &Delivery{
+		NS: it.ref.ns, ID: keep(it.id), Number: p.view.Delivery, Key: it.ref.key, State: it.state, Pos: it.pos, Origin: it.origin,
+		Pending: it.pending, Attempts: p.view.Attempts, Latched: true,
+		Done: func(f Fate) { x.land(it.flyID, fl, f) },
+	}
 }
 
 // await waits for room among what is in flight.

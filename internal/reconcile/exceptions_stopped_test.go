@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -66,5 +67,30 @@ func TestN15_AStoppedKeyIsPassedOver(t *testing.T) {
 	}
 	if n := read.Load() - before; n > 100 {
 		t.Errorf("%d documents were read because more of a stopped key came", n)
+	}
+}
+
+// An envelope with an array as its key becomes a dead letter that says so, and the envelopes of other keys go.
+func TestN17_AnArrayAsAKeyIsADeadLetterAndHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	h := newHouse(t)
+	var docs []bson.D
+	for i := range 2 * firstReply { // a whole page
+		docs = append(docs, set(h.exception(1000+i, "odd", "parked"), bson.E{Key: "key", Value: bson.A{"a", int32(i)}}))
+	}
+	for i := range 100 {
+		docs = append(docs, h.exception(2+i, fmt.Sprint("k", i), "parked"))
+	}
+	h.put(docs...)
+	began := time.Now()
+	h.begin().run()
+	h.until("the others are sent", func() bool { return h.count(bson.D{{Key: "sentAt", Value: bson.D{{Key: "$ne", Value: nil}}}}) == 100 })
+	if took := time.Since(began); took > sureEvery/2 {
+		t.Errorf("the others were sent after %v, by a pass that makes up for what was missed", took)
+	}
+	h.until("they are dead", func() bool { return h.left() == 0 })
+	var letter struct{ Reason string }
+	if err := h.db.Collection("outbox_dead").FindOne(t.Context(), bson.D{}).Decode(&letter); err != nil || !strings.Contains(letter.Reason, "key is") {
+		t.Errorf("the letter says %q, %v", letter.Reason, err)
 	}
 }

@@ -69,3 +69,41 @@ func TestN17_DueRetriesOfAParkedTopicAreNotReadInFullAtEachPoll(t *testing.T) {
 		t.Errorf("%d passes over everything, want another one once its time has come", n)
 	}
 }
+
+// A due retry whose topic is parked is read once, not at each poll: its key is looked at again when the topic can be written.
+func TestN17_ADueRetryOfAParkedTopicIsReadOnce(t *testing.T) {
+	t.Parallel()
+	const due, polls, body = 300, 5, "a whole payload"
+	h := newHouse(t)
+	h.route = func(*Envelope) ([]string, error) { return []string{"a"}, nil }
+	var docs []bson.D
+	for i := range due {
+		docs = append(docs, set(h.exception(i, fmt.Sprint("k", i), "retry", bson.E{Key: "origin", Value: "requeue"},
+			bson.E{Key: "pending", Value: nil}, bson.E{Key: "nextAt", Value: time.UnixMilli(int64(i + 1))}), bson.E{Key: "payload", Value: body}))
+	}
+	h.put(docs...)
+
+	var payloads atomic.Int64
+	h.client = stacktest.Client(t, options.Client().SetMonitor(&event.CommandMonitor{Succeeded: func(_ context.Context, e *event.CommandSucceededEvent) {
+		payloads.Add(int64(bytes.Count(e.Reply, []byte(body))))
+	}}))
+	te := h.begin()
+	te.x.parked["a"] = struct{}{}
+	outbox := store.Outbox{DB: h.db.Name(), Coll: "outbox"}
+	for range polls {
+		if err := te.x.retries(t.Context(), outbox); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := payloads.Load(); n != due {
+		t.Errorf("%d payloads were read at %d polls, want %d", n, polls, due)
+	}
+
+	te.x.Wake("a")
+	keys, _, err := te.x.due(t.Context(), outbox)
+	if err != nil || len(keys) != due {
+		t.Errorf("%d keys are due when the topic can be written, want %d (%v)", len(keys), due, err)
+	}
+	te.run()
+	h.drained()
+}

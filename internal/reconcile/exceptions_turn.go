@@ -2,8 +2,7 @@ package reconcile
 
 import (
 	"errors"
-
-	"go.mongodb.org/mongo-driver/v2/bson"
+	"slices"
 
 	"github.com/outrelay/outrelay/internal/record"
 	"github.com/outrelay/outrelay/internal/store"
@@ -47,14 +46,21 @@ func (x *Exceptions) admit(p *reading, it *item, now int64) ([]string, *flight) 
 	}
 	alone := it.state == event.StateRetry && p.view.Attempts > 0
 	var topics []string
+	first, parked := len(x.cur.stopped) == 0 && k == nil, false
 	for _, t := range it.topics {
 		if x.free(p, k, t, alone || t == everything) {
 			topics = append(topics, t)
-		} else {
-			x.cur.stopped[t] = struct{}{}
+			continue
+		}
+		x.cur.stopped[t] = struct{}{}
+		if _, is := x.parked[t]; is {
+			parked = true
 		}
 	}
 	if len(topics) == 0 {
+		if first && parked && len(x.held) < mostKeys {
+			x.held[it.ref.orderKey] = true
+		}
 		return nil, nil
 	}
 	f := &flight{ref: keyRef{it.ref.orderKey, keep(it.ref.stored)}, topics: topics, alone: alone || topics[0] == everything, partial: len(topics) < len(it.topics)}
@@ -83,7 +89,7 @@ func (x *Exceptions) stands(e *store.Exception) bool {
 	asleep = asleep && s.until > x.Now().UnixMilli()
 	k := x.keys[orderKey{e.NS, e.Key}]
 	for _, t := range e.Pending {
-		if !(asleep && contains(s.topics, t)) && (k == nil || !k.alone[t]) {
+		if !(asleep && slices.Contains(s.topics, t)) && (k == nil || !k.alone[t]) {
 			return false
 		}
 	}
@@ -108,11 +114,7 @@ func (x *Exceptions) ready(p *reading, it *item, now int64) bool {
 	}
 	if len(x.jobs.ahead) < mostKeys {
 		if a, again := x.jobs.ahead[it.ref.orderKey]; !again || it.pos < a.pos {
-			ref := keyRef{it.ref.orderKey, it.ref.stored}
-			if ref.stored.Type == 0 {
-				ref.stored.Type = bson.TypeNull
-			}
-			x.jobs.ahead[it.ref.orderKey] = ahead{keep(ref.stored), it.pos}
+			x.jobs.ahead[it.ref.orderKey] = ahead{keep(it.ref.stored), it.pos}
 		}
 	} else if x.jobs.aheadN == "" || it.pos < x.jobs.aheadN {
 		x.jobs.aheadN = it.pos
@@ -132,7 +134,7 @@ func (x *Exceptions) free(p *reading, k *keyState, topic string, alone bool) boo
 	if topic == everything {
 		return len(x.cur.stopped) == 0 && k == nil && !p.sparing
 	}
-	if p.only != nil && !contains(p.only, topic) {
+	if p.only != nil && !slices.Contains(p.only, topic) {
 		return false // what is before it for this topic may not be in this pass
 	}
 	if k == nil {
@@ -144,19 +146,10 @@ func (x *Exceptions) free(p *reading, k *keyState, topic string, alone bool) boo
 	return !alone || k.topics[topic] == 0
 }
 
-func contains(list []string, s string) bool {
-	for _, t := range list {
-		if t == s {
-			return true
-		}
-	}
-	return false
-}
-
 // stop holds up what comes behind, for all topics or for those that are not among flying.
 func (x *Exceptions) stop(topics []string, all bool, flying []string) {
 	for _, t := range topics {
-		if all || !contains(flying, t) {
+		if all || !slices.Contains(flying, t) {
 			x.cur.stopped[t] = struct{}{}
 		}
 	}
@@ -214,7 +207,6 @@ func (x *Exceptions) spoil(key orderKey) {
 // again.
 func (x *Exceptions) land(id string, f *flight, fate Fate) {
 	x.mu.Lock()
-	delete(x.flying, id)
 	k := x.keys[f.ref.orderKey]
 	waits := fate.End == Retrying || fate.End == Waiting
 	// A page that was read before still shows it; what is behind it there may go on only if it is gone.
@@ -236,23 +228,12 @@ func (x *Exceptions) land(id string, f *flight, fate Fate) {
 	case f.partial && !k.broken:
 		x.look(x.jobs.later, f.ref) // the topics that it did not go to
 	}
-	for _, t := range f.topics {
-		if k.topics[t]--; k.topics[t] == 0 {
-			delete(k.topics, t)
-		}
-		if f.alone {
-			delete(k.alone, t)
-		}
-	}
 	var resume map[string]struct{}
-	if k.n--; k.n == 0 {
-		delete(x.keys, f.ref.orderKey)
-		if k.broken {
-			resume = k.resume
-			x.look(x.jobs.later, f.ref)
-			if !waits { // dead: its key flows at once
-				x.look(x.jobs.keys, f.ref)
-			}
+	if x.remove(id, f); k.n == 0 && k.broken {
+		resume = k.resume
+		x.look(x.jobs.later, f.ref)
+		if !waits { // dead: its key flows at once
+			x.look(x.jobs.keys, f.ref)
 		}
 	}
 	now := len(x.jobs.keys) > 0 || x.jobs.all || x.jobs.due && len(x.flying) < fewFlying
@@ -270,6 +251,12 @@ func (x *Exceptions) land(id string, f *flight, fate Fate) {
 func (x *Exceptions) forget(id string, f *flight) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.remove(id, f)
+	x.spoil(f.ref.orderKey) // so that all of it begins anew
+}
+
+// remove undoes take.
+func (x *Exceptions) remove(id string, f *flight) {
 	delete(x.flying, id)
 	k := x.keys[f.ref.orderKey]
 	for _, t := range f.topics {
@@ -282,7 +269,5 @@ func (x *Exceptions) forget(id string, f *flight) {
 	}
 	if k.n--; k.n == 0 {
 		delete(x.keys, f.ref.orderKey)
-	} else {
-		k.broken = true // so that all of it begins anew
 	}
 }

@@ -347,7 +347,7 @@ func (f *Finisher) patiently(ctx context.Context, op func(context.Context) error
 func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 	for len(batch) > 0 {
 		part := batch[:min(len(batch), f.size.Most())]
-		switch err := f.outcomesOf(ctx, part); {
+		switch err := store.WriteHalves(part, func(part []*answered) error { return f.outcomesOf(ctx, part) }, f.setAside); {
 		case errors.Is(err, store.ErrSlow):
 			f.size.Slow(len(part))
 			continue
@@ -360,8 +360,7 @@ func (f *Finisher) outcomes(ctx context.Context, batch []*answered) error {
 	return nil
 }
 
-// outcomesOf is one transaction. What the server will not have in a document, such as a validator that knows nothing of exceptions,
-// is written for each alone, so that it holds up nobody else.
+// outcomesOf is one transaction.
 func (f *Finisher) outcomesOf(ctx context.Context, batch []*answered) error {
 	list := make([]store.Outcome, 0, len(batch))
 	for _, a := range batch {
@@ -384,19 +383,14 @@ func (f *Finisher) outcomesOf(ctx context.Context, batch []*answered) error {
 	if err == nil && matched < int64(len(list)) {
 		return f.missed(ctx, batch)
 	}
-	if !store.Rejected(err) {
-		return err
-	}
-	if len(batch) > 1 {
-		half := len(batch) / 2
-		if err := f.outcomesOf(ctx, batch[:half]); err != nil {
-			return err
-		}
-		return f.outcomesOf(ctx, batch[half:])
-	}
+	return err
+}
+
+// setAside keeps a fate for another time.
+func (f *Finisher) setAside(a *answered, why error) error {
 	f.c.Log.Error("the fate of an envelope cannot be written; its key waits and it is tried again; does a validator of the collection know nothing of exceptions?",
-		"collection", batch[0].NS, "error", err)
-	batch[0].aside = true
+		"collection", a.NS, "error", why)
+	a.aside = true
 	return nil
 }
 

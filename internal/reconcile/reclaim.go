@@ -152,11 +152,7 @@ func (x *Exceptions) reclaimOne(ctx context.Context, p *reading, ns string, raw 
 	if !x.depart(it.flyID, f) {
 		return false, true, nil
 	}
-	d := &Delivery{
-		NS: ns, ID: keep(it.id), Number: p.view.Delivery, Key: it.ref.key, State: it.state, Pos: it.pos, Origin: it.origin,
-		Pending: it.pending, Attempts: p.view.Attempts, Latched: true,
-		Done: func(fate Fate) { x.land(it.flyID, f, fate) },
-	}
+	d := x.delivery(p, it, f)
 	if !x.Take(&e, topics, func(a record.Published) { x.Finisher.Answered(d, a) }) {
 		x.forget(it.flyID, f)
 		return false, true, nil

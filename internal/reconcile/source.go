@@ -15,7 +15,8 @@ import (
 )
 
 const (
-	// replyTimeout bounds one reply: a collection without the index on ts is sorted before the first one comes.
+	// replyTimeout bounds one reply at first: a collection without the index on ts is sorted before the first one comes, and each time-out
+	// doubles the bound, so that the sweep of a large one ends.
 	replyTimeout = 5 * time.Minute
 	firstReply   = 32 // documents, while their size is unknown
 	maxReply     = 2000
@@ -73,7 +74,8 @@ type source struct {
 	part      slot.Part
 	to        bson.Timestamp
 	unstamped bool
-	target    int // bytes that a reply should weigh
+	target    int           // bytes that a reply should weigh
+	wait      time.Duration // for a reply
 
 	// last is the stamp of the latest document, or what to begin behind; at are the ids that were read with that very
 	// stamp, for it may be shared: by copied documents, and by the shards of a cluster.
@@ -124,8 +126,16 @@ func previous(t bson.Timestamp) bson.Timestamp {
 
 // next moves to the next document, false at the end. After an error it may be called again.
 func (s *source) next(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
+	call, cancel := context.WithTimeout(ctx, s.wait)
 	defer cancel()
+	more, err := s.advance(call)
+	if err != nil && call.Err() != nil && ctx.Err() == nil {
+		s.wait *= 2
+	}
+	return more, err
+}
+
+func (s *source) advance(ctx context.Context) (bool, error) {
 	if s.cur == nil {
 		if err := s.open(ctx); err != nil {
 			return false, err

@@ -65,6 +65,8 @@ type Sweep struct {
 	// Skip gets the ids that the stream may bring once more, and keeps out those that it has already from an earlier pass.
 	Skip      *Skip
 	Publisher Publisher
+
+	reply time.Duration // how long to wait for a reply at first; defaults to replyTimeout
 }
 
 // Result counts what became of the envelopes that were found.
@@ -204,7 +206,7 @@ func (r *pass) passed(ctx context.Context, ts bson.Timestamp) error {
 func (r *pass) source(c store.Outbox) *source {
 	return &source{
 		of: c, coll: r.Client.Database(c.DB).Collection(c.Coll), db: []byte(c.DB), name: []byte(c.Coll), part: c.Part, to: r.To,
-		at: map[string]struct{}{}, target: max(int(r.Memory)/max(len(r.Collections), 1), leastReply),
+		at: map[string]struct{}{}, target: max(int(r.Memory)/max(len(r.Collections), 1), leastReply), wait: cmp.Or(r.reply, replyTimeout),
 	}
 }
 

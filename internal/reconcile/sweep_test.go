@@ -474,3 +474,20 @@ func (p publisherFunc) Deliver(ctx context.Context, e *Envelope) error {
 	}
 	return p.Publisher.Deliver(ctx, e)
 }
+
+// A collection without an index on its stamps is sorted before the first reply comes, which may take longer than a sweep waits for one.
+// The sweep waits longer each time, so that it ends.
+func TestN22_ASweepOfASlowCollectionEnds(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	c := b.db.Collection("o")
+	for i := range 3 {
+		b.insert(t.Context(), c, fmt.Sprint("e", i))
+	}
+	p := &publisher{}
+	s := b.sweep(b.now(), p, "o")
+	s.reply = 500 * time.Microsecond // no reply comes so soon
+	if res := b.run(s); res.Swept != 3 || p.trouble == 0 {
+		t.Errorf("%d of 3 swept after %d time-outs", res.Swept, p.trouble)
+	}
+}

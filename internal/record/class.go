@@ -29,9 +29,6 @@ func (c Class) DeadAtOnce() bool {
 type Refusal struct {
 	Class  Class
 	Reason string // for people: what, which value, which limit; never payload
-	// ID and NS are the values of the record's headers `id` and `outrelay-ns`, set when the sink refuses a record after
-	// Send returned: whoever writes the dead letter finds the envelope by them.
-	ID, NS []byte
 }
 
 func (r *Refusal) Error() string { return string(r.Class) + ": " + r.Reason }

@@ -49,8 +49,6 @@ type Sender struct {
 type Acks interface {
 	// Acked says that the records of tickets stand in tp, tickets[i] at offset base+i; bytes is what they had reserved.
 	Acked(tp TopicPartition, base int64, tickets []Ticket, bytes int)
-	// Refused says that the record of t can never be written to topic for a reason of its own (a Refusal).
-	Refused(topic string, t Ticket, why *Refusal, bytes int)
 	// Restore sets the stored offset of tp at a take-over or when the partition is adopted (N8, N9).
 	Restore(tp TopicPartition, offset int64)
 	// Idle says that nothing of ours is in flight to tp and that its next record will stand at or above offset (N8).

@@ -29,7 +29,7 @@ func TestAChangeDoesNotBlockInsertsBesideAnOpenTransaction(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
 	open := stacktest.OpenTransaction(t, coll)
-	worst := stacktest.SlowestInsert(t, coll)
+	longestWait := stacktest.LongestInsertWait(t, coll)
 	made := make(chan error, 1)
 	go func() { made <- schema.Change(t.Context(), coll, createIndex(coll)) }()
 
@@ -37,8 +37,8 @@ func TestAChangeDoesNotBlockInsertsBesideAnOpenTransaction(t *testing.T) {
 	if err := <-made; err != nil {
 		t.Fatal(err)
 	}
-	if d := worst(); d > stacktest.InsertPatience {
-		t.Errorf("an insert took %v", d)
+	if d := longestWait(); d > stacktest.InsertPatience {
+		t.Errorf("an insert waited %v, want at most %v", d, stacktest.InsertPatience)
 	}
 	if specs, err := coll.Indexes().ListSpecifications(t.Context()); err != nil || len(specs) != 2 {
 		t.Errorf("%d indexes, %v", len(specs), err)
@@ -50,15 +50,15 @@ func TestAChangeThatIsCalledOffReleasesWriters(t *testing.T) {
 	t.Parallel()
 	coll := stacktest.Database(t, stacktest.Client(t)).Collection("outbox")
 	open := stacktest.OpenTransaction(t, coll)
-	worst := stacktest.SlowestInsert(t, coll)
+	longestWait := stacktest.LongestInsertWait(t, coll)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if err := schema.Change(ctx, coll, createIndex(coll)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("ended with %v", err)
 	}
 	open.CommitAfter(2 * time.Second)
-	if d := worst(); d > stacktest.InsertPatience {
-		t.Errorf("an insert took %v", d)
+	if d := longestWait(); d > stacktest.InsertPatience {
+		t.Errorf("an insert waited %v, want at most %v", d, stacktest.InsertPatience)
 	}
 }
 

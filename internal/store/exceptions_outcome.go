@@ -90,6 +90,23 @@ func Rejected(err error) bool {
 	return false
 }
 
+// WriteHalves writes a list at once. What the server has [Rejected] is written in halves, down to single ones: refused gets each that the
+// server rejects alone, so that it holds up no other.
+func WriteHalves[T any](list []T, write func(part []T) error, refused func(one T, why error) error) error {
+	err := write(list)
+	switch {
+	case err == nil || !Rejected(err):
+		return err
+	case len(list) == 1:
+		return refused(list[0], err)
+	}
+	half := len(list) / 2
+	if err := WriteHalves(list[:half], write, refused); err != nil {
+		return err
+	}
+	return WriteHalves(list[half:], write, refused)
+}
+
 // same are outcomes that one statement can write.
 type same struct {
 	claim    string

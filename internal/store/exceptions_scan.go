@@ -31,7 +31,11 @@ type ExceptionScan struct {
 		key, pos bson.RawValue
 		ids      bson.A // read with this very key and position
 	}
+	odd bson.A // ids of those read whose key is an array
 }
+
+// mostOdd bounds the exceptions of a scan whose keys are arrays. They are dead letters as soon as they are read.
+const mostOdd = 1000
 
 // ErrLeave ends a page early, when Leave was called.
 var ErrLeave = errors.New("the rest of the key is left")
@@ -43,12 +47,14 @@ func (s *ExceptionScan) Leave(topics []string) { s.rest, s.leave = topics != nil
 // Page hands up to limit exceptions to take; the bytes are valid during the call only, and an error of take ends it. more
 // is false behind the last page. After an error the same page is asked for again, from behind what take got.
 func (s *ExceptionScan) Page(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
-	sess, err := caughtUp(ctx, s.Coll)
-	if err != nil {
-		return false, err
-	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	ctx = mongo.NewSessionContext(ctx, sess)
+	err = caughtUp(ctx, s.Coll, func(ctx context.Context) (err error) {
+		more, err = s.page(ctx, limit, take)
+		return err
+	})
+	return more, err
+}
+
+func (s *ExceptionScan) page(ctx context.Context, limit int, take func(bson.Raw) error) (more bool, err error) {
 	for {
 		rest := s.rest
 		n, err := s.read(ctx, limit, take)
@@ -84,6 +90,10 @@ func (s *ExceptionScan) read(ctx context.Context, limit int, take func(bson.Raw)
 
 func (s *ExceptionScan) reached(raw bson.Raw) {
 	key, pos, id := raw.Lookup("key"), raw.Lookup("pos"), clone(raw.Lookup("_id"))
+	if key.Type == bson.TypeArray { // it stands at its least element, and compares greater than all text: nothing is behind it
+		s.odd = append(s.odd, id)
+		return
+	}
 	if s.begun && key.Equal(s.last.key) && pos.Equal(s.last.pos) {
 		s.last.ids = append(s.last.ids, id)
 		return
@@ -97,12 +107,23 @@ func (s *ExceptionScan) reached(raw bson.Raw) {
 
 func (s *ExceptionScan) filter() bson.D {
 	d := isException()
+	read := s.odd
+	if len(s.odd) >= mostOdd {
+		d = append(d, bson.E{Key: "key", Value: bson.D{{Key: "$not", Value: bson.D{{Key: "$type", Value: "array"}}}}})
+		read = nil
+	}
+	if s.begun && s.rest {
+		read = slices.Concat(read, s.last.ids)
+	}
+	if len(read) > 0 {
+		d = append(d, bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: read}}})
+	}
 	switch {
 	case !s.begun && s.Keys != nil:
 		d = append(d, keyIn(s.Keys...))
 	case !s.begun:
 	case s.rest:
-		d = append(d, keyIn(s.last.key), bson.E{Key: "_id", Value: bson.D{{Key: "$nin", Value: s.last.ids}}})
+		d = append(d, keyIn(s.last.key))
 		if s.last.pos.Type == bson.TypeString {
 			d = append(d, bson.E{Key: "pos", Value: bson.D{{Key: "$gte", Value: s.last.pos}}})
 		}
@@ -178,22 +199,22 @@ func clone(v bson.RawValue) bson.RawValue {
 	return bson.RawValue{Type: v.Type, Value: append([]byte(nil), v.Value...)}
 }
 
-// caughtUp is a session whose reads see everything that was committed before. A majority read without it may miss what a
-// transaction just before has written, and show an envelope as waiting that is finished.
-func caughtUp(ctx context.Context, coll *mongo.Collection) (*mongo.Session, error) {
+// caughtUp calls read with a session whose reads see everything that was committed before. A majority read without it may miss
+// what a transaction just before has written, and show an envelope as waiting that is finished.
+func caughtUp(ctx context.Context, coll *mongo.Collection, read func(context.Context) error) error {
 	sess, err := coll.Database().Client().StartSession(options.Session().SetCausalConsistency(true))
 	if err != nil {
-		return nil, fmt.Errorf("starting a session: %w", err)
+		return fmt.Errorf("starting a session: %w", err)
 	}
+	defer sess.EndSession(context.WithoutCancel(ctx))
 	err = coll.Database().RunCommand(mongo.NewSessionContext(ctx, sess), bson.D{{Key: "ping", Value: 1}}).Err()
 	if err == nil && sess.OperationTime() == nil {
 		err = errors.New("the server gives none")
 	}
 	if err != nil {
-		sess.EndSession(context.WithoutCancel(ctx))
-		return nil, fmt.Errorf("asking for the cluster's time: %w", err)
+		return fmt.Errorf("asking for the cluster's time: %w", err)
 	}
-	return sess, nil
+	return read(mongo.NewSessionContext(ctx, sess))
 }
 
 // ExceptionKey is how an exception names its ordering key: Key as stored, which may be missing, and the text of what stands
@@ -230,18 +251,14 @@ func dueFilter(near time.Time, skip []string) bson.D {
 // EachException hands the place of each exception of coll to take, in no order: its id, key, pos, pending and origin. The
 // bytes are valid during the call only. It sees everything that was committed before the call. It holds one reply in memory.
 func EachException(ctx context.Context, coll *mongo.Collection, p slot.Part, take func(bson.Raw) error) error {
-	sess, err := caughtUp(ctx, coll)
-	if err != nil {
-		return err
-	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	ctx = mongo.NewSessionContext(ctx, sess)
-	cur, err := Majority(coll).Find(ctx, p.And(isException()),
-		options.Find().SetBatchSize(5000).SetProjection(bson.D{
-			{Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "pos", Value: 1}, {Key: "pending", Value: 1}, {Key: "origin", Value: 1},
-		}))
-	if err != nil {
-		return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
-	}
-	return walk(ctx, cur, "reading exceptions of "+Namespace(coll), take)
+	return caughtUp(ctx, coll, func(ctx context.Context) error {
+		cur, err := Majority(coll).Find(ctx, p.And(isException()),
+			options.Find().SetBatchSize(5000).SetProjection(bson.D{
+				{Key: "key", Value: 1}, {Key: "aggregateid", Value: 1}, {Key: "pos", Value: 1}, {Key: "pending", Value: 1}, {Key: "origin", Value: 1},
+			}))
+		if err != nil {
+			return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
+		}
+		return walk(ctx, cur, "reading exceptions of "+Namespace(coll), take)
+	})
 }

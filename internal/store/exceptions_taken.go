@@ -17,12 +17,6 @@ import (
 // with a payload of null: what matters is where they go and by what they are known. The bytes are valid during the call
 // only. It sees everything that was committed before the call. It holds one reply in memory.
 func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Part, until time.Time, take func(bson.Raw) error) error {
-	sess, err := caughtUp(ctx, coll)
-	if err != nil {
-		return err
-	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	ctx = mongo.NewSessionContext(ctx, sess)
 	for _, filter := range []bson.D{ // in this order: a claimed one may become an exception meanwhile, never the other way round
 		{{Key: "dueAt", Value: bson.D{{Key: "$lte", Value: bson.NewDateTimeFromTime(until)}}}, {Key: "state", Value: nil}, {Key: "claim.token", Value: bson.D{{Key: "$ne", Value: nil}}}},
 		isException(),
@@ -36,12 +30,7 @@ func EachTaken(ctx context.Context, coll *mongo.Collection, p slot.Part, until t
 
 // EachOf hands those of ids that are there to take, as [EachTaken] does, whatever has become of them.
 func EachOf(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue, take func(bson.Raw) error) error {
-	sess, err := caughtUp(ctx, coll)
-	if err != nil {
-		return err
-	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
-	err = each(mongo.NewSessionContext(ctx, sess), coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, take)
+	err := each(ctx, coll, bson.D{{Key: "_id", Value: bson.D{{Key: "$in", Value: ids}}}}, take)
 	if err != nil {
 		return fmt.Errorf("looking again at what an earlier owner may have sent of %s: %w", Namespace(coll), err)
 	}
@@ -51,9 +40,11 @@ func EachOf(ctx context.Context, coll *mongo.Collection, ids []bson.RawValue, ta
 func each(ctx context.Context, coll *mongo.Collection, filter bson.D, take func(bson.Raw) error) error {
 	project := bson.D{{Key: "$unset", Value: bson.A{"headers", "history", "lastError"}}}
 	null := bson.D{{Key: "$set", Value: bson.D{{Key: "payload", Value: nil}}}}
-	cur, err := Majority(coll).Aggregate(ctx, mongo.Pipeline{{{Key: "$match", Value: filter}}, project, null}, options.Aggregate().SetBatchSize(1000))
-	if err != nil {
-		return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
-	}
-	return walk(ctx, cur, "reading exceptions of "+Namespace(coll), take)
+	return caughtUp(ctx, coll, func(ctx context.Context) error {
+		cur, err := Majority(coll).Aggregate(ctx, mongo.Pipeline{{{Key: "$match", Value: filter}}, project, null}, options.Aggregate().SetBatchSize(1000))
+		if err != nil {
+			return privilege(err, "reading exceptions of "+Namespace(coll), "find", Namespace(coll), "")
+		}
+		return walk(ctx, cur, "reading exceptions of "+Namespace(coll), take)
+	})
 }

@@ -20,13 +20,8 @@ type Wider struct {
 
 // EachBehind hands the exceptions of coll that stand behind a position to take, in no order, as [EachTaken] does.
 func EachBehind(ctx context.Context, coll *mongo.Collection, p slot.Part, pos string, take func(bson.Raw) error) error {
-	sess, err := caughtUp(ctx, coll)
-	if err != nil {
-		return err
-	}
-	defer sess.EndSession(context.WithoutCancel(ctx))
 	filter := isException(bson.E{Key: "pos", Value: bson.D{{Key: "$gt", Value: pos}}})
-	if err := each(mongo.NewSessionContext(ctx, sess), coll, p.And(filter), take); err != nil {
+	if err := each(ctx, coll, p.And(filter), take); err != nil {
 		return fmt.Errorf("reading exceptions of %s behind a position: %w", Namespace(coll), err)
 	}
 	return nil

@@ -25,16 +25,17 @@ type Index struct {
 }
 
 // Indexes are those of every outbox collection: ts for purge, sweep and replay; the others only hold exceptions, so a
-// healthy envelope pays for one entry.
+// healthy envelope pays for one entry. They end with slot, so that a slot fetches its own exceptions
+// only (N28). Slot 0 fetches all: no range of an index holds whatever has no slot.
 func Indexes() []Index {
 	present := func(field string) bson.D {
 		return bson.D{{Key: field, Value: bson.D{{Key: "$exists", Value: true}}}}
 	}
 	return []Index{
 		{Name: "ts_1", Keys: ascending("ts")},
-		{Name: "dueAt_1", Keys: ascending("dueAt"), Partial: present("dueAt")},
-		{Name: "nextAt_1", Keys: ascending("nextAt"), Partial: present("nextAt")},
-		{Name: "state_1_key_1_pos_1", Keys: ascending("state", "key", "pos"), Partial: present("state")},
+		{Name: "dueAt_1_slot_1", Keys: ascending("dueAt", "slot"), Partial: present("dueAt")},
+		{Name: "nextAt_1_slot_1", Keys: ascending("nextAt", "slot"), Partial: present("nextAt")},
+		{Name: "state_1_key_1_pos_1_slot_1", Keys: ascending("state", "key", "pos", "slot"), Partial: present("state")},
 		// What a replay has queued and the relay has not sent yet: a replay waits while it is much.
 		{Name: replayIndex, Keys: ascending("origin", "replayOf"), Partial: bson.D{{Key: "origin", Value: OriginReplay}}},
 	}

@@ -33,7 +33,7 @@ func TestEnsureIndexes(t *testing.T) {
 	if _, err := coll.InsertMany(t.Context(), []any{bson.D{{Key: "ts", Value: bson.Timestamp{}}}, bson.D{{Key: "state", Value: "retry"}, {Key: "nextAt", Value: time.Now()}}}); err != nil {
 		t.Fatal(err)
 	}
-	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, options.Count().SetHint("state_1_key_1_pos_1"))
+	n, err := coll.CountDocuments(t.Context(), bson.D{{Key: "state", Value: bson.D{{Key: "$exists", Value: true}}}}, options.Count().SetHint("state_1_key_1_pos_1_slot_1"))
 	if err != nil || n != 1 {
 		t.Errorf("%d documents by the partial index, %v", n, err)
 	}
@@ -53,7 +53,7 @@ func TestEnsureIndexesNamesADriftedOne(t *testing.T) {
 func TestIndexStatementsCanBeTyped(t *testing.T) {
 	t.Parallel()
 	got := IndexStatements("shop", "outbox")
-	want := `db.getSiblingDB("shop").getCollection("outbox").createIndex({"dueAt":1}, {partialFilterExpression: {"dueAt":{"$exists":true}}})`
+	want := `db.getSiblingDB("shop").getCollection("outbox").createIndex({"dueAt":1,"slot":1}, {partialFilterExpression: {"dueAt":{"$exists":true}}})`
 	if len(got) != len(Indexes()) || got[1] != want {
 		t.Errorf("got %q", got)
 	}
@@ -82,13 +82,13 @@ func TestDriftIsFoundAndRepaired(t *testing.T) {
 	}
 	// One is dropped, one has other options, one a partial filter that leaves documents out; one is of an older version,
 	// one has that version's name over keys of somebody else, and one only the relay can have made.
-	for _, name := range []string{"dueAt_1", "nextAt_1", "at_1"} {
+	for _, name := range []string{"dueAt_1_slot_1", "nextAt_1_slot_1", "at_1"} {
 		if err := coll.Indexes().DropOne(t.Context(), name); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, m := range []mongo.IndexModel{
-		{Keys: bson.D{{Key: "nextAt", Value: 1}}, Options: options.Index().SetName("nextAt_1").SetSparse(true)},
+		{Keys: bson.D{{Key: "nextAt", Value: 1}, {Key: "slot", Value: 1}}, Options: options.Index().SetName("nextAt_1_slot_1").SetSparse(true)},
 		{Keys: bson.D{{Key: "at", Value: 1}}, Options: options.Index().SetName("at_1").SetExpireAfterSeconds(61)},
 		{Keys: bson.D{{Key: "old", Value: 1}}, Options: options.Index().SetName("old_1")},
 		{Keys: bson.D{{Key: "theirs", Value: 1}}, Options: options.Index().SetName("theirs_1")},
@@ -106,7 +106,7 @@ func TestDriftIsFoundAndRepaired(t *testing.T) {
 	for _, d := range drift {
 		found[d.Index.Name] = d.Kind
 	}
-	expected := map[string]DriftKind{"dueAt_1": IndexMissing, "nextAt_1": IndexDifferent, "at_1": IndexDifferent, "old_1": IndexSuperfluous, OwnPrefix + "z": IndexSuperfluous}
+	expected := map[string]DriftKind{"dueAt_1_slot_1": IndexMissing, "nextAt_1_slot_1": IndexDifferent, "at_1": IndexDifferent, "old_1": IndexSuperfluous, OwnPrefix + "z": IndexSuperfluous}
 	if !maps.Equal(found, expected) {
 		t.Fatalf("found %v, want %v", found, expected)
 	}

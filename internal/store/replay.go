@@ -229,7 +229,7 @@ func (q *Requeue) update(replay string, seal []byte) mongo.WriteModel {
 		{Key: "origin", Value: OriginReplay},
 		{Key: "replayOf", Value: lit(replay)},
 		{Key: "seal", Value: seal},
-		{Key: "pos", Value: StampPos(q.TS)},
+		{Key: "pos", Value: PosAt(q.TS)},
 		{Key: "ts", Value: "$$CLUSTER_TIME"},
 	}
 	if q.Key != "" {
@@ -245,10 +245,6 @@ func (q *Requeue) update(replay string, seal []byte) mongo.WriteModel {
 		SetFilter(bson.D{{Key: "_id", Value: q.ID}, {Key: "ts", Value: q.TS}, {Key: "state", Value: nil}, {Key: "dueAt", Value: nil}}).
 		SetUpdate(mongo.Pipeline{{{Key: "$set", Value: set}}, {{Key: "$unset", Value: drop}}})
 }
-
-// StampPos is the position of an envelope that has no event of its own to be ordered by: the beginning that the tokens of
-// its stamp's time have (N15).
-func StampPos(ts bson.Timestamp) string { return fmt.Sprintf("82%08X%08X", ts.T, ts.I) }
 
 // Outstanding counts, up to limit, what the replay queued in coll and the relay has not finished: by the index for that
 // alone, or where it is missing by that of all exceptions.

@@ -38,19 +38,17 @@ type Ahead struct {
 // free is the condition for an envelope that this claim can have. N19: one that nobody has claimed, or an owner whose epoch
 // is over, or this very owner. An envelope with a state is no longer scheduled, whatever else it says.
 func (c DueClaim) free(and ...bson.E) bson.D {
-	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "$or", Value: bson.A{
-		bson.D{{Key: "claim", Value: nil}},
-		bson.D{{Key: "claim.epoch", Value: bson.D{{Key: "$lt", Value: c.Epoch}}}},
-		bson.D{{Key: "claim.token", Value: c.Token}},
-	}})
+	return c.claimed(and, bson.D{{Key: "claim.token", Value: c.Token}})
 }
 
 // unheld is free without what this owner itself has claimed.
 func (c DueClaim) unheld(and ...bson.E) bson.D {
-	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "$or", Value: bson.A{
-		bson.D{{Key: "claim", Value: nil}},
-		bson.D{{Key: "claim.epoch", Value: bson.D{{Key: "$lt", Value: c.Epoch}}}},
-	}})
+	return c.claimed(and)
+}
+
+func (c DueClaim) claimed(and bson.D, or ...any) bson.D {
+	by := append(bson.A{bson.D{{Key: "claim", Value: nil}}, bson.D{{Key: "claim.epoch", Value: bson.D{{Key: "$lt", Value: c.Epoch}}}}}, or...)
+	return append(and, bson.E{Key: "state", Value: nil}, bson.E{Key: "$or", Value: by})
 }
 
 // ScheduledUntil opens a cursor over the scheduled envelopes of coll that are due by until and that this owner can have and

@@ -66,7 +66,7 @@ func (t *track) attempt(list []task) (res result, err error) {
 	}
 	ctx := t.contextOf()
 	if t.transactional() {
-		t.trouble.awaits(t)
+		t.trouble.awaits(t, silence)
 		defer t.trouble.answered()
 	}
 	if t.reg.mode != inbox.None {
@@ -103,20 +103,34 @@ func (t *track) handle(ctx context.Context, list []task, res *result) (err error
 }
 
 // transact runs f in a transaction. The driver runs f again after a transient failure, for up to two minutes. That ends at
-// once if the server aborted a transaction of several messages, as it does when one is open for too long: the same messages
-// would take as long again.
+// once if the server aborted a transaction that was open for long or had several messages: the same messages would take as
+// long again.
 func (t *track) transact(ctx context.Context, list []task, f func(ctx context.Context) error) error {
 	began := time.Now()
 	ran, last := false, error(nil)
-	return t.p.s.transact(ctx, func(ctx context.Context) error {
-		long := last == nil && time.Since(began) > span/2 // the commit failed, and only the driver knows why
-		if ran && len(list) > 1 && (long || expired(last)) {
+	gaveUp := func(cause error) bool { return expired(cause) && (len(list) > 1 || t.ranLong()) }
+
+	err := t.p.s.transact(ctx, func(ctx context.Context) error {
+		// If the last run had no error, its commit failed, and only the driver has the cause. Fewer messages take less
+		// time, so for several of them all runs count together.
+		refused := last == nil && (t.ranLong() || len(list) > 1 && time.Since(began) > span/2)
+		if ran && (refused || gaveUp(last)) {
 			return &overrunError{after: time.Since(began), err: last}
 		}
+		t.ran = 0
 		ran, last = true, f(ctx)
 		return last
 	})
+
+	// The driver does not run f again, and returns the cause, if that took longer than its own limit.
+	if _, known := errors.AsType[*overrunError](err); !known && len(list) == 1 && gaveUp(err) {
+		return &overrunError{after: time.Since(began), err: err}
+	}
+	return err
 }
+
+// ranLong reports whether the handler was the larger part of a long transaction.
+func (t *track) ranLong() bool { return t.ran > span/2 }
 
 // traceEnds calls the end of a trace. A panic there is reported, and changes nothing of what became of the messages.
 func (t *track) traceEnds(end func(error), outcome error) {
@@ -226,12 +240,13 @@ func (t *track) call(ctx context.Context, list []task, fresh []bool, res *result
 	batch := &collection{}
 	defer batch.end(ErrDrop) // unless the batch was run
 
-	if t.transactional() { // what takes long from here on is the handler, and behind it the database again
+	if t.transactional() { // what takes long from here on is the handler, and behind it the commit
 		t.trouble.answered()
-		defer t.trouble.awaits(t)
+		defer t.trouble.awaits(t, commitSilence)
 	}
 
 	began := time.Now()
+	defer func() { t.ran = time.Since(began) }()
 	for i, x := range list {
 		if n := res.handled + res.dropped; n > 0 && t.transactional() && t.reg.batched == nil && time.Since(began) > 2*span {
 			return &overrunError{after: time.Since(began), handled: n}

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/mongo"
 	"go.mongodb.org/mongo-driver/v2/mongo/options"
 
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
@@ -84,5 +86,89 @@ func TestAnOutageOfTheDatabaseIsReportedOnce(t *testing.T) {
 	defer mu.Unlock()
 	if len(told) != 2 {
 		t.Error(fmt.Errorf("%d reports: %w", len(told), errors.Join(told...)))
+	}
+}
+
+// A message whose handler outlives the transaction every time meets its policy, whether the server refuses an operation of the
+// handler or the commit. Nothing else waits for it.
+func TestAMessageThatOutlastsEveryTransactionIsADeadLetter(t *testing.T) {
+	t.Parallel()
+	for name, fails := range map[string]string{"commit": "none", "operation": "effects"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			k := newKit(t, 1)
+			admin := stacktest.Client(t).Database("admin")
+			insert := k.effects("effects")
+			dead := newDisposed()
+			var outages atomic.Int32
+			c := k.consumer(consumer.WithDisposer(dead), consumer.OnFailure(tries(1)), consumer.OnError(func(_ context.Context, err error) {
+				k.log(err)
+				if _, ok := errors.AsType[*consumer.OutageError](err); ok {
+					outages.Add(1)
+				}
+			}))
+			handle(t, c, "counted", func(ctx context.Context, m *consumer.Message) error {
+				if string(m.Value) != "1" {
+					return insert(ctx, m)
+				}
+
+				// A server that aborts a transaction for its age does the same to the session.
+				session := mongo.SessionFromContext(ctx).ID()
+				if err := admin.RunCommand(k.context(), bson.D{{Key: "killSessions", Value: bson.A{session}}}).Err(); err != nil {
+					k.log(err)
+				}
+				select {
+				case <-time.After(2600 * time.Millisecond):
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+				if fails == "effects" {
+					return insert(ctx, m)
+				}
+				return nil
+			})
+			k.publish(numbered(1, 3)...)
+			k.start(c)
+
+			k.await("the dead letter", dead.more)
+			k.until("all offsets", func(context.Context) bool { return k.committed(1)[0] == 3 })
+			got := dead.all()
+			if len(got) != 1 || got[0].m.Offset != 1 {
+				t.Fatalf("%d messages were disposed of: %+v", len(got), got)
+			}
+			if _, ok := errors.AsType[*consumer.LifetimeError](got[0].cause); !ok {
+				t.Errorf("the cause is %v", got[0].cause)
+			}
+			if n := outages.Load(); n != 0 {
+				t.Errorf("%d outages were reported", n)
+			}
+		})
+	}
+}
+
+// One transaction that takes long to commit does not count as an outage, and no other lane waits for it.
+func TestASlowCommitIsNoOutage(t *testing.T) {
+	t.Parallel()
+	app := stacktest.Name(t)
+	k := newKit(t, 1, options.Client().SetAppName(app))
+	var outages atomic.Int32
+	c := k.consumer(consumer.OnError(func(_ context.Context, err error) {
+		k.log(err)
+		if _, ok := errors.AsType[*consumer.OutageError](err); ok {
+			outages.Add(1)
+		}
+	}))
+	handle(t, c, "counted", k.effects("effects"))
+	k.publish(numbered(1, 1)...)
+	k.start(c)
+	k.untilCount("effects", 1)
+
+	stacktest.FailCommand(t, app, bson.D{{Key: "times", Value: 1}}, bson.D{
+		{Key: "failCommands", Value: bson.A{"commitTransaction"}}, {Key: "blockConnection", Value: true}, {Key: "blockTimeMS", Value: 6000},
+	})
+	k.publish(numbered(1, 2)[1:]...)
+	k.untilCount("effects", 2)
+	if n := outages.Load(); n != 0 {
+		t.Errorf("%d outages were reported", n)
 	}
 }

@@ -35,8 +35,14 @@
 //
 // No message stands in the way for ever. If what its policy decides can never be done, it becomes a dead letter; if that
 // cannot be written, a letter without key, body and headers; and last of all it passes with a *LostError. Each step is
-// reported to OnError. Only servers that are away, and a topic of dead letters that is missing where no collection has
-// them, are waited for.
+// reported to OnError. A message whose handler ran when MongoDB aborted its transaction twice meets its policy, with a
+// *LifetimeError. A batch of Kafka that is damaged, or from before Kafka 0.11, is one dead letter without a body, which names its
+// offsets; a damaged one is fetched five times first. Only servers that are away, and a topic of dead letters that is missing where no collection has them, are
+// waited for.
+//
+// A partition that lost records, as by an unclean election of a leader, is read on from where it differs, even if it has grown
+// again before the next fetch: its leader epochs show that. They are known since the member has had the partition; records
+// that are lost and replaced while no member has it are found out only if the log is shorter than the group's offset.
 //
 // # Identity
 //

@@ -115,6 +115,23 @@ func (e *NotDueError) Wait(now time.Time) time.Duration { return max(0, e.Due.Su
 // Is reports ErrOperational.
 func (e *TimeoutError) Is(target error) bool { return target == ErrOperational }
 
+// LifetimeError says that MongoDB aborted the transaction of a single message twice while its handler ran: a transaction may
+// be open for transactionLifetimeLimitSeconds, by default a minute. It does not unwrap to the driver's error, whose labels
+// would make it look like an outage.
+type LifetimeError struct {
+	Handler string
+	Ran     time.Duration // how long the handler took
+	Reason  string        // how the transaction ended
+}
+
+func (e *LifetimeError) Error() string {
+	return fmt.Sprintf("handler %s ran for %v, and MongoDB had aborted its transaction by then: let it do less, or take slow calls out of the transaction: %s",
+		e.Handler, e.Ran.Round(time.Millisecond), e.Reason)
+}
+
+// Is reports ErrOperational.
+func (e *LifetimeError) Is(target error) bool { return target == ErrOperational }
+
 // BackpressureError says that a bound was reached and the caller is to come back later.
 type BackpressureError struct {
 	What  string // what is full
@@ -256,6 +273,7 @@ var classes = []struct {
 	{ClassBreaker, As[*BreakerOpenError]()},
 	{ClassPanic, As[*PanicError]()},
 	{ClassTimeout, As[*TimeoutError]()},
+	{ClassTimeout, As[*LifetimeError]()},
 	{ClassInvalid, Is(ErrValidation)},
 	{ClassDatabase, Transient()},
 }

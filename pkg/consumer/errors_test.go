@@ -27,6 +27,7 @@ func TestEveryErrorHasItsCategoryAndClass(t *testing.T) {
 		{&consumer.InvalidError{ID: "1"}, consumer.ErrValidation, consumer.ClassInvalid},
 		{&consumer.DecodeError{Err: io.EOF}, consumer.ErrValidation, consumer.ClassPoison},
 		{&consumer.TimeoutError{After: time.Second}, consumer.ErrOperational, consumer.ClassTimeout},
+		{&consumer.LifetimeError{Ran: time.Second}, consumer.ErrOperational, consumer.ClassTimeout},
 		{&consumer.BackpressureError{What: "queue"}, consumer.ErrOperational, consumer.ClassHandler},
 		{&consumer.MaintenanceError{Task: "sweep", Err: io.EOF}, consumer.ErrOperational, consumer.ClassHandler},
 		{&consumer.RetriesExhaustedError{Attempts: 3, Err: io.EOF}, consumer.ErrOperational, consumer.ClassHandler},

@@ -73,8 +73,14 @@ func (g *generation) Fetch(ctx context.Context, tp TopicPartition, offset int64,
 		g.refresh(ctx)
 		return Fetched{}, kafka.Error(a.Code)
 	}
-	w := walker{tp: tp, from: offset, next: offset, aborted: a.Aborted}
+	w := walker{tp: tp, from: offset, next: offset, aborted: a.Aborted, first: -1, last: -1}
 	if err := w.walk(a.Set); err != nil {
+		bad, ok := errors.AsType[*damagedError](err)
+		if !ok || !g.damage.passes(bad, &w, a.High) {
+			return Fetched{}, err
+		}
+	}
+	if err := g.checkEpoch(ctx, &w); err != nil {
 		return Fetched{}, err
 	}
 	return Fetched{Records: w.out, Next: w.next, End: max(a.Stable, w.next)}, nil
@@ -137,7 +143,9 @@ type walker struct {
 	aborted []fetched.Aborted // that did not begin yet; walk sorts them
 	dropped map[int64]struct{}
 	out     []Record
-	size    int // of out
+	size    int   // of out
+	first   int32 // leader epoch of the first batch, -1 for none
+	last    int32 // and of the last one
 }
 
 // walk goes through the batches. The next offset after one comes from its last offset delta: a compacted batch ends with a
@@ -145,16 +153,42 @@ type walker struct {
 func (w *walker) walk(set []byte) error {
 	// A broker lists transactions in the order in which they ended, and pass goes by where they began.
 	slices.SortFunc(w.aborted, func(a, b fetched.Aborted) int { return cmp.Compare(a.First, b.First) })
+
+	var bad *damagedError
+	read := false
 	for b, err := range fetched.Batches(set) {
-		if err = w.batch(&b, err); err != nil {
-			if len(w.out) > 0 {
-				return nil // what came before is good; the next fetch begins with this one
-			}
-			return err
+		read = true
+		if err == nil && b.Format < fetched.Format && b.End <= b.Base {
+			err = fetched.ErrCorrupt
 		}
+		switch {
+		case err == nil && bad == nil:
+		case w.next > w.from:
+			return nil // what came before is good; the next fetch begins with this one
+		case err != nil:
+			if bad == nil {
+				bad = &damagedError{tp: w.tp, base: b.Base, end: b.End, err: err}
+			}
+			continue
+		case b.Base > w.from:
+			// A good batch says best where the damaged ones end. It is left to the next fetch, as the markers of transactions
+			// that were damaged would be missed.
+			bad.end = b.Base
+			return bad
+		default:
+			bad = nil // it ends before the offsets that are wanted
+		}
+
+		w.batch(&b)
 		if w.size >= fetchRoom {
 			return nil
 		}
+	}
+	if !read && len(set) > 0 {
+		bad = &damagedError{tp: w.tp, base: w.from, err: fmt.Errorf("%w at offset %d: its length is wrong", fetched.ErrCorrupt, w.from)}
+	}
+	if bad != nil {
+		return bad
 	}
 	return nil
 }
@@ -163,12 +197,19 @@ func (w *walker) walk(set []byte) error {
 // beyond that is read by the next fetch, which begins in the middle of the batch.
 const fetchRoom = 16 << 20
 
-func (w *walker) batch(b *fetched.Batch, corrupt error) error {
-	if b.Format != fetched.Format {
-		return fmt.Errorf("partition %s has a message of format %d at offset %d, from before Kafka 0.11: such topics cannot be read", w.tp, b.Format, b.Base)
+func (w *walker) batch(b *fetched.Batch) {
+	if b.Format < fetched.Format {
+		if b.End > w.from {
+			w.broken(b, b.Base, fmt.Errorf("a message of format %d, from before Kafka 0.11", b.Format))
+		}
+		w.next = max(w.next, b.End)
+		return
 	}
-	if corrupt != nil {
-		return fmt.Errorf("reading partition %s: %w", w.tp, corrupt)
+	if b.End > w.from {
+		w.last = b.LeaderEpoch
+		if w.first < 0 {
+			w.first = w.last
+		}
 	}
 	w.pass(b.Base)
 	_, aborted := w.dropped[b.Producer]
@@ -178,11 +219,10 @@ func (w *walker) batch(b *fetched.Batch, corrupt error) error {
 	case b.Transactional && aborted, b.End <= w.from:
 	default:
 		if !w.records(b) {
-			return nil
+			return
 		}
 	}
 	w.next = max(w.next, b.End)
-	return nil
 }
 
 // pass takes up the aborted transactions that have begun by that offset.
@@ -248,4 +288,5 @@ func (w *walker) broken(b *fetched.Batch, from int64, err error) {
 		Topic: w.tp.Topic, Partition: w.tp.Partition, LeaderEpoch: b.LeaderEpoch, Offset: from, Time: time.UnixMilli(b.TimeMS()).UTC(),
 		Err: fmt.Errorf("the records at the offsets from %d to %d cannot be read: %w", from, b.End-1, err),
 	})
+	w.size += sizeOf(&w.out[len(w.out)-1])
 }

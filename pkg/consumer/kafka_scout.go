@@ -83,3 +83,41 @@ func (s *scout) look(ctx context.Context) (there, missing []string, err error) {
 	slices.Sort(missing)
 	return there, missing, nil
 }
+
+// withOldRetryTopics adds the retry topics of earlier policies: messages that wait in them would otherwise wait without end.
+// It waits for the brokers.
+func (k *Kafka) withOldRetryTopics(ctx context.Context, group string, topics []string, session Session) []string {
+	t := k.newTransport(nil)
+	defer t.CloseIdleConnections()
+	b := retry.Reopen.Start()
+	for ctx.Err() == nil {
+		all, err := listTopics(ctx, &kafka.Client{Addr: k.addr, Transport: t})
+		if err != nil {
+			session.Fault(fmt.Errorf("listing the topics, for retry topics of earlier policies: %w", err))
+			_ = b.Wait(ctx)
+			continue
+		}
+
+		var old []string
+		for _, topic := range all {
+			if origin, n := cutRetryTopic(topic.Name, group); n > 0 && slices.Contains(topics, origin) && !slices.Contains(topics, topic.Name) {
+				old = append(old, topic.Name)
+			}
+		}
+		if len(old) > 0 {
+			session.Fault(fmt.Errorf("retry topics %q are in no policy any more, and are read because messages may wait there: delete them once they are empty", old))
+		}
+		return slices.Concat(topics, old)
+	}
+	return topics
+}
+
+func listTopics(ctx context.Context, cl *kafka.Client) ([]kafka.Topic, error) {
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	md, err := cl.Metadata(ctx, &kafka.MetadataRequest{})
+	if err != nil {
+		return nil, err
+	}
+	return md.Topics, nil
+}

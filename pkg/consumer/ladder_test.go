@@ -412,6 +412,27 @@ func TestARetryOfAHandlerThatIsNoMoreIsKept(t *testing.T) {
 	}
 }
 
+// A policy that has fewer retry topics than the one before leaves nothing behind in the others.
+func TestMessagesInRetryTopicsOfAnEarlierPolicyAreHandled(t *testing.T) {
+	t.Parallel()
+	k := newKit(t, 1)
+	rungs := []string{consumer.RetryTopicName(k.topic, k.group, 1), consumer.RetryTopicName(k.topic, k.group, 2), consumer.RetryTopicName(k.topic, "another", 2)}
+	for i, topic := range rungs {
+		stacktest.CreateTopic(t, topic, 1)
+		m := msg(fmt.Sprint("k", i), "A", "0")
+		m.SetHeader(consumer.HeaderOnly, []byte(k.group+"/a"))
+		m.SetHeader(consumer.HeaderAttempt, []byte("2"))
+		if err := k.kafka.Publish(k.context(), topic, []*consumer.Message{m}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := k.consumer(consumer.OnFailure(consumer.NewPolicy(consumer.On().RetryTopic(time.Second))))
+	handle(t, c, "A", k.effects("effects"), consumer.Named("a"))
+	k.start(c)
+	k.untilCount("effects", 2)
+	k.once("effects", 2)
+}
+
 func TestMissingTopicsAreCreatedOnDemand(t *testing.T) {
 	t.Parallel()
 	k := newKit(t, 3)

@@ -45,7 +45,13 @@ func (p *partition) jump(ctx context.Context, gap *RangeError) {
 		return // the next fetch comes here again
 	}
 	from, truncated := gap.Start, p.id != nil && *p.id != "" && log.ID == *p.id
+	if p.id == nil || *p.id == "" {
+		truncated = gap.Diverged // no topic id is known, but epochs do not grow by creating a topic anew
+	}
 	if truncated {
+		if gap.Diverged {
+			log.End = gap.End
+		}
 		from = log.End
 		if gap.Offset <= from {
 			return // it has grown again

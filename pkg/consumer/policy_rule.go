@@ -35,6 +35,8 @@ type Rung struct {
 }
 
 // RetryTopicName is the name of the n-th retry topic, from 1, of a topic for a group: "<topic>.<group>.retry.<n>".
+// Topics of these names are read as long as they exist, also after the policy that had them has changed: delete one when it is
+// empty. A Rung with a Topic of its own has to stay in the policy until its topic is empty.
 func RetryTopicName(topic, group string, n int) string {
 	return fmt.Sprintf("%s.%s.retry.%d", topic, group, n)
 }

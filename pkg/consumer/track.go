@@ -23,6 +23,7 @@ type track struct {
 	holds   bool          // one of the session's slots
 	limited chan struct{} // the handler's slots, of which it holds one too; nil without a Limit
 	trouble trouble
+	ran     time.Duration // how long the handler took in the last attempt
 }
 
 // task is one message for one handler.
@@ -270,6 +271,7 @@ func (t *track) together(list []task) outcome {
 func (t *track) alone(x task) bool {
 	defer t.trouble.over(t)
 	t.p.s.recall(t, x)
+	overruns := 0 // one after another
 	for first := true; ; first = false {
 		if !first && t.interrupted() {
 			return false
@@ -291,6 +293,14 @@ func (t *track) alone(x task) bool {
 		if t.p.s.hard.Err() != nil || errors.Is(err, errOrphan) {
 			return false
 		}
+		if slow, ok := errors.AsType[*overrunError](err); ok {
+			// A new primary ends transactions too, but hardly the same message's twice.
+			if overruns++; overruns == 1 {
+				continue
+			}
+			err = &taskError{&LifetimeError{Handler: t.reg.name, Ran: t.ran, Reason: cmp.Or(reason(slow.err), "its commit failed")}}
+		}
+		overruns = 0
 		if blamed, cause := t.blame(err); blamed {
 			t.trouble.over(t)
 			if done, again := t.decide(x, cause); !again {

@@ -78,9 +78,15 @@ type RangeError struct {
 	TopicPartition
 	Offset     int64
 	Start, End int64 // what it has: Start is its first offset, End the one behind its last
+	// Diverged says that the partition lost records which were read, and has others at their offsets now, as after an unclean
+	// election of a leader. Then End is the offset from which on it has others.
+	Diverged bool
 }
 
 func (e *RangeError) Error() string {
+	if e.Diverged {
+		return fmt.Sprintf("partition %s was truncated to offset %d after it had been read to %d, and has other records there now", e.TopicPartition, e.End, e.Offset)
+	}
 	return fmt.Sprintf("partition %s has the offsets from %d to %d, not %d: retention removed it, or the topic was created anew",
 		e.TopicPartition, e.Start, e.End, e.Offset)
 }

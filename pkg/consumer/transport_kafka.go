@@ -163,10 +163,11 @@ func (k *Kafka) MemberTimeout() time.Duration {
 }
 
 // Join is one member of the group until ctx ends. Topics that do not exist yet are reported and looked for every
-// WatchPartitions; the others are read meanwhile.
+// WatchPartitions; the others are read meanwhile. Retry topics of the group that exist though no policy has them are read
+// as well, see RetryTopicName.
 func (k *Kafka) Join(ctx context.Context, group string, topics []string, s Session) error {
 	defer k.produce.CloseIdleConnections()
-	topics = slices.Compact(slices.Sorted(slices.Values(topics)))
+	topics = slices.Compact(slices.Sorted(slices.Values(k.withOldRetryTopics(ctx, group, topics, s))))
 	look := &scout{Kafka: k, topics: topics, fetches: k.newTransport(topics), session: s}
 	defer look.fetches.CloseIdleConnections()
 	for {
@@ -339,6 +340,8 @@ type generation struct {
 	gen    *kafka.Generation
 	assign []Assignment
 	over   atomic.Bool // Serve has returned
+	damage damage
+	epochs sync.Map // TopicPartition to the leader epoch of the last batch that was read, an int32
 }
 
 // locate finds where the partitions without a committed offset start; false if the generation ends before.

@@ -28,20 +28,22 @@ const claimPoll = 500 * time.Millisecond
 // silence is how long the database may take for what the consumer asks of it before the wait is reported.
 const silence = 5 * time.Second
 
-// errSilent is why the database counts as away before any call has failed: the driver looks for a server for 30 s.
-var errSilent = fmt.Errorf("no answer for %v", silence)
+// commitSilence is the same for the commit of a transaction, which waits for a majority of the members and their disks: a slow
+// one says nothing about what the other partitions ask for.
+const commitSilence = 4 * silence
 
-// awaits says that the consumer, not the handler, waits for the database from now on, until answered is called.
-func (o *trouble) awaits(t *track) {
+// awaits says that the consumer, not the handler, waits for the database from now on, until answered is called. After limit
+// the database counts as away, before any call has failed: the driver looks for a server for 30 s.
+func (o *trouble) awaits(t *track, limit time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.waiting++
 	wait := o.waiting
-	o.timer = time.AfterFunc(silence, func() {
+	o.timer = time.AfterFunc(limit, func() {
 		o.mu.Lock()
 		defer o.mu.Unlock()
 		if o.waiting == wait {
-			o.enter(t, errSilent)
+			o.enter(t, fmt.Errorf("no answer for %v", limit))
 		}
 	})
 }

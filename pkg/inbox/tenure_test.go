@@ -153,6 +153,9 @@ func TestWatermarksCanBeForgotten(t *testing.T) {
 	if n, err := x.Forget(t.Context(), "group/a", ""); n != 3 || err != nil {
 		t.Errorf("%d, %v", n, err)
 	}
+	if n, err := x.Forget(t.Context(), "group/a", ""); n != 0 || err != nil {
+		t.Errorf("afterwards %d documents are there, %v", n, err)
+	}
 }
 
 // What was given back properly is left alone, whatever else its process does.

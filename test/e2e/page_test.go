@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,7 @@ func TestPage(t *testing.T) {
 	part("StepDownAndPause", testStepDownAndPause)
 	part("NodesAndPins", testNodesAndPins)
 	part("Slots", testSlots)
+	part("HostileText", testHostileText)
 	part("Viewer", testViewer)
 	part("Clear", testClearing)
 	part("AutoRefresh", testAutoRefresh)
@@ -356,4 +358,56 @@ func testMongoAway(s *scene, b *tab) {
 	b.openPage("/")
 	b.waitUntil("the banner gone", "document.getElementById('stale').hidden && document.querySelector('.slot')")
 	b.clearConsole() // the browser logs responses with status 503
+}
+
+// testHostileText opens each list and each detail with a hostile text in each field that a service, a node or an address can fill. If
+// the text became a part of the page, it would run a script.
+func testHostileText(s *scene, b *tab) {
+	now := time.Now()
+	s.setLastHeartbeat("node"+hostile, now, "orders")
+	s.insertDocument("outbox", bson.D{
+		{Key: "_id", Value: "evil" + hostile}, {Key: "aggregatetype", Value: "order" + hostile}, {Key: "aggregateid", Value: "a" + hostile}, {Key: "type", Value: "T" + hostile},
+		{Key: "key", Value: "key" + hostile}, {Key: "topic", Value: "topic" + hostile}, {Key: "payload", Value: hostile},
+		{Key: "headers", Value: bson.A{bson.D{{Key: "k", Value: "h" + hostile}, {Key: "v", Value: hostile}}}},
+	})
+	s.insertDocument("outbox", bson.D{
+		{Key: "_id", Value: "due" + hostile}, {Key: "aggregatetype", Value: "order"}, {Key: "aggregateid", Value: "a"}, {Key: "type", Value: "Due" + hostile},
+		{Key: "payload", Value: hostile}, {Key: "dueAt", Value: now.Add(time.Hour)},
+	})
+	if _, err := s.state.Collection("events").InsertOne(b.t.Context(), bson.D{
+		{Key: "at", Value: now}, {Key: "kind", Value: "kind" + hostile}, {Key: "watcher", Value: "orders" + hostile}, {Key: "node", Value: "node" + hostile},
+		{Key: "fields", Value: bson.D{{Key: "actor", Value: "actor" + hostile}, {Key: "source", Value: "api/" + hostile}, {Key: "reason", Value: hostile}}},
+	}); err != nil {
+		b.t.Fatal(err)
+	}
+	s.waitUntil("the hostile dead letter", func(context.Context) bool {
+		return s.countDocuments("outbox_dead", bson.D{{Key: "_id.id", Value: "evil" + hostile}}) == 1
+	})
+
+	q := url.QueryEscape
+	list := append([]string{
+		"/dead?type=" + q("T"+hostile), "/dead/letter?collection=" + q(s.db.Name()+".outbox") + "&id=" + q("evil"+hostile) + "&payload=1", "/lookup?q=" + q("evil"+hostile), "/lookup?by=key&q=" + q("key"+hostile),
+		"/pending?key=" + q("key"+hostile), "/log?kind=" + q("kind"+hostile), "/scheduled?type=" + q("Due"+hostile), "/sagas?database=" + q(hostile) + "&saga=" + q(hostile), "/inbox?database=" + q(hostile),
+		"/sagas?payload=1&database=" + q(s.db.Name()) + "&saga=order_sagas&id=saga-1", "/control?watcher=" + q("orders"+hostile), "/nowhere/" + url.PathEscape(hostile), "/?done=" + q(hostile),
+	}, pages...)
+	seen := 0
+	for _, at := range list {
+		b.openPage(at)
+		if n := evaluate[int](b, "document.querySelectorAll('img, [onerror], body script, iframe').length"); n > 0 {
+			b.t.Errorf("%s: text became %d elements", at, n)
+		}
+		if evaluate[bool](b, fmt.Sprintf("document.documentElement.textContent.includes(%q)", hostile)) {
+			seen++
+		}
+		// The console also logs a response with an error status.
+		for _, n := range b.consoleMessages() {
+			if !strings.Contains(n, "status of 4") {
+				b.t.Errorf("%s: console message: %s", at, n)
+			}
+		}
+		b.clearConsole()
+	}
+	if seen < 8 {
+		b.t.Errorf("only %d of %d pages show the text", seen, len(list))
+	}
 }

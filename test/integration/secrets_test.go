@@ -3,6 +3,10 @@
 package integration
 
 import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,10 +29,12 @@ const (
 	plantedPassphrase = "planted-key-passphrase"
 	plantedPayload    = "planted-payload"
 	plantedHeader     = "planted-header-value"
+	plantedOperator   = "planted-operator-token"
+	plantedReference  = "planted-reference"
 	plantedKey        = "planted-ordering-key"
 )
 
-var allPlanted = []string{plantedPassword, plantedKafka, plantedToken, plantedPassphrase, plantedPayload, plantedHeader, plantedKey}
+var allPlanted = []string{plantedPassword, plantedKafka, plantedToken, plantedPassphrase, plantedPayload, plantedHeader, plantedOperator, plantedReference, plantedKey}
 
 // leaks returns the planted words in a text, each with its surroundings.
 func findLeaks(text string) (out []string) {
@@ -80,10 +86,13 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 
 	uri := stack.MongoURI() + "&tls=true&tlsCAFile=" + write("ca.pem", stack.CA()) +
 		"&tlsCertificateKeyFile=" + write("both.pem", append(private, chain...)) + "&tlsCertificateKeyFilePassword=" + plantedPassphrase
-	s := kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: uri, Env: []string{"PLANTED_TOKEN=" + plantedToken, "MONGODB_LOG_ALL=debug", "GOTRACEBACK=all"}, Set: map[string]any{
+	s := kit.New(t, kit.Options{Stack: stack, Brokers: brokers, MongoURI: uri, Env: []string{"PLANTED_TOKEN=" + plantedToken, "PLANTED_OPERATOR=" + plantedOperator, "PLANTED_REFERENCE=" + plantedReference, "MONGODB_LOG_ALL=debug", "GOTRACEBACK=all"}, Set: map[string]any{
 		"kafka.sasl": map[string]any{"mechanism": "plain", "username": "relay", "password": "${file:" + write("password", []byte(plantedKafka+"\n")) + "}"},
 		"otel":       map[string]any{"endpoint": "http://collector:" + plantedToken + "@127.0.0.1:1", "token": "${env:PLANTED_TOKEN}", "metrics_interval": "1s"},
-		"retry":      map[string]any{"max_attempts": 2, "base": "50ms"},
+		// A reference at a key that is no secret.
+		"record.headers": map[string]any{"x-planted": "${env:PLANTED_REFERENCE}"},
+		"http.admin":     map[string]any{"listen": "127.0.0.1:0", "token": "${env:PLANTED_OPERATOR}"},
+		"retry":          map[string]any{"max_attempts": 2, "base": "50ms"},
 	}})
 
 	var said strings.Builder
@@ -114,7 +123,9 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 			_, body := relay.Get(path)
 			keep("GET "+path, body)
 		}
-
+		readAsOperator(t, relay, func(path, text string) {
+			keep("GET "+path, strings.ReplaceAll(text, plantedKey, "")) // an operator may see keys
+		})
 		for _, args := range [][]string{{"status"}, {"status", "--json"}, {"doctor"}, {"doctor", "--json"}, {"validate"}, {"validate", "--json"}, {"config", "print"}, {"roles"}, {"version"}} {
 			command(args...)
 		}
@@ -161,5 +172,62 @@ func plantEvents(t *testing.T, s *kit.Scene, name string) {
 	wrong := bson.D{{Key: "_id", Value: "wrong-" + name}, {Key: "aggregatetype", Value: 5}, {Key: "key", Value: plantedKey}, {Key: "payload", Value: payload}}
 	if _, err := s.Outbox().InsertOne(t.Context(), wrong); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// readAsOperator reads everything that the API and the page show to an operator without payloads.
+func readAsOperator(t *testing.T, relay *kit.Process, keep func(path, text string)) {
+	t.Helper()
+	_, address, _ := strings.Cut(relay.WaitForLog("operator's page and API are served"), "address")
+	address = "http://" + strings.TrimSpace(strings.SplitN(strings.Trim(address, `=": `), "\"", 2)[0])
+	client := &http.Client{Timeout: kit.Patience}
+	defer client.CloseIdleConnections()
+	get := func(path, token string) string {
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		req.Header.Set("Authorization", "Bearer "+token)
+		res, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		text, err := io.ReadAll(res.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		keep(path, string(text)+fmt.Sprint(res.Header))
+		return string(text)
+	}
+
+	var api struct {
+		Paths map[string]map[string]json.RawMessage `json:"paths"`
+	}
+	if err := json.Unmarshal([]byte(get("/api/openapi.json", plantedOperator)), &api); err != nil {
+		t.Fatal(err)
+	}
+
+	n := 0
+	for path, item := range api.Paths {
+		if _, get := item["get"]; !get || strings.HasSuffix(path, "/live") {
+			continue
+		}
+		n++
+		path = strings.NewReplacer("{watcher}", "w", "{id}", "x").Replace(path)
+		for _, query := range []string{"", "?id=wrong-text", "?limit=nothing"} {
+			get(path+query, plantedOperator)
+		}
+	}
+
+	for _, path := range []string{"/", "/strip", "/pending", "/dead", "/dead/letter?id=wrong-text", "/lookup?q=wrong-text", "/nodes", "/log", "/scheduled", "/sagas", "/inbox", "/control", "/nothing"} {
+		get(path, plantedOperator)
+	}
+
+	get("/", plantedOperator+"-wrong")
+	if n < 20 || !strings.Contains(get("/api/v1/dead", plantedOperator), "wrong-text") {
+		t.Errorf("%d operations were asked, too little for the test to mean anything", n)
 	}
 }

@@ -175,6 +175,7 @@ func (r *testRun) handleEvent(e event) {
 		p.printOutput(test)
 	case "pass":
 		r.passed++
+		p.printRace(test)
 		delete(p.output, test)
 	case "skip":
 		r.skipped++
@@ -187,7 +188,7 @@ func (p *packageResult) addOutput(test, line string) {
 	switch {
 	case strings.HasPrefix(line, "panic: ") || strings.HasPrefix(line, "fatal error: "):
 		p.reason = "panic or time-out"
-	case strings.HasPrefix(line, "WARNING: DATA RACE"):
+	case isRace(line):
 		p.reason = "data race"
 	case strings.HasPrefix(line, "=== ") || test == "" && line == "PASS\n":
 		// go test prints these lines only with -v.
@@ -195,6 +196,16 @@ func (p *packageResult) addOutput(test, line string) {
 	}
 	p.output[test] = append(p.output[test], line)
 }
+
+// printRace prints the output of a passed test if it contains a report of the race detector. go test adds the report to the
+// output of the test that wrote last, which may be a different test than the one that it fails.
+func (p *packageResult) printRace(test string) {
+	if slices.ContainsFunc(p.output[test], isRace) {
+		p.printOutput(test)
+	}
+}
+
+func isRace(line string) bool { return strings.HasPrefix(line, "WARNING: DATA RACE") }
 
 func (p *packageResult) printOutput(test string) {
 	fmt.Fprint(p.out, strings.Join(p.output[test], ""))

@@ -9,7 +9,8 @@ import (
 	"go.mongodb.org/mongo-driver/v2/mongo"
 )
 
-// InsertPatience is what an insert may take beside a change of its collection: half a second, and what a loaded machine adds.
+// InsertPatience is how long an insert may wait for locks during a change of its collection: half a second, and as much again
+// because a loaded machine delays the relay when it calls the change off.
 const InsertPatience = time.Second
 
 // Transaction is one of a service that stays open.
@@ -47,32 +48,79 @@ func (t *Transaction) CommitAfter(d time.Duration) {
 	}
 }
 
-// SlowestInsert inserts documents into coll one after the other until slowest is called, which returns what the slowest insert took.
-func SlowestInsert(tb testing.TB, coll *mongo.Collection) (slowest func() time.Duration) {
+// LongestInsertWait inserts documents into coll one after the other until the function that it returns is called, which returns
+// how long the insert that waited longest for locks has waited. The server's profiler measures the wait: the duration of an
+// insert, measured here, is mostly a matter of the machine's load.
+func LongestInsertWait(tb testing.TB, coll *mongo.Collection) (longest func() time.Duration) {
+	tb.Helper()
+	db := coll.Database()
+	profile := bson.D{{Key: "profile", Value: 1}, {Key: "filter", Value: bson.D{
+		{Key: "ns", Value: db.Name() + "." + coll.Name()}, {Key: "op", Value: "insert"},
+	}}}
+	err := db.RunCommand(tb.Context(), bson.D{{Key: "create", Value: "system.profile"}, {Key: "capped", Value: true}, {Key: "size", Value: 16 << 20}}).Err()
+	if err == nil {
+		err = db.RunCommand(tb.Context(), profile).Err()
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+
 	ctx, cancel := context.WithCancel(context.WithoutCancel(tb.Context()))
-	ended := make(chan time.Duration, 1)
+	ended := make(chan struct{})
 	go func() {
-		var worst time.Duration
+		defer close(ended)
 		for ctx.Err() == nil {
-			began := time.Now()
-			if _, err := coll.InsertOne(context.WithoutCancel(ctx), bson.D{{Key: "beside", Value: true}}); err != nil {
-				tb.Errorf("an insert beside a change: %v", err)
-				break
+			if _, err := coll.InsertOne(context.WithoutCancel(ctx), bson.D{{Key: "inserted", Value: true}}); err != nil {
+				tb.Errorf("inserting during a change of the collection: %v", err)
+				return
 			}
-			worst = max(worst, time.Since(began))
 			select {
 			case <-ctx.Done():
 			case <-time.After(5 * time.Millisecond):
 			}
 		}
-		ended <- worst
 	}()
-	stop := func() time.Duration {
+	stop := func() {
 		cancel()
-		d := <-ended
-		ended <- d
-		return d
+		<-ended
 	}
-	tb.Cleanup(func() { stop() })
-	return stop
+	tb.Cleanup(stop)
+	return func() time.Duration {
+		tb.Helper()
+		stop()
+		return longestLockWait(tb, db)
+	}
+}
+
+// longestLockWait returns the longest time that a profiled operation has waited for locks of all kinds.
+func longestLockWait(tb testing.TB, db *mongo.Database) time.Duration {
+	tb.Helper()
+	type lock struct {
+		TimeAcquiringMicros map[string]int64 `bson:"timeAcquiringMicros"`
+	}
+	var profiled []struct {
+		Locks map[string]lock `bson:"locks"`
+	}
+	cur, err := db.Collection("system.profile").Find(tb.Context(), bson.D{})
+	if err == nil {
+		err = cur.All(tb.Context(), &profiled)
+	}
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if len(profiled) == 0 {
+		tb.Fatal("the profiler recorded no insert, so the longest wait is unknown")
+	}
+
+	var longest time.Duration
+	for _, operation := range profiled {
+		var waited time.Duration
+		for _, l := range operation.Locks {
+			for _, micros := range l.TimeAcquiringMicros {
+				waited += time.Duration(micros) * time.Microsecond
+			}
+		}
+		longest = max(longest, waited)
+	}
+	return longest
 }

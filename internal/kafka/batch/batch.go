@@ -1,4 +1,4 @@
-// Package batch encodes and decodes Kafka record batches of version 2, with producer id, epoch and sequence, so that
+// Package batch encodes Kafka record batches of version 2, with producer id, epoch and sequence, so that
 // records are copied once: from the envelope into the bytes that are sent.
 //
 // Order: records keep the order of Append. Blocking: never. Cost: one copy of a record and no allocation while the buffer
@@ -65,6 +65,15 @@ func (b *Builder) Room() int { return cap(b.buf) - len(b.buf) }
 
 // Len is the length of the batch before compression, without the prefix of the record set.
 func (b *Builder) Len() int { return max(len(b.buf)-prefix, 0) }
+
+// Records returns the encoded records of a batch that is not compressed, the time to which theirs are relative, and how many
+// they are. The bytes are the Builder's own.
+func (b *Builder) Records() (body []byte, firstMS int64, n int) {
+	return b.buf[start:], b.firstMS, int(b.n)
+}
+
+// Sealed returns the batch in a record set that Seal has returned.
+func Sealed(set []byte) []byte { return set[prefix:] }
 
 // Count is the number of records.
 func (b *Builder) Count() int32 { return b.n }

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 	"pgregory.net/rapid"
 
+	"github.com/outrelay/outrelay/internal/kafka/fetched"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -180,22 +181,32 @@ func segmentio(t *rapid.T, sealed []byte, p Producer, seq int32) []plain {
 }
 
 func own(t *rapid.T, sealed []byte) []plain {
-	r, err := Open(sealed)
-	if err != nil {
-		t.Fatal(err)
+	var out []plain
+	for b, err := range fetched.Batches(Sealed(sealed)) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := b.Records(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, want(all(t, list))...)
 	}
-	var recs []record.Record
+	return out
+}
+
+// all reads what is left of a list.
+func all(t interface{ Fatal(...any) }, list fetched.Records) (recs []record.Record) {
 	for {
-		var rec record.Record
-		ok, err := r.Next(&rec)
+		var x fetched.Record
+		ok, err := list.Next(&x)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !ok {
-			return want(recs)
+			return recs
 		}
-		rec.Headers = append([]record.Header(nil), rec.Headers...)
-		recs = append(recs, rec)
+		recs = append(recs, record.Record{Key: x.Key, Value: x.Value, Headers: x.Headers, TimeMS: x.TimeMS})
 	}
 }
 
@@ -214,52 +225,11 @@ func TestSequenceWrapsAt2To31(t *testing.T) {
 	}
 }
 
-func TestOpenRefusesWhatIsNoBatch(t *testing.T) {
+func TestAnUnknownCodecIsNamed(t *testing.T) {
 	t.Parallel()
-	recs := []record.Record{{Key: []byte("k"), Value: []byte(strings.Repeat("v", 100)), Headers: []record.Header{{Key: []byte("id"), Value: []byte("1")}}}}
-	good := encode(t, recs, None(), Producer{}, 0)
-	zipped := encode(t, recs, codecByID(1), Producer{}, 0)
-	for name, b := range map[string][]byte{
-		"empty":         nil,
-		"short":         good[:30],
-		"cut":           good[:len(good)-1],
-		"version":       change(good, prefix+16, 1),
-		"codec":         change(good, prefix+22, 7),
-		"record length": change(good, start, 0xff),
-		"gzip":          change(zipped, start+1, 0),
-	} {
-		r, err := Open(b)
-		var rec record.Record
-		for ok := err == nil; ok; {
-			ok, err = r.Next(&rec)
-		}
-		if !errors.Is(err, ErrCorrupt) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 	if _, err := ParseCodec("brotli"); err == nil || !strings.Contains(err.Error(), "zstd") {
 		t.Errorf("an unknown codec: %v", err)
 	}
-}
-
-func change(b []byte, at int, to byte) []byte {
-	b = bytes.Clone(b)
-	b[at] = to
-	return b
-}
-
-func FuzzOpen(f *testing.F) {
-	for _, c := range allCodecs(f) {
-		f.Add(encode(f, []record.Record{{Key: []byte("k"), Value: []byte("v")}, {Headers: []record.Header{{Key: []byte("id")}}}}, c, Producer{}, 7))
-	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		r, err := Open(b)
-		var rec record.Record
-		for ok := err == nil; ok; {
-			ok, err = r.Next(&rec)
-			ok = ok && err == nil
-		}
-	})
 }
 
 func TestMoveKeepsRecordsAndGivesTheOldMemoryBack(t *testing.T) {
@@ -276,17 +246,13 @@ func TestMoveKeepsRecordsAndGivesTheOldMemoryBack(t *testing.T) {
 		t.Fatal("the old memory is lost")
 	}
 	b.Append(&recs[1])
-	r := b.Reader()
+	unsealed := fetched.Unsealed(b.Records())
+	list, err := unsealed.Records(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	var got []string
-	for {
-		var rec record.Record
-		ok, err := r.Next(&rec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if !ok {
-			break
-		}
+	for _, rec := range all(t, list) {
 		got = append(got, string(rec.Key))
 	}
 	if d := cmp.Diff([]string{"a", "b"}, got); d != "" {

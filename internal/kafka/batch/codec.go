@@ -1,16 +1,13 @@
 package batch
 
 import (
-	"bytes"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 	"sync"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
-	"github.com/segmentio/kafka-go/compress"
 	"github.com/segmentio/kafka-go/compress/gzip"
 	"github.com/segmentio/kafka-go/compress/snappy"
 )
@@ -19,10 +16,9 @@ const none = 0
 
 // Codec is one way to compress the records of a batch. It is safe for concurrent use.
 type Codec struct {
-	name       string
-	id         int8
-	compress   func(dst, src []byte) ([]byte, error) // appends
-	decompress func(src []byte) ([]byte, error)
+	name     string
+	id       int8
+	compress func(dst, src []byte) ([]byte, error) // appends
 }
 
 var codecs = []*Codec{
@@ -30,7 +26,7 @@ var codecs = []*Codec{
 	stream("gzip", 1, &gzip.Codec{}),
 	stream("snappy", 2, &snappy.Codec{Framing: snappy.Framed, Compression: snappy.FasterCompression}),
 	stream("lz4", 3, lz4Codec{}),
-	{name: "zstd", id: 4, compress: zstdCompress, decompress: zstdDecompress},
+	{name: "zstd", id: 4, compress: zstdCompress},
 }
 
 // None leaves records as they are.
@@ -56,17 +52,11 @@ func (c *Codec) String() string { return c.name }
 // IsNone reports whether records stay as they are.
 func (c *Codec) IsNone() bool { return c.id == none }
 
-func codecByID(id int8) *Codec {
-	if id < 0 || int(id) >= len(codecs) {
-		return nil
-	}
-	return codecs[id]
+type writers interface {
+	NewWriter(w io.Writer) io.WriteCloser
 }
 
-// maxDecompressed bounds what Open expands: far above any batch that the sink cuts, and the broker's own limit.
-const maxDecompressed = 256 << 20
-
-func stream(name string, id int8, c compress.Codec) *Codec {
+func stream(name string, id int8, c writers) *Codec {
 	return &Codec{
 		name: name, id: id,
 		compress: func(dst, src []byte) ([]byte, error) {
@@ -79,14 +69,6 @@ func stream(name string, id int8, c compress.Codec) *Codec {
 				return nil, fmt.Errorf("compressing with %s: %w", name, err)
 			}
 			return a.p, nil
-		},
-		decompress: func(src []byte) ([]byte, error) {
-			r := c.NewReader(bytes.NewReader(src))
-			out, err := io.ReadAll(io.LimitReader(r, maxDecompressed))
-			if err != nil {
-				return nil, fmt.Errorf("decompressing %s: %w", name, err)
-			}
-			return out, r.Close()
 		},
 	}
 }
@@ -112,9 +94,6 @@ var lz4Writers = sync.Pool{New: func() any {
 
 type lz4Writer struct{ *lz4.Writer }
 
-func (lz4Codec) Code() int8                          { return 3 }
-func (lz4Codec) Name() string                        { return "lz4" }
-func (lz4Codec) NewReader(r io.Reader) io.ReadCloser { return io.NopCloser(lz4.NewReader(r)) }
 func (lz4Codec) NewWriter(w io.Writer) io.WriteCloser {
 	z, _ := lz4Writers.Get().(*lz4.Writer)
 	z.Reset(w)
@@ -128,16 +107,11 @@ func (w lz4Writer) Close() error {
 	return err
 }
 
-// The zstd library's one-shot calls need no writer for each batch and do not allocate; its states are made on first use,
-// because they are large.
-var (
-	zstdEncoder = sync.OnceValues(func() (*zstd.Encoder, error) {
-		return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(2), zstd.WithZeroFrames(true))
-	})
-	zstdDecoder = sync.OnceValues(func() (*zstd.Decoder, error) {
-		return zstd.NewReader(nil, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(maxDecompressed))
-	})
-)
+// The zstd library's one-shot calls need no writer for each batch and do not allocate; its state is made on first use,
+// because it is large.
+var zstdEncoder = sync.OnceValues(func() (*zstd.Encoder, error) {
+	return zstd.NewWriter(nil, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithEncoderConcurrency(2), zstd.WithZeroFrames(true))
+})
 
 func zstdCompress(dst, src []byte) ([]byte, error) {
 	e, err := zstdEncoder()
@@ -145,16 +119,4 @@ func zstdCompress(dst, src []byte) ([]byte, error) {
 		return nil, fmt.Errorf("compressing with zstd: %w", err)
 	}
 	return e.EncodeAll(src, dst), nil
-}
-
-func zstdDecompress(src []byte) ([]byte, error) {
-	d, err := zstdDecoder()
-	if err != nil {
-		return nil, fmt.Errorf("decompressing zstd: %w", err)
-	}
-	out, err := d.DecodeAll(src, nil)
-	if err != nil {
-		return nil, fmt.Errorf("decompressing zstd: %w", err)
-	}
-	return slices.Clip(out), nil
 }

@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,22 +44,27 @@ var Anew = Producer{ID: -1, Epoch: -1}
 type Client struct {
 	Kafka     *kafka.Client    // Addr is used; its Transport should be the one below
 	Transport *kafka.Transport // all requests go through it
-	// Timeout bounds one request. Defaults to 5 s.
+	// Timeout bounds a request for one topic or partition; each further one adds a millisecond. Defaults to 5 s.
 	Timeout time.Duration
 
 	mu     sync.Mutex
 	minISR map[string]minISR
 }
 
-func (c *Client) timeout() time.Duration {
-	if c.Timeout > 0 {
-		return c.Timeout
+// perItem is the time that a request gets for each topic or partition in it.
+const perItem = time.Millisecond
+
+// bounded is ctx with the time that a request for so many topics or partitions may take.
+func (c *Client) bounded(ctx context.Context, items int) (context.Context, context.CancelFunc) {
+	least := c.Timeout
+	if least <= 0 {
+		least = 5 * time.Second
 	}
-	return 5 * time.Second
+	return context.WithTimeout(ctx, least+time.Duration(items)*perItem)
 }
 
-func (c *Client) roundTrip(ctx context.Context, req kafka.Request) (kafka.Response, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout())
+func (c *Client) roundTrip(ctx context.Context, items int, req kafka.Request) (kafka.Response, error) {
+	ctx, cancel := c.bounded(ctx, items)
 	defer cancel()
 	return c.Transport.RoundTrip(ctx, c.Kafka.Addr, req)
 }
@@ -91,10 +97,7 @@ func (p Patience) open(ctx context.Context) error {
 
 // do repeats try until it succeeds, fails for good, or patience ends.
 func (p Patience) do(ctx context.Context, step string, try func(context.Context) error, refresh func(context.Context)) error {
-	stuck := p.Stuck
-	if stuck <= 0 {
-		stuck = stuckLimit
-	}
+	stuck := cmp.Or(p.Stuck, stuckLimit)
 	var stuckSince time.Time
 	begin, said := time.Now(), false
 	for n := 1; ; n++ {
@@ -171,15 +174,11 @@ func lost(err error) bool { return errors.Is(err, kafka.InvalidProducerIDMapping
 
 // Event is something an operator may want to know. It is no error: the take-over goes on.
 type Event struct {
-	Kind    EventKind
-	Topic   string // of the kinds that concern a partition
-	From    int64  // the offset that was asked for, of OutOfRange and Truncated
-	To      int64  // the offset that was read instead
-	Text    string // for people: what happened, to what, and what to do
-	Part    int32
-	Alarm   bool     // of ProducerIDChanged: it was not to be expected
-	Old     Producer // of ProducerIDChanged
-	Current Producer // of ProducerIDChanged and GenerationMoved
+	Kind  EventKind
+	Topic string   // of the kinds that concern a partition
+	Text  string   // for people: what happened, to what, and what to do
+	Alarm bool     // of ProducerIDChanged: it was not to be expected
+	Old   Producer // of ProducerIDChanged
 }
 
 // EventKind names an event; it is fit for a log field and a metric label.

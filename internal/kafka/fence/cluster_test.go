@@ -90,7 +90,7 @@ func (k cluster) topic(tb testing.TB, minISR string, replicas [][]int) string {
 			return s.Replicas != len(replicas[tp.Partition]) || s.ISR != s.Replicas || s.Sick != ""
 		})
 	})
-	c.Refresh(ctx)
+	c.refresh(ctx)
 	return name
 }
 
@@ -114,7 +114,7 @@ func hammer(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (taken
 				out <- code == 0
 				return
 			}
-			c.Refresh(ctx)
+			c.refresh(ctx)
 			pause(ctx, 50*time.Millisecond)
 		}
 		close(out)
@@ -142,7 +142,7 @@ func flow(tb testing.TB, c *Client, tp record.TopicPartition, id Producer, name 
 					tb.Errorf("flow to %s: %v", tpString(tp), kafka.Error(code))
 					return
 				}
-				c.Refresh(tb.Context())
+				c.refresh(tb.Context())
 				pause(tb.Context(), 50*time.Millisecond)
 			}
 			sent = sequence(name, len(sent)+1)

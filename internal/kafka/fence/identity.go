@@ -14,7 +14,7 @@ import (
 type Identity [16]byte
 
 // identifying are the headers that make up an identity, in the order in which they are digested.
-var identifying = [...]string{"id", "outrelay-id-type", "outrelay-ns", "outrelay-delivery"}
+var identifying = [...]string{record.HeaderID, record.HeaderIDType, record.HeaderNamespace, record.HeaderDelivery}
 
 // identity collects the values of the identifying headers; the first of a name counts.
 type identity struct {
@@ -52,11 +52,8 @@ func (x *identity) sum() (Identity, bool) {
 
 // IdentityOf is the identity of a record that is about to be sent, by its headers; false if it has no header `id`.
 func IdentityOf(headers []record.Header) (Identity, bool) {
-	var x identity
-	for i := range headers {
-		x.add(headers[i].Key, headers[i].Value)
-	}
-	return x.sum()
+	var same Alias
+	return same.identityOf(headers)
 }
 
 // Alias is a collection whose records name it or not. A watcher of one collection leaves the header `outrelay-ns` out; when

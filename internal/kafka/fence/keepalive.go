@@ -33,7 +33,7 @@ func (s *Session) KeepAlive(ctx context.Context, idle, spare []record.TopicParti
 		return err
 	}
 	current := s.Producer()
-	if current.Epoch >= s.maxEpoch() {
+	if current.Epoch >= s.in.epochs {
 		return fmt.Errorf("epoch %d of transactional id %s nears its end: %w", current.Epoch, s.TransactionalID(), ErrSelfMove)
 	}
 	done := false
@@ -77,7 +77,7 @@ func (s *Session) touch(ctx context.Context, tp record.TopicPartition) (bool, er
 	if err != nil {
 		return false, context.Cause(ctx)
 	}
-	err = s.complete(ctx, tp, newTail(end), s.own())
+	err = s.complete(ctx, tp, newTail(end), s.in.Own)
 	if errors.Is(err, errRefused) {
 		return false, nil
 	}

@@ -79,7 +79,7 @@ func ready(tb testing.TB, c *Client, name string, partitions int) {
 		h, err := c.Health(ctx, []string{name})
 		return err == nil && h.Counts[name] == partitions && len(h.Healthy(all(name, partitions))) == partitions
 	})
-	c.Refresh(ctx)
+	c.refresh(ctx)
 }
 
 func all(topic string, partitions int) []record.TopicPartition {
@@ -177,7 +177,7 @@ func put(tb testing.TB, c *Client, tp record.TopicPartition, b []byte) (code int
 	until(tb, ctx, "produce to "+tpString(tp), func() bool {
 		code, offset = once(ctx, c, tp, b)
 		if code == -99 || kafka.Error(code).Temporary() {
-			c.Refresh(ctx)
+			c.refresh(ctx)
 			return false
 		}
 		return true

@@ -23,16 +23,6 @@ type Bounds struct {
 	Time  time.Duration // defaults to 60 s
 }
 
-func (b Bounds) orDefaults() Bounds {
-	if b.Bytes <= 0 {
-		b.Bytes = 2 << 30
-	}
-	if b.Time <= 0 {
-		b.Time = time.Minute
-	}
-	return b
-}
-
 // part is one partition being read.
 type part struct {
 	record.TopicPartition
@@ -64,7 +54,6 @@ type reader struct {
 	begin   time.Time
 	moved   atomic.Int64 // last progress of any partition, Unix nanoseconds
 	regroup atomic.Bool
-	mu      sync.Mutex // event
 }
 
 const (
@@ -262,8 +251,8 @@ func (r *reader) refused(ctx context.Context, leader int32, p *part, code kafka.
 		r.bad(p, err)
 		return
 	}
-	r.tell(Event{
-		Kind: OutOfRange, Topic: p.Topic, Part: p.Partition, From: p.tail.Next, To: start,
+	r.event(Event{
+		Kind: OutOfRange, Topic: p.Topic,
 		Text: fmt.Sprintf("offset %d of %s is not in its log (retention passed it, or the topic was created anew): reading from %d; what is sent again may be a duplicate", p.tail.Next, tpString(p.TopicPartition), start),
 	})
 	if start > p.tail.Next { // retention: what was read before it stays true
@@ -273,15 +262,6 @@ func (r *reader) refused(ctx context.Context, leader int32, p *part, code kafka.
 	}
 	p.tail.OutOfRange = true
 	r.progress(p)
-}
-
-func (r *reader) tell(e Event) {
-	if r.event == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.event(e)
 }
 
 // cut applies the bounds, topic by topic: once half of the bound is used and what remains will not fit into the other
@@ -331,8 +311,8 @@ func (r *reader) jump(p *part, share float64) {
 	if to <= t.Next {
 		return
 	}
-	r.tell(Event{
-		Kind: Truncated, Topic: p.Topic, Part: p.Partition, From: t.Next, To: to,
+	r.event(Event{
+		Kind: Truncated, Topic: p.Topic,
 		Text: fmt.Sprintf("the tail of %s is longer than the bound of the read-back: offsets %d to %d are not read; what is sent again may be a duplicate", tpString(p.TopicPartition), t.Next, to-1),
 	})
 	t.Next, t.Truncated = to, true

@@ -113,7 +113,7 @@ func (s *Session) barriers(ctx context.Context, tp record.TopicPartition, hangin
 		var err error
 		if x.ID == current.ID && x.Generation == generation {
 			// Our own id, with the epoch that we send with: it is above every earlier one, and data flows on elsewhere.
-			err = s.complete(ctx, tp, tail, s.own())
+			err = s.complete(ctx, tp, tail, s.in.Own)
 			if err != nil && !errors.Is(err, errRefused) {
 				return err
 			}

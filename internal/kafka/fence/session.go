@@ -1,6 +1,7 @@
 package fence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,6 +38,8 @@ type held struct {
 }
 
 func newSession(c *Client, in In) *Session {
+	in.Idle, in.Own, in.epochs = cmp.Or(in.Idle, readIdle), cmp.Or(in.Own, ownTotal), cmp.Or(in.epochs, MaxEpoch)
+	in.Bounds.Bytes, in.Bounds.Time = cmp.Or(in.Bounds.Bytes, 2<<30), cmp.Or(in.Bounds.Time, time.Minute)
 	return &Session{
 		c: c, in: in, generation: in.Generation,
 		held: map[record.TopicPartition]*held{}, old: map[int]Producer{}, gone: map[int64]bool{},
@@ -97,27 +100,6 @@ func (s *Session) tell(e Event) {
 	s.in.Event(e)
 }
 
-func (s *Session) idle() time.Duration {
-	if s.in.Idle > 0 {
-		return s.in.Idle
-	}
-	return readIdle
-}
-
-func (s *Session) own() time.Duration {
-	if s.in.Own > 0 {
-		return s.in.Own
-	}
-	return ownTotal
-}
-
-func (s *Session) maxEpoch() int16 {
-	if s.in.epochs > 0 {
-		return s.in.epochs
-	}
-	return MaxEpoch
-}
-
 func (s *Session) reader() *reader {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +107,7 @@ func (s *Session) reader() *reader {
 	for _, x := range s.retired {
 		ours[x.ID] = true
 	}
-	return &reader{c: s.c, ours: ours, alias: s.in.Alias, bounds: s.in.Bounds.orDefaults(), pat: s.pat(), idle: s.idle(), event: s.tell}
+	return &reader{c: s.c, ours: ours, alias: s.in.Alias, bounds: s.in.Bounds, pat: s.pat(), idle: s.in.Idle, event: s.tell}
 }
 
 func (s *Session) quarantined() []record.TopicPartition {
@@ -199,7 +181,7 @@ func (s *Session) forgotten(ctx context.Context, generation int, got Producer) {
 		idle, limit := time.Since(s.in.Alive), s.c.Expiry(ctx).TransactionalID
 		alarm, age = idle < limit, fmt.Sprintf("it was last kept alive %s ago and expires after %s", idle.Round(time.Second), limit)
 	}
-	s.tell(Event{Kind: ProducerIDChanged, Alarm: alarm, Old: *before, Current: got, Text: fmt.Sprintf(
+	s.tell(Event{Kind: ProducerIDChanged, Alarm: alarm, Old: *before, Text: fmt.Sprintf(
 		"transactional id %s had %v and has %v now (%s): the earlier owner cannot be fenced in Kafka any more; make sure that no process of it is left",
 		s.txid(generation), *before, got, age)})
 }
@@ -231,7 +213,7 @@ func (s *Session) nextGeneration(ctx context.Context) (err error) {
 		s.mu.Lock()
 		s.current = got
 		s.mu.Unlock()
-		s.tell(Event{Kind: GenerationMoved, Current: got, Text: fmt.Sprintf("transactional id %s was left for %s", s.txid(g-1), s.txid(g))})
+		s.tell(Event{Kind: GenerationMoved, Text: fmt.Sprintf("transactional id %s was left for %s", s.txid(g-1), s.txid(g))})
 		return nil
 	}
 }

@@ -171,7 +171,7 @@ func (t *takeOver) fence(ctx context.Context) error {
 	var wg sync.WaitGroup
 	barrier, next := t.current, t.current
 	var reinit error
-	if !stuck && barrier.Epoch < t.maxEpoch() {
+	if !stuck && barrier.Epoch < t.in.epochs {
 		wg.Go(func() { next, reinit = t.c.Init(ctx, t.txid(t.generation), barrier, t.pat()) })
 	}
 	err = t.read(ctx, h, without(covered, refused))
@@ -179,7 +179,7 @@ func (t *takeOver) fence(ctx context.Context) error {
 	switch {
 	case err != nil:
 		return err
-	case stuck || errors.Is(reinit, ErrStuck) || barrier.Epoch >= t.maxEpoch():
+	case stuck || errors.Is(reinit, ErrStuck) || barrier.Epoch >= t.in.epochs:
 		return t.nextGeneration(ctx) // nothing was ever sent with the epoch of the barrier
 	case reinit != nil:
 		return reinit
@@ -241,7 +241,7 @@ func (t *takeOver) hung(ctx context.Context, txid string) error {
 		where = "sick: " + strings.Join(sick[:min(len(sick), 20)], ", ")
 	}
 	t.tell(Event{
-		Kind: Hung, Current: t.current,
+		Kind: Hung,
 		Text: fmt.Sprintf("transactional id %s has a transaction that does not end; %d of %d partitions cannot be fenced and wait until it does; %s",
 			txid, len(t.held), len(t.held)+len(t.released), where),
 	})
@@ -249,12 +249,8 @@ func (t *takeOver) hung(ctx context.Context, txid string) error {
 }
 
 func (t *takeOver) out() *Out {
-	o := &Out{
+	return &Out{
 		Producer: t.current, Generation: t.generation, Senders: t.Senders(), Released: t.released,
-		Quarantined: map[record.TopicPartition]string{}, Missing: t.missing, Session: t.Session,
+		Quarantined: t.Quarantined(), Missing: t.missing, Session: t.Session,
 	}
-	for tp, q := range t.held {
-		o.Quarantined[tp] = q.reason
-	}
-	return o
 }

@@ -69,111 +69,35 @@ func Parse(body []byte, v int16) (*Answer, error) {
 	if v < 4 || v > 11 {
 		return nil, fmt.Errorf("fetch version %d: the broker must speak 4 to 11 (Kafka 0.11 or later)", v)
 	}
-	d := decoder{b: body}
-	d.skip(4) // throttle
+	d := reply.Decoder{B: body}
+	d.Skip(4) // throttle
 	if v >= 7 {
-		if code := d.i16(); code != 0 {
+		if code := d.Int16(); code != 0 {
 			return nil, kafka.Error(code)
 		}
-		d.skip(4) // session
+		d.Skip(4) // session
 	}
 	out := &Answer{}
-	for range d.count(2 + 4) {
-		topic := string(d.bytes(int(d.i16())))
-		for range d.count(4 + 2 + 8 + 8 + 4 + 4) {
-			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.i32()}, Start: -1}
-			p.Code, p.High, p.Stable = d.i16(), d.i64(), d.i64()
+	for range d.Count(2 + 4) {
+		topic := string(d.Bytes(int(d.Int16())))
+		for range d.Count(4 + 2 + 8 + 8 + 4 + 4) {
+			p := Partition{TopicPartition: record.TopicPartition{Topic: topic, Partition: d.Int32()}, Start: -1}
+			p.Code, p.High, p.Stable = d.Int16(), d.Int64(), d.Int64()
 			if v >= 5 {
-				p.Start = d.i64()
+				p.Start = d.Int64()
 			}
-			for range d.count(16) {
-				p.Aborted = append(p.Aborted, Aborted{Producer: d.i64(), First: d.i64()})
+			for range d.Count(16) {
+				p.Aborted = append(p.Aborted, Aborted{Producer: d.Int64(), First: d.Int64()})
 			}
 			if v >= 11 {
-				d.skip(4) // preferred replica
+				d.Skip(4) // preferred replica
 			}
-			p.Set = d.bytes(int(d.i32()))
+			p.Set = d.Bytes(int(d.Int32()))
 			out.Partitions = append(out.Partitions, p)
 		}
 	}
-	if d.bad {
+	if d.Bad {
 		return nil, errors.New("reading the answer to a fetch: it ends too early")
 	}
 	return out, nil
-}
-
-// decoder walks a buffer; reading past its end sets bad and yields zeros.
-type decoder struct {
-	b   []byte
-	bad bool
-}
-
-// bytes are the next n; nil for none or a negative number, as null has.
-func (d *decoder) bytes(n int) []byte {
-	if n <= 0 {
-		return nil
-	}
-	if n > len(d.b) {
-		d.b, d.bad = nil, true
-		return nil
-	}
-	x := d.b[:n:n]
-	d.b = d.b[n:]
-	return x
-}
-
-func (d *decoder) skip(n int) { d.bytes(n) }
-
-func (d *decoder) i16() int16 {
-	if x := d.bytes(2); x != nil {
-		return int16(binary.BigEndian.Uint16(x))
-	}
-	return 0
-}
-
-func (d *decoder) i32() int32 {
-	if x := d.bytes(4); x != nil {
-		return int32(binary.BigEndian.Uint32(x))
-	}
-	return 0
-}
-
-func (d *decoder) i64() int64 {
-	if x := d.bytes(8); x != nil {
-		return int64(binary.BigEndian.Uint64(x))
-	}
-	return 0
-}
-
-// count is the length of an array whose elements take at least that many bytes each; a null array has none.
-func (d *decoder) count(least int) int {
-	n := int(d.i32())
-	if n > len(d.b)/least {
-		d.b, d.bad = nil, true
-		return 0
-	}
-	return max(0, n)
-}
-
-// varint is a zigzag varint.
-func (d *decoder) varint() int64 {
-	x, n := binary.Varint(d.b)
-	if n <= 0 {
-		d.b, d.bad = nil, true
-		return 0
-	}
-	d.b = d.b[n:]
-	return x
-}
-
-// field is bytes with their length before them; nil for null alone.
-func (d *decoder) field() []byte {
-	n := d.varint()
-	switch {
-	case n < 0:
-		return nil
-	case n == 0:
-		return []byte{}
-	}
-	return d.bytes(int(min(n, int64(len(d.b))+1)))
 }

@@ -131,7 +131,7 @@ func TestRecordsOfEachCodecAreRead(t *testing.T) {
 	}
 }
 
-func TestCorruptBatchesEndASet(t *testing.T) {
+func TestCorruptBatchesAreErrors(t *testing.T) {
 	t.Parallel()
 	good, bad := set(t, "none"), set(t, "none")
 	bad[len(bad)-1] ^= 1

@@ -13,6 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"github.com/segmentio/kafka-go/compress"
 
+	"github.com/outrelay/outrelay/internal/kafka/reply"
 	"github.com/outrelay/outrelay/internal/record"
 )
 
@@ -84,10 +85,10 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 	if err != nil {
 		return false, early(err)
 	}
-	d := decoder{b: head}
+	d := reply.Decoder{B: head}
 	s.place(x, &d)
 	switch {
-	case d.bad:
+	case d.Bad:
 		return false, early(io.ErrUnexpectedEOF)
 	case x.Offset < from:
 		return true, s.skip(size)
@@ -102,31 +103,31 @@ func (s *Stream) Next(x *Record, from int64) (bool, error) {
 	if err != nil {
 		return false, early(err)
 	}
-	d = decoder{b: body}
+	d = reply.Decoder{B: body}
 	s.place(x, &d)
-	x.Key, x.Value = d.field(), d.field()
-	n := d.varint()
+	x.Key, x.Value = d.Field(), d.Field()
+	n := d.Varint()
 	if n > MaxHeaders {
 		x.Key, x.Value = nil, nil
 		return true, &TooLargeError{fmt.Sprintf("%d headers; at most %d can be read", n, MaxHeaders)}
 	}
-	for ; n > 0 && !d.bad; n-- {
-		x.Headers = append(x.Headers, record.Header{Key: d.field(), Value: d.field()})
+	for ; n > 0 && !d.Bad; n-- {
+		x.Headers = append(x.Headers, record.Header{Key: d.Field(), Value: d.Field()})
 	}
-	if d.bad {
+	if d.Bad {
 		return false, early(io.ErrUnexpectedEOF)
 	}
 	return true, nil
 }
 
 // place reads what stands before the key, and clears the rest.
-func (s *Stream) place(x *Record, d *decoder) {
-	d.skip(1) // attributes
-	*x = Record{TimeMS: s.batch.firstMS + d.varint(), Headers: x.Headers[:0]}
+func (s *Stream) place(x *Record, d *reply.Decoder) {
+	d.Skip(1) // attributes
+	*x = Record{TimeMS: s.batch.firstMS + d.Varint(), Headers: x.Headers[:0]}
 	if s.batch.attributes&0x08 != 0 {
 		x.TimeMS = s.batch.maxMS // the broker's time of the append
 	}
-	x.Offset = s.batch.Base + d.varint()
+	x.Offset = s.batch.Base + d.Varint()
 }
 
 // read returns the next n bytes. The memory grows with what arrives, not with what a length claims.

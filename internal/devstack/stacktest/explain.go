@@ -1,0 +1,75 @@
+package stacktest
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"go.mongodb.org/mongo-driver/v2/bson"
+	"go.mongodb.org/mongo-driver/v2/event"
+	"go.mongodb.org/mongo-driver/v2/mongo"
+	"go.mongodb.org/mongo-driver/v2/mongo/options"
+)
+
+// Plan is how the server carries out a statement: the stages of its plan, and the keys and documents that it examines.
+type Plan struct {
+	Command    bson.Raw
+	Stages     []string
+	Keys, Docs int64
+}
+
+// Explained connects a client whose finds, aggregations and deletions are explained just before they run. judge gets each plan.
+func Explained(tb testing.TB, judge func(Plan)) *mongo.Client {
+	tb.Helper()
+	asking := Client(tb)
+	return Client(tb, options.Client().SetMonitor(&event.CommandMonitor{Started: func(_ context.Context, e *event.CommandStartedEvent) {
+		if !slices.Contains([]string{"find", "aggregate", "delete"}, e.CommandName) {
+			return
+		}
+		statement := bson.D{{Key: "explain", Value: plain(e.Command)}, {Key: "verbosity", Value: "executionStats"}}
+		raw, err := asking.Database(e.DatabaseName).RunCommand(tb.Context(), statement).Raw()
+		if err != nil {
+			tb.Errorf("explaining %s: %v", e.Command, err)
+			return
+		}
+		p := Plan{Command: slices.Clone(e.Command)}
+		p.collect(raw)
+		judge(p)
+	}}))
+}
+
+// plain is a command without what belongs to its session.
+func plain(command bson.Raw) bson.D {
+	elems, _ := command.Elements()
+	var d bson.D
+	for _, e := range elems {
+		if name := e.Key(); name[0] != '$' && name != "lsid" && name != "readConcern" && name != "writeConcern" && name != "txnNumber" {
+			d = append(d, bson.E{Key: name, Value: e.Value()})
+		}
+	}
+	return d
+}
+
+func (p *Plan) collect(part bson.Raw) {
+	elems, err := part.Elements()
+	if err != nil {
+		return
+	}
+	for _, e := range elems {
+		v := e.Value()
+		n, _ := v.AsInt64OK()
+		switch e.Key() {
+		case "rejectedPlans", "command", "allPlansExecution":
+			continue
+		case "stage":
+			p.Stages = append(p.Stages, v.StringValue())
+		case "totalKeysExamined":
+			p.Keys += n
+		case "totalDocsExamined":
+			p.Docs += n
+		}
+		if v.Type == bson.TypeEmbeddedDocument || v.Type == bson.TypeArray {
+			p.collect(v.Value)
+		}
+	}
+}
