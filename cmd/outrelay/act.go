@@ -22,8 +22,8 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 )
 
-// operatorCommand is the common part of the commands that read or change the collections of a watcher: their flags, the
-// connection, the confirmation and the output.
+// operatorCommand is the common part of the commands that read or change the collections of a watcher:
+// their flags, the connection, the confirmation and the output.
 type operatorCommand struct {
 	p      *program
 	json   bool
@@ -57,9 +57,9 @@ func (a *operatorCommand) addActorFlag(c *cobra.Command) {
 	c.Flags().StringVar(&a.actor, "actor", "", "`name` for the events log; default: the name of the user")
 }
 
-// withOperator connects to the state database and calls f with the operator of the configured watcher. It sets no time
-// limit, because f may work for hours. Each call to the servers has its own timeout. If a later attempt may succeed, the
-// returned error exits with 75.
+// withOperator connects to the state database and calls f with the operator of the configured watcher.
+// It sets no time limit, because f may work for hours. Each call to the servers has its own timeout. If
+// a later attempt may succeed, the returned error exits with 75.
 func (a *operatorCommand) withOperator(ctx context.Context, f func(ctx context.Context, o admin.Operator) error) error {
 	cfg, _, err := a.p.loadWithLogger()
 	if err != nil {
@@ -116,8 +116,9 @@ func (a *operatorCommand) withOperatorBriefly(ctx context.Context, f func(ctx co
 	})
 }
 
-// classifyError marks err as temporary if the servers did not answer or failed, if the command was interrupted, or if older
-// nodes still run. A missing privilege and other errors of the operation stay permanent.
+// classifyError marks err as temporary if the servers did not answer or failed, if the command was
+// interrupted, or if older nodes still run. A missing privilege and other errors of the operation stay
+// permanent.
 func classifyError(err error) error {
 	const codeUnauthorized = 13
 	if err == nil {
@@ -152,8 +153,9 @@ func (a *operatorCommand) actorName() string {
 // errUnconfirmed is the error of a command whose confirmation was not answered with yes.
 var errUnconfirmed = errors.New("not confirmed; nothing was done")
 
-// confirm asks the user to confirm an action. action is a verb phrase with a count, such as "discard 1,204 dead letters of
-// shop.outbox". With --yes, confirm returns nil at once. Without a terminal, or with --json, it returns an error.
+// confirm asks the user to confirm an action. action is a verb phrase with a count, such as "discard
+// 1,204 dead letters of shop.outbox". With --yes, confirm returns nil at once. Without a terminal, or
+// with --json, it returns an error.
 func (a *operatorCommand) confirm(ctx context.Context, action string) error {
 	if a.yes {
 		return nil
@@ -172,7 +174,8 @@ func (a *operatorCommand) confirm(ctx context.Context, action string) error {
 
 // readLine returns the next line that the user types. It returns errUnconfirmed when ctx ends first.
 func (a *operatorCommand) readLine(ctx context.Context) (string, error) {
-	// A read of the terminal cannot be canceled. After an interrupt, the goroutine waits until the process ends.
+	// A read of the terminal cannot be canceled. After an interrupt, the goroutine waits until the
+	// process ends.
 	answer := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(a.p.in).ReadString('\n')
@@ -199,8 +202,8 @@ func (a *operatorCommand) printResult(v any, printText func(w io.Writer) error) 
 // progress is a progress bar. The zero progress draws nothing.
 type progress struct{ bar *progressbar.ProgressBar }
 
-// startProgress starts a bar up to total, or one without an end if total is below 0. It draws only on a terminal and
-// without --json.
+// startProgress starts a bar up to total, or one without an end if total is below 0. It draws only on a
+// terminal and without --json.
 func (a *operatorCommand) startProgress(description string, total int64) progress {
 	if !a.onTerminal || a.json {
 		return progress{}
@@ -250,7 +253,8 @@ func writeTable(w io.Writer, head string, rows func(row func(cells ...any))) err
 	return t.Flush()
 }
 
-// sanitizeLine makes s safe to print, because text from a document may hold control characters. It returns "-" for "".
+// sanitizeLine makes s safe to print, because text from a document may hold control characters. It
+// returns "-" for "".
 func sanitizeLine(s string) string {
 	s = strings.Map(func(r rune) rune {
 		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
@@ -284,8 +288,8 @@ func formatThousands(n int64) string {
 // zonedLayouts are the time formats that include a time zone.
 var zonedLayouts = []string{time.RFC3339Nano, "2006-01-02T15:04Z07:00"}
 
-// parsePastTime parses the value of a flag: a time, or a duration such as 2h before now. It returns the zero time for "". A
-// time without a zone is in UTC.
+// parsePastTime parses the value of a flag: a time, or a duration such as 2h before now. It returns the
+// zero time for "". A time without a zone is in UTC.
 func parsePastTime(flag, text string, now time.Time) (time.Time, error) {
 	if text == "" {
 		return time.Time{}, nil

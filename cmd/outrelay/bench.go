@@ -17,12 +17,12 @@ import (
 	"github.com/outrelay/outrelay/internal/bench"
 )
 
-// consumerEvents is the default number of records for bench --consumer. Each record needs a transaction, so the default for
-// the relay's backlog would take too long.
+// consumerEvents is the default number of records for bench --consumer. Each record needs a
+// transaction, so the default for the relay's backlog would take too long.
 const consumerEvents = 20_000
 
-// observedEvents is the default number of events for bench --observed. A short drain would measure mainly the start and the
-// noise of the machine, because both exceed the cost of observation.
+// observedEvents is the default number of events for bench --observed. A short drain would measure
+// mainly the start and the noise of the machine, because both exceed the cost of observation.
 const observedEvents = 1_000_000
 
 func newBenchCommand(p *program) *cobra.Command {
@@ -32,22 +32,26 @@ func newBenchCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure the relay and compare it with the limits of the servers",
-		Long: `Measure, in one run and on the same servers: the change stream with the driver alone, the produce rate alone, both together,
-and the drain of a backlog through a relay process (rate, CPU, memory, allocations). Also measure the latency from an
-acknowledged insert to a consumer, and compare it with the latency of a bare change stream. Runs are interleaved, and medians
-are reported.
+		Long: `Measure, in one run and on the same servers: the change stream with the driver alone, the produce
+rate alone, both together, and the drain of a backlog through a relay process (rate, CPU, memory,
+allocations). Also measure the latency from an acknowledged insert to a consumer, and compare it
+with the latency of a bare change stream. Runs are interleaved, and medians are reported.
 
-With --reconciler, measure instead the delivery outside of the stream, and the drain of the stream in the same run: the drain
-of scheduled events, the delay after their due times, the sweep of a gap, the later delivery of parked events, and the purge.
+With --reconciler, measure instead the delivery outside of the stream, and the drain of the stream
+in the same run: the drain of scheduled events, the delay after their due times, the sweep of a gap,
+the later delivery of parked events, and the purge.
 
-With --consumer, measure instead a handler of pkg/consumer with its inbox. It is compared with a loop around kafka-go's Reader
-that has the same effect with one transaction per record. The default is 20,000 records.
+With --consumer, measure instead a handler of pkg/consumer with its inbox. It is compared with a
+loop around kafka-go's Reader that has the same effect with one transaction per record. The default
+is 20,000 records.
 
-With --observed, measure instead the cost of observation. The same backlog is drained in pairs: once without observers, and
-once with the operator's page and its live stream open and /metrics scraped every second. The default is 1,000,000 events.
+With --observed, measure instead the cost of observation. The same backlog is drained in pairs: once
+without observers, and once with the operator's page and its live stream open and /metrics scraped
+every second. The default is 1,000,000 events.
 
-Without --mongodb and --kafka, the command starts its own servers on this machine. Leave the machine idle while it runs: the
-report shows the CPU time of other processes as foreign. The defaults take about six minutes.`,
+Without --mongodb and --kafka, the command starts its own servers on this machine. Leave the machine
+idle while it runs: the report shows the CPU time of other processes as foreign. The defaults take
+about six minutes.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			o.Duration = time.Duration(seconds) * time.Second
@@ -128,8 +132,8 @@ func newBenchChildCommand(p *program) *cobra.Command {
 	}
 }
 
-// newBenchRelayCommand returns the hidden command that bench starts as the relay. Unlike run, it ends when its standard
-// input ends, and can write profiles.
+// newBenchRelayCommand returns the hidden command that bench starts as the relay. Unlike run, it ends
+// when its standard input ends, and can write profiles.
 func newBenchRelayCommand(p *program) *cobra.Command {
 	var cpu, mem string
 	c := &cobra.Command{
@@ -156,8 +160,8 @@ func newBenchRelayCommand(p *program) *cobra.Command {
 	return c
 }
 
-// startProfiles starts a CPU profile into the file cpu and an allocation profile into the file mem, each unless its name is
-// empty. stop writes the profiles and closes the files.
+// startProfiles starts a CPU profile into the file cpu and an allocation profile into the file mem,
+// each unless its name is empty. stop writes the profiles and closes the files.
 func startProfiles(cpu, mem string) (stop func(), err error) {
 	var stops []func()
 	if cpu != "" {

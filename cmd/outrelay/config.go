@@ -25,8 +25,8 @@ func newConfigPrintCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "print",
 		Short: "Print the configuration in effect as YAML, with redacted secrets",
-		Long: `Print the configuration in effect as YAML. Secrets are printed as ***, and references such as ${env:NAME} as they were
-written.`,
+		Long: `Print the configuration in effect as YAML. Secrets are printed as ***, and references such as
+${env:NAME} as they were written.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			if !redacted {

@@ -17,8 +17,9 @@ func newDeadCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dead",
 		Short: "List dead letters, and requeue, edit or discard them",
-		Long: `An envelope becomes a dead letter if it cannot be sent without a change, or if it has used up its attempts. The relay moves
-it with the reason from its outbox to <collection>_dead. It stays there until an operator requeues or discards it.`,
+		Long: `An envelope becomes a dead letter if it cannot be sent without a change, or if it has used up its
+attempts. The relay moves it with the reason from its outbox to <collection>_dead. It stays there
+until an operator requeues or discards it.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -215,11 +216,12 @@ func newDeadRequeueCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "requeue [ID...]",
 		Short: "Deliver dead letters again, with the same ids",
-		Long: `Put the envelopes of the matching dead letters back into their outboxes, in the order of the change stream. Each is sent as
-the next delivery of the same envelope, and its attempts start again from 0. Letters that were requeued before are left out.
-If a requeue was interrupted, start it again.
+		Long: `Put the envelopes of the matching dead letters back into their outboxes, in the order of the change
+stream. Each is sent as the next delivery of the same envelope, and its attempts start again from 0.
+Letters that were requeued before are left out. If a requeue was interrupted, start it again.
 
-A letter that cannot be sent without a change stays and is listed: edit it. In that case the exit code is 1.`,
+A letter that cannot be sent without a change stays and is listed: edit it. In that case the exit
+code is 1.`,
 	}
 
 	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)
@@ -246,8 +248,8 @@ A letter that cannot be sent without a change stays and is listed: edit it. In t
 	return c
 }
 
-// countAndConfirm counts the letters that f selects and asks for confirmation. actionFormat is a verb phrase with one %s for
-// the count. No letter and a dry run need no confirmation.
+// countAndConfirm counts the letters that f selects and asks for confirmation. actionFormat is a verb
+// phrase with one %s for the count. No letter and a dry run need no confirmation.
 func (a *operatorCommand) countAndConfirm(ctx context.Context, o admin.Operator, f *deadFilter, actionFormat string) (int64, error) {
 	if f.Empty() && !f.All {
 		return 0, errNoSelection
@@ -262,8 +264,8 @@ func (a *operatorCommand) countAndConfirm(ctx context.Context, o admin.Operator,
 
 var errNoSelection = errors.New("no dead letters selected; pass ids, a condition such as --class or --since, or --all")
 
-// printRequeued prints the outcome of a requeue, also if it ended with an error. It returns that error, or a reportedError
-// if letters were refused.
+// printRequeued prints the outcome of a requeue, also if it ended with an error. It returns that error,
+// or a reportedError if letters were refused.
 func (a *operatorCommand) printRequeued(got admin.DeadOutcome, err error) error {
 	if err != nil && got.Requeued+got.Refused == 0 {
 		return err
@@ -295,8 +297,8 @@ func newDeadDiscardCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "discard [ID...]",
 		Short: "Remove dead letters for good",
-		Long: `Remove the matching dead letters, including letters that were requeued unless --state excludes them. They cannot be
-recovered.`,
+		Long: `Remove the matching dead letters, including letters that were requeued unless --state excludes them.
+They cannot be recovered.`,
 	}
 
 	a, f := p.addChangeFlags(c), addDeadFilterFlags(c, true)

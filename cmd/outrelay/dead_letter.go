@@ -15,7 +15,8 @@ import (
 	"github.com/outrelay/outrelay/internal/admin"
 )
 
-// maxPayload bounds the payload of an edit. It is the maximum size of a MongoDB document, which no payload can reach.
+// maxPayload bounds the payload of an edit. It is the maximum size of a MongoDB document, which no
+// payload can reach.
 const maxPayload = 16 << 20
 
 func printDeadLetter(w io.Writer, l admin.DeadLetter) error {
@@ -163,9 +164,9 @@ func newDeadEditCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "edit ID",
 		Short: "Change the envelope of one dead letter and deliver it again",
-		Long: `Change the envelope of one dead letter and put it back into its outbox as the next delivery. The letter keeps the original
-envelope. The command can also complete a letter that has only an id: set aggregatetype, aggregateid, type and a payload. The
-result is checked before anything is written.`,
+		Long: `Change the envelope of one dead letter and put it back into its outbox as the next delivery. The
+letter keeps the original envelope. The command can also complete a letter that has only an id: set
+aggregatetype, aggregateid, type and a payload. The result is checked before anything is written.`,
 		Example: `  outrelay dead edit 0190b3c2-… --version 0 --topic payments.v2
   outrelay dead edit 0190b3c2-… --version 0 --payload order.json --unset contenttype
   outrelay dead edit 0190b3c2-… --version 0 --field aggregatetype=order --field aggregateid=7 --type OrderPlaced --payload - --payload-as json`,

@@ -24,17 +24,20 @@ func newDevCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "dev",
 		Short: "Run a demo with MongoDB, Kafka, two relays and a sample service on this machine",
-		Long: `Start a MongoDB replica set and Kafka on this machine (downloaded once if they are missing), a sample order service that
-appends events in transactions, a relay with a standby, and a consumer that checks the promises: no event is lost, no event
-arrives twice, and events of a key stay in order. Kill the relay and watch the standby take over.
+		Long: `Start a MongoDB replica set and Kafka on this machine (downloaded once if they are missing), a
+sample order service that appends events in transactions, a relay with a standby, and a consumer
+that checks the promises: no event is lost, no event arrives twice, and events of a key stay in
+order. Kill the relay and watch the standby take over.
 
-Keys: k kills the owner with -9, s stops it gracefully, b appends a burst, p pauses and resumes, q quits.
+Keys: k kills the owner with -9, s stops it gracefully, b appends a burst, p pauses and resumes, q
+quits.
 
-If OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA are set, the command uses these servers. It creates a database and topics
-with unique names there, and removes them at the end. Scenarios that break or measure servers start their own.
+If OUTRELAY_TEST_MONGODB_URI and OUTRELAY_TEST_KAFKA are set, the command uses these servers. It
+creates a database and topics with unique names there, and removes them at the end. Scenarios that
+break or measure servers start their own.
 
-With --events, the command ends when all events have arrived. It exits with 0 only if no event was lost, repeated or out of
-order.
+With --events, the command ends when all events have arrived. It exits with 0 only if no event was
+lost, repeated or out of order.
 
 With --scenario, the command shows one promise under one fault within a minute or two. It exits with 0 only if the promise
 held. --events and --rate then change the load:
@@ -71,8 +74,8 @@ func newDevCleanCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "clean",
 		Short: "Remove the servers and the browser that dev and the tests have downloaded",
-		Long: `Remove the programs that outrelay dev and the tests have downloaded (MongoDB, Kafka, and Chromium for the tests of the page),
-and the data of runs that have ended. The next run downloads them again.
+		Long: `Remove the programs that outrelay dev and the tests have downloaded (MongoDB, Kafka, and Chromium
+for the tests of the page), and the data of runs that have ended. The next run downloads them again.
 
 Nothing is removed while servers of dev or of a test are running.`,
 		Args: cobra.NoArgs,
@@ -131,8 +134,8 @@ func scenarioList() string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// runScenario runs a scenario. Its progress goes to standard error, its account to standard output. With asJSON, the account
-// is one JSON object.
+// runScenario runs a scenario. Its progress goes to standard error, its account to standard output.
+// With asJSON, the account is one JSON object.
 func (p *program) runScenario(c *cobra.Command, name string, o demo.Options, asJSON bool) error {
 	s, err := demo.FindScenario(name)
 	if err != nil {
@@ -184,8 +187,8 @@ func (p *program) fillOptions(o *demo.Options) error {
 	return nil
 }
 
-// devError marks an error of the environment as temporary, unless the servers are not available for this machine. In that
-// case the user has to provide servers.
+// devError marks an error of the environment as temporary, unless the servers are not available for
+// this machine. In that case the user has to provide servers.
 func devError(err error) error {
 	var unavailable *devstack.UnavailableError
 	if errors.As(err, &unavailable) {

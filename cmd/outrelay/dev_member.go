@@ -8,7 +8,8 @@ import (
 	"github.com/outrelay/outrelay/internal/demo/member"
 )
 
-// newDevMemberCommand returns the hidden command that the scenarios of dev start as a consuming service. SIGTERM ends it.
+// newDevMemberCommand returns the hidden command that the scenarios of dev start as a consuming
+// service. SIGTERM ends it.
 func newDevMemberCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use: member.Command, Hidden: true, Args: cobra.ExactArgs(1),

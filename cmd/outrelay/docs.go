@@ -23,8 +23,9 @@ func newDocsCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "docs",
 		Short: "Write manual pages, or a reference of all commands",
-		Long: `Write a manual page for each command into a directory, for man and for packages, or describe all commands in one Markdown
-document. Both are generated from the commands. For shell completions, run outrelay completion.`,
+		Long: `Write a manual page for each command into a directory, for man and for packages, or describe all
+commands in one Markdown document. Both are generated from the commands. For shell completions, run
+outrelay completion.`,
 		Example: `  outrelay docs --man /usr/local/share/man/man1
   outrelay docs --markdown docs/cli.md`,
 		Args: cobra.NoArgs,
@@ -61,7 +62,8 @@ document. Both are generated from the commands. For shell completions, run outre
 	return c
 }
 
-// newReferenceRoot returns all commands without values from the environment, so that the reference is the same on each machine.
+// newReferenceRoot returns all commands without values from the environment, so that the reference is
+// the same on each machine.
 func newReferenceRoot() *cobra.Command {
 	root := newRootCommand(&program{in: strings.NewReader(""), out: io.Discard, errOut: io.Discard})
 	root.InitDefaultCompletionCmd()

@@ -22,8 +22,8 @@ const (
 	// followInterval is the time between two reads of --follow.
 	followInterval = time.Second
 
-	// followOverlap is the part of the log that each read of --follow repeats. An entry gets its time before it becomes
-	// visible, so a later read may find entries that are older than the last one.
+	// followOverlap is the part of the log that each read of --follow repeats. An entry gets its time
+	// before it becomes visible, so a later read may find entries that are older than the last one.
 	followOverlap = 5 * time.Second
 )
 
@@ -41,8 +41,9 @@ func newEventsCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "events",
 		Short: "Show the events log: takeovers, gaps, pauses, lost nodes, operator actions",
-		Long: `Show the latest entries of the events log of the state database, in chronological order. Times are the server's. The log
-holds the newest 10,000 entries of the last 30 days, without payloads. --watcher restricts it to one watcher.
+		Long: `Show the latest entries of the events log of the state database, in chronological order. Times are
+the server's. The log holds the newest 10,000 entries of the last 30 days, without payloads.
+--watcher restricts it to one watcher.
 
 With --follow, also show new entries until Ctrl-C; together with --json, as one object per line.`,
 		Example: `  outrelay events --kind node_stale,lease_lost --from 24h
@@ -155,8 +156,8 @@ func formatFields(raw json.RawMessage) string {
 	return strings.Join(parts, " ")
 }
 
-// followEvents writes the latest entries, and then each new entry once, until ctx ends. Errors of later reads are printed,
-// and the read is repeated.
+// followEvents writes the latest entries, and then each new entry once, until ctx ends. Errors of later
+// reads are printed, and the read is repeated.
 func (a *operatorCommand) followEvents(ctx context.Context, k admin.Desk, f *eventFlags) error {
 	page, err := k.Events(ctx, f.EventFilter, f.limit, "")
 	if err != nil {
@@ -250,8 +251,8 @@ func newEventsTrimCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "trim --keep N",
 		Short: "Remove the oldest entries of the events log",
-		Long: `Remove all entries of the events log except the newest N, for all watchers. Relays also keep at most 10,000 entries, and the
-server removes entries after 30 days.`,
+		Long: `Remove all entries of the events log except the newest N, for all watchers. Relays also keep at most
+10,000 entries, and the server removes entries after 30 days.`,
 		Args: cobra.NoArgs,
 	}
 

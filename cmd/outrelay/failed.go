@@ -15,8 +15,9 @@ func newFailedCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "failed",
 		Short: "List envelopes that wait for a retry, retry them now, or reset them",
-		Long: `If Kafka rejects the record of an envelope, the envelope is retried with growing delays. Later envelopes of its key are
-blocked until then. After the last attempt the envelope becomes a dead letter: see outrelay dead.`,
+		Long: `If Kafka rejects the record of an envelope, the envelope is retried with growing delays. Later
+envelopes of its key are blocked until then. After the last attempt the envelope becomes a dead
+letter: see outrelay dead.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -78,8 +79,8 @@ func newFailedResetCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reset ID...",
 		Short: "Reset the attempts of failed envelopes and retry them now",
-		Long: `Set the number of failed attempts back to 0 and retry the envelopes at once. Envelopes that wait for another reason, or that
-were sent in the meantime, are left alone.`,
+		Long: `Set the number of failed attempts back to 0 and retry the envelopes at once. Envelopes that wait for
+another reason, or that were sent in the meantime, are left alone.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 	return p.newFailedAction(c, "reset", admin.Operator.FailedReset)
@@ -97,8 +98,8 @@ func newFailedRetryCommand(p *program) *cobra.Command {
 // failedAction is FailedReset or FailedRetry of admin.Operator: (operator, ctx, collection, ids, dryRun).
 type failedAction func(admin.Operator, context.Context, string, []string, bool) (admin.FailedOutcome, error)
 
-// newFailedAction makes c count the failed envelopes, ask for confirmation and act on them. done is the past participle for
-// the output.
+// newFailedAction makes c count the failed envelopes, ask for confirmation and act on them. done is the
+// past participle for the output.
 func (p *program) newFailedAction(c *cobra.Command, done string, act failedAction) *cobra.Command {
 	var collection string
 	a := p.addChangeFlags(c)

@@ -17,8 +17,9 @@ func newInboxCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "inbox",
 		Short: "Inspect the inboxes of services, purge old marks, release claims",
-		Long: `An inbox stores a mark for each message that a service has handled. These commands act on the inboxes of the services whose
-outboxes this watcher reads. If there are several inboxes, select one with --database.`,
+		Long: `An inbox stores a mark for each message that a service has handled. These commands act on the
+inboxes of the services whose outboxes this watcher reads. If there are several inboxes, select one
+with --database.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -154,8 +155,8 @@ func newInboxPurgeCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "purge --older-than DURATION",
 		Short: "Remove the marks of messages that were handled long ago",
-		Long: `Remove the marks of messages that were handled at least --older-than ago, before their retention is over. If such a message is
-delivered again later, and no watermark covers it, it is handled again.`,
+		Long: `Remove the marks of messages that were handled at least --older-than ago, before their retention is
+over. If such a message is delivered again later, and no watermark covers it, it is handled again.`,
 		Args: cobra.NoArgs,
 	}
 
@@ -207,9 +208,9 @@ func newInboxReleaseCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "release",
 		Short: "Release the claims of stopped consumers, so that others can handle the messages",
-		Long: `Release the messages that consumers have claimed, so that other consumers can handle them at once. Claims with an expired
-lease can be taken over without this command. Live claims are rejected without --force: use it only for a process that has
-stopped for certain.`,
+		Long: `Release the messages that consumers have claimed, so that other consumers can handle them at once.
+Claims with an expired lease can be taken over without this command. Live claims are rejected
+without --force: use it only for a process that has stopped for certain.`,
 		Args: cobra.NoArgs,
 	}
 

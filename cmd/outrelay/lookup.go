@@ -18,10 +18,10 @@ func newLookupCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "lookup [ID]",
 		Short: "Show the state and history of an event, or of the events of an ordering key",
-		Long: `Look up an event by its id, or the events of an ordering key. The output shows the envelope if it is still in its outbox, why
-it waits, its attempts, its dead letters and their outcome. With recording: mark, it also shows the offset in Kafka. For a
-key, waiting envelopes and dead letters are always found, other envelopes only between --from and --to. The exit code is 1 if
-nothing is found.`,
+		Long: `Look up an event by its id, or the events of an ordering key. The output shows the envelope if it is
+still in its outbox, why it waits, its attempts, its dead letters and their outcome. With recording:
+mark, it also shows the offset in Kafka. For a key, waiting envelopes and dead letters are always
+found, other envelopes only between --from and --to. The exit code is 1 if nothing is found.`,
 		Example: `  outrelay lookup 0190b3c2-7a1d-7c55-9d3e-2f1f6c1c8f10
   outrelay lookup --key customer-17 --from 6h`,
 		Args: cobra.MaximumNArgs(1),

@@ -17,8 +17,9 @@ func newMigrateCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate",
 		Short: "Create the indexes of this version and list differences",
-		Long: `The relay creates its indexes when it starts, unless mongodb.indexes is false. These commands do the same by hand, list the
-migrations that were applied, and compare the indexes of each collection with the indexes that this version declares.`,
+		Long: `The relay creates its indexes when it starts, unless mongodb.indexes is false. These commands do the
+same by hand, list the migrations that were applied, and compare the indexes of each collection with
+the indexes that this version declares.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -93,11 +94,13 @@ func newMigrateUpCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Apply the pending migrations and create the missing indexes",
-		Long: `Apply the pending migrations in their order, and create the missing indexes of each watched collection. The command waits
-while another process migrates, and may be repeated. It lists missing privileges: grant them and run it again.
+		Long: `Apply the pending migrations in their order, and create the missing indexes of each watched
+collection. The command waits while another process migrates, and may be repeated. It lists missing
+privileges: grant them and run it again.
 
-An index is not created while an open transaction has written to its collection, because inserts would have to wait. The
-command tries again for a minute. The exit code is 1 if something is left to do.`,
+An index is not created while an open transaction has written to its collection, because inserts
+would have to wait. The command tries again for a minute. The exit code is 1 if something is left to
+do.`,
 		Args: cobra.NoArgs,
 	}
 
@@ -169,10 +172,11 @@ func newMigrateVerifyCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Compare the indexes of each collection with those of this version",
-		Long: `Compare the indexes of each watched collection, of its dead letters and of the state database with the indexes that this
-version declares. An index can be missing, have other options, or be left over from an older version. --repair creates,
-replaces and drops indexes. While an index is rebuilt, purges and queries of its collection are slow. Indexes that outrelay
-did not create are left alone. The exit code is 1 if an index still differs at the end.`,
+		Long: `Compare the indexes of each watched collection, of its dead letters and of the state database with
+the indexes that this version declares. An index can be missing, have other options, or be left over
+from an older version. --repair creates, replaces and drops indexes. While an index is rebuilt,
+purges and queries of its collection are slow. Indexes that outrelay did not create are left alone.
+The exit code is 1 if an index still differs at the end.`,
 		Args: cobra.NoArgs,
 	}
 

@@ -17,12 +17,13 @@ func newNodesCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "nodes",
 		Short: "List the nodes of this deployment, the slots they own and their health",
-		Long: `List each node that relays with this state database: owner or standby, the slots it owns, its version and roles, and the
-time of its last heartbeat by the server's clock. A node is listed from its first heartbeat until it stops. A node without a
-heartbeat for ten seconds is stale, and is listed for two weeks.
+		Long: `List each node that relays with this state database: owner or standby, the slots it owns, its
+version and roles, and the time of its last heartbeat by the server's clock. A node is listed from
+its first heartbeat until it stops. A node without a heartbeat for ten seconds is stale, and is
+listed for two weeks.
 
-SCHEMA is the latest migration that the node supports. CONFIG is a hash of its configuration. Nodes of one watcher with
-different values in CONFIG do not deliver in the same way.
+SCHEMA is the latest migration that the node supports. CONFIG is a hash of its configuration. Nodes
+of one watcher with different values in CONFIG do not deliver in the same way.
 
 With --check, the exit code is 1 if no node is alive, or if a live node cannot reach Kafka.`,
 		Args: cobra.NoArgs,
@@ -127,8 +128,9 @@ func newNodesReleaseCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "release NODE",
 		Short: "Make a node release all its slots, for example before its machine restarts",
-		Long: `Make a node release all slots that it owns. The node drains and releases them at its next renewal at the latest, and other
-nodes take over at once. The node does not acquire these slots again for --hold.`,
+		Long: `Make a node release all slots that it owns. The node drains and releases them at its next renewal at
+the latest, and other nodes take over at once. The node does not acquire these slots again for
+--hold.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completeNodes,
 	}
@@ -185,8 +187,8 @@ func newNodesRemoveCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "remove NODE",
 		Short: "Remove a stopped node from the list",
-		Long: `Remove a stopped node from the list, and release the slots that it still owns. A live node is rejected, because its next
-heartbeat would list it again.`,
+		Long: `Remove a stopped node from the list, and release the slots that it still owns. A live node is
+rejected, because its next heartbeat would list it again.`,
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: p.completeNodes,
 	}

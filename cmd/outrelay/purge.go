@@ -20,15 +20,16 @@ func newPurgeCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "purge",
 		Short: "Remove delivered envelopes now instead of waiting for the watcher",
-		Long: `Remove delivered envelopes that are older than --older-than, which defaults to the configured retention. The age is the time
-between the write of the envelope and the position of the watcher. A watcher that lags behind, is paused or is stopped
-therefore keeps the envelopes that it has not delivered.
+		Long: `Remove delivered envelopes that are older than --older-than, which defaults to the configured
+retention. The age is the time between the write of the envelope and the position of the watcher. A
+watcher that lags behind, is paused or is stopped therefore keeps the envelopes that it has not
+delivered.
 
-The last minutes always stay, because a transaction may still commit into them. Scheduled and waiting envelopes stay as well,
-and so do all envelopes of a collection whose gap is being swept.
+The last minutes always stay, because a transaction may still commit into them. Scheduled and
+waiting envelopes stay as well, and so do all envelopes of a collection whose gap is being swept.
 
---dry-run counts the envelopes. It also shows up to which time each collection can be purged, and which watcher document sets
-that limit.`,
+--dry-run counts the envelopes. It also shows up to which time each collection can be purged, and
+which watcher document sets that limit.`,
 		Args: cobra.NoArgs,
 	}
 

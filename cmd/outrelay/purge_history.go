@@ -20,11 +20,12 @@ func newHistoryCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "history",
 		Short: "Show where and when envelopes were delivered",
-		Long: `Show the topic, partition, offset and time of delivered envelopes, in the order in which they were written. The relay records
-deliveries only with recording: mark. A record is kept as long as its envelope (retention, purge.ttl).
+		Long: `Show the topic, partition, offset and time of delivered envelopes, in the order in which they were
+written. The relay records deliveries only with recording: mark. A record is kept as long as its
+envelope (retention, purge.ttl).
 
-With --id, show these envelopes in any state. Without --id, show the envelopes written between --from and --to, by default in
-the last hour. --key restricts them to one ordering key.`,
+With --id, show these envelopes in any state. Without --id, show the envelopes written between
+--from and --to, by default in the last hour. --key restricts them to one ordering key.`,
 		Args: cobra.NoArgs,
 	}
 

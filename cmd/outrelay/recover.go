@@ -18,7 +18,8 @@ type recoverResult struct {
 	Action  string `json:"action"` // sweep, adopt or release
 	DryRun  bool   `json:"dry_run"`
 	Done    bool   `json:"done"`
-	// Collections are the collections that a sweep delivers again. They are counted only for a dry run or a confirmation.
+	// Collections are the collections that a sweep delivers again. They are counted only for a dry run
+	// or a confirmation.
 	Collections []admin.Swept `json:"collections,omitempty"`
 	Envelopes   int64         `json:"envelopes,omitempty"` // of all collections
 	Released    string        `json:"released,omitempty"`  // the collection
@@ -30,15 +31,17 @@ func newRecoverCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "recover",
 		Short: "Order a sweep after lost state, adopt copied state, or release a collection",
-		Long: `Without a flag, order a sweep. The next owner of the watcher delivers each envelope of the watched collections that was
-written at or after --from (default: all envelopes), marks it as outrelay-redelivered, and continues with the change stream.
-Use it if the document of the watcher is lost, or if the watcher halted because of a gap or a dropped collection. Consumers
-may get envelopes a second time, with the same id.
+		Long: `Without a flag, order a sweep. The next owner of the watcher delivers each envelope of the watched
+collections that was written at or after --from (default: all envelopes), marks it as
+outrelay-redelivered, and continues with the change stream. Use it if the document of the watcher is
+lost, or if the watcher halted because of a gap or a dropped collection. Consumers may get envelopes
+a second time, with the same id.
 
-Envelopes that were not delivered yet are swept in any case. The sweep starts some minutes earlier because of transactions
-that were open. --dry-run counts by the same rules.
+Envelopes that were not delivered yet are swept in any case. The sweep starts some minutes earlier
+because of transactions that were open. --dry-run counts by the same rules.
 
---adopt accepts state that was copied from another replica set. --release NS lets another watcher read NS.`,
+--adopt accepts state that was copied from another replica set. --release NS lets another watcher
+read NS.`,
 		Args: cobra.NoArgs,
 	}
 
@@ -89,7 +92,8 @@ func (a *operatorCommand) adoptState(ctx context.Context, o admin.Operator) erro
 	return o.Adopt(ctx)
 }
 
-// releaseCollection releases the claim on ns. It returns an error if there is no such claim, also for a dry run.
+// releaseCollection releases the claim on ns. It returns an error if there is no such claim, also for a
+// dry run.
 func (a *operatorCommand) releaseCollection(ctx context.Context, o admin.Operator, ns string) error {
 	namespaces, err := o.Collections(ctx, ns)
 	if err != nil || a.dryRun || len(namespaces) == 0 {

@@ -11,9 +11,10 @@ import (
 	"github.com/outrelay/outrelay/internal/logging"
 )
 
-// reloader reads the configuration again while a relay runs. Only the log level applies at once. All other keys decide where
-// records go or how many resources are used, and must not change between two events. The log names them, and they apply at
-// the next start. An invalid configuration changes nothing. Certificates need no reload: each new connection reads them.
+// reloader reads the configuration again while a relay runs. Only the log level applies at once. All
+// other keys decide where records go or how many resources are used, and must not change between two
+// events. The log names them, and they apply at the next start. An invalid configuration changes
+// nothing. Certificates need no reload: each new connection reads them.
 type reloader struct {
 	*program
 	running  config.Config // the configuration that the relay was started with

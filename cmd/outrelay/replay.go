@@ -30,16 +30,18 @@ func newReplayCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "replay",
 		Short: "Send delivered envelopes that are still in the outbox again",
-		Long: `Send envelopes again that were delivered in a time range and that retention has not removed yet. Flags restrict them to ids,
-ordering keys, types or topics. The envelopes keep their ids and, within a key, their order. Each is marked as
-outrelay-redelivered and has the next outrelay-delivery number. The relay sends them in parallel with new envelopes.
+		Long: `Send envelopes again that were delivered in a time range and that retention has not removed yet.
+Flags restrict them to ids, ordering keys, types or topics. The envelopes keep their ids and, within
+a key, their order. Each is marked as outrelay-redelivered and has the next outrelay-delivery
+number. The relay sends them in parallel with new envelopes.
 
-Times are delivery times by the server's clock, or commit times if no delivery time is recorded, in whole seconds. --to is
-excluded. The time of a replayed envelope is its latest delivery. Envelopes that are not delivered yet, wait, or are past
-their expiresAt are left out.
+Times are delivery times by the server's clock, or commit times if no delivery time is recorded, in
+whole seconds. --to is excluded. The time of a replayed envelope is its latest delivery. Envelopes
+that are not delivered yet, wait, or are past their expiresAt are left out.
 
-At most --open envelopes are queued at a time, so the command runs until all are sent. With --wait=false it queues all of
-them and ends. The command may be interrupted at any time; --resume ID continues the replay.`,
+At most --open envelopes are queued at a time, so the command runs until all are sent. With
+--wait=false it queues all of them and ends. The command may be interrupted at any time; --resume ID
+continues the replay.`,
 		Example: `  outrelay replay --from 2026-11-20T08:00Z --to 2026-11-20T08:10Z --type OrderPlaced --dry-run
   outrelay replay --from 2h --key customer-17 --topic audit
   outrelay replay --resume 20261120T081500-1f2e`,
@@ -114,8 +116,8 @@ func (f *replayFlags) parseArgs() (err error) {
 	return nil
 }
 
-// runReplay plans a replay, asks for confirmation, starts the replay and carries it out. With --resume, it only carries out
-// the existing replay.
+// runReplay plans a replay, asks for confirmation, starts the replay and carries it out. With --resume,
+// it only carries out the existing replay.
 func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 	if err := f.parseArgs(); err != nil {
 		return err
@@ -154,7 +156,8 @@ func (f *replayFlags) runReplay(ctx context.Context, a *operatorCommand) error {
 	})
 }
 
-// carryOut runs a replay until it ends or is interrupted. found is the number of envelopes for the progress bar, or -1.
+// carryOut runs a replay until it ends or is interrupted. found is the number of envelopes for the
+// progress bar, or -1.
 func (f *replayFlags) carryOut(ctx context.Context, a *operatorCommand, r admin.Replayer, id string, found int64) error {
 	bar := a.startProgress("sent", found)
 	defer bar.clear()

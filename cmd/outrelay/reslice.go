@@ -16,17 +16,21 @@ func newResliceCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reslice",
 		Short: "Change the number of slots of a watcher",
-		Long: `Divide the watcher into another number of slots. The command pauses all slots and waits until their owners have drained and
-released them. It fences the owners' producers, and then replaces the watcher documents in one transaction. No event is lost,
-repeated or reordered. No event is delivered while the command runs, which takes some seconds.
+		Long: `Divide the watcher into another number of slots. The command pauses all slots and waits until their
+owners have drained and released them. It fences the owners' producers, and then replaces the
+watcher documents in one transaction. No event is lost, repeated or reordered. No event is delivered
+while the command runs, which takes some seconds.
 
-Processes that are configured for the old number then wait and report it. Set slots in their configuration and restart them.
+Processes that are configured for the old number then wait and report it. Set slots in their
+configuration and restart them.
 
-A new slot stays paused if an old slot that had some of its keys was paused. It stays pinned if all old slots that had its
-keys were pinned to the same node. The command lists pins that end. A step-down continues until its time is over.
+A new slot stays paused if an old slot that had some of its keys was paused. It stays pinned if all
+old slots that had its keys were pinned to the same node. The command lists pins that end. A
+step-down continues until its time is over.
 
-If an owner does not release in time, or a partition cannot be fenced, nothing is changed and the slots continue. If the
-command is killed, the slots stay paused. In that case, run it again, or run outrelay resume.`,
+If an owner does not release in time, or a partition cannot be fenced, nothing is changed and the
+slots continue. If the command is killed, the slots stay paused. In that case, run it again, or run
+outrelay resume.`,
 		Args: cobra.NoArgs,
 	}
 

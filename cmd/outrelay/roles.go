@@ -17,13 +17,13 @@ func newRolesCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "roles",
 		Short: "Print scripts that create the least privileges in MongoDB and Kafka",
-		Long: `Print a mongosh script and kafka-acls.sh commands for the configured collections, state database and topics. The script
-creates the roles of the relay, of the process that migrates, of services that append, schedule or consume, of operators
-and of readers. The commands create the ACLs of the relay.
+		Long: `Print a mongosh script and kafka-acls.sh commands for the configured collections, state database and
+topics. The script creates the roles of the relay, of the process that migrates, of services that
+append, schedule or consume, of operators and of readers. The commands create the ACLs of the relay.
 
-This command connects to no server. The configuration needs only the keys that the roles depend on. Some options need more
-privileges (purge.ttl, dead_letters.expire, topics.create): run the command again after a change. To find missing
-privileges of existing roles, run outrelay doctor.
+This command connects to no server. The configuration needs only the keys that the roles depend on.
+Some options need more privileges (purge.ttl, dead_letters.expire, topics.create): run the command
+again after a change. To find missing privileges of existing roles, run outrelay doctor.
 
   outrelay roles --only mongodb | mongosh "$ADMIN_URI"
   outrelay roles --only kafka   | sh`,
@@ -85,8 +85,8 @@ func (p *program) loadWithoutServers() (config.Config, error) {
 		return cfg, err
 	}
 
-	// Load again with placeholders for the missing addresses. If that fails too, report the first error: it also lists the
-	// missing addresses.
+	// Load again with placeholders for the missing addresses. If that fails too, report the first
+	// error: it also lists the missing addresses.
 	env := p.env
 	defer func() { p.env = env }()
 	placeholders := map[string]string{"mongodb.uri": "mongodb://mongodb", "kafka.brokers": "broker:9092"}

@@ -24,7 +24,8 @@ const (
 	exitTemporary = 75 // EX_TEMPFAIL: a later attempt may succeed
 )
 
-// program holds the state that all commands share: the streams, the environment and the flags of the root command.
+// program holds the state that all commands share: the streams, the environment and the flags of the
+// root command.
 type program struct {
 	in          io.Reader
 	out, errOut io.Writer
@@ -41,7 +42,8 @@ type program struct {
 	hardStops []func()
 }
 
-// runCommandLine executes one command line and returns the exit code. It handles interrupts and SIGTERM while it runs.
+// runCommandLine executes one command line and returns the exit code. It handles interrupts and SIGTERM
+// while it runs.
 func runCommandLine(ctx context.Context, args, env []string, in io.Reader, out, errOut io.Writer) int {
 	p := &program{in: in, out: out, errOut: errOut, env: env, exit: os.Exit}
 	ctx, stop := p.handleSignals(ctx)
@@ -99,7 +101,8 @@ func commands() []func(*program) *cobra.Command {
 	})
 }
 
-// newRootCommand returns the root command with all flags, completions and subcommands. Parsing its flags fills in p.
+// newRootCommand returns the root command with all flags, completions and subcommands. Parsing its
+// flags fills in p.
 func newRootCommand(p *program) *cobra.Command {
 	root := &cobra.Command{
 		Use:           "outrelay",
@@ -160,8 +163,8 @@ func registerCompletions(root *cobra.Command) {
 	}
 }
 
-// loadConfig reads the configuration from the file, the environment and the flags. It returns warnings for the caller to
-// print or log.
+// loadConfig reads the configuration from the file, the environment and the flags. It returns warnings
+// for the caller to print or log.
 func (p *program) loadConfig() (config.Config, []string, error) {
 	return config.Load(p.configFile, p.env, p.flagSettings())
 }
@@ -212,7 +215,8 @@ type codeError struct {
 func (e *codeError) Error() string { return e.err.Error() }
 func (e *codeError) Unwrap() error { return e.err }
 
-// markTemporary wraps err so that the process exits with 75: a later attempt may succeed. It returns nil for nil.
+// markTemporary wraps err so that the process exits with 75: a later attempt may succeed. It returns
+// nil for nil.
 func markTemporary(err error) error {
 	if err == nil {
 		return nil

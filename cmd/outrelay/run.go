@@ -14,15 +14,16 @@ func newRunCommand(p *program) *cobra.Command {
 	return &cobra.Command{
 		Use:   "run",
 		Short: "Relay events until stopped; a second process of the same watcher is a standby",
-		Long: `Relay events from the watched outbox collections to Kafka until SIGTERM or Ctrl-C. Then outrelay waits for the
-acknowledgements of the records in flight, saves a checkpoint and releases the lease. A second signal stops the process at
-once. The next owner then reads back the records that were sent.
+		Long: `Relay events from the watched outbox collections to Kafka until SIGTERM or Ctrl-C. Then outrelay
+waits for the acknowledgements of the records in flight, saves a checkpoint and releases the lease.
+A second signal stops the process at once. The next owner then reads back the records that were
+sent.
 
-SIGHUP reloads the configuration. A new log.level applies at once. Other changed keys are logged and apply at the next start.
-Renewed certificates need no signal.
+SIGHUP reloads the configuration. A new log.level applies at once. Other changed keys are logged and
+apply at the next start. Renewed certificates need no signal.
 
-Several processes may run with the same configuration. One is the owner; the others are standbys and take over when the
-owner stops or dies.`,
+Several processes may run with the same configuration. One is the owner; the others are standbys and
+take over when the owner stops or dies.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return p.runRelay(c.Context()) },
 	}
@@ -55,12 +56,13 @@ func (p *program) runRelay(ctx context.Context) error {
 	return markTemporary(err)
 }
 
-// heapGrowth is the percentage for the garbage collector (GOGC). The path of an event allocates almost nothing. Half of the
-// usual growth between two collections therefore costs no measurable time and saves some megabytes.
+// heapGrowth is the percentage for the garbage collector (GOGC). The path of an event allocates almost
+// nothing. Half of the usual growth between two collections therefore costs no measurable time and
+// saves some megabytes.
 const heapGrowth = 50
 
-// limitMemory configures the garbage collector, unless GOMEMLIMIT and GOGC are set in env. The memory limit is a backstop:
-// the budget for envelopes, and half as much again for everything else.
+// limitMemory configures the garbage collector, unless GOMEMLIMIT and GOGC are set in env. The memory
+// limit is a backstop: the budget for envelopes, and half as much again for everything else.
 func limitMemory(env []string, budget int64) {
 	if envValue(env, "GOMEMLIMIT") == "" {
 		debug.SetMemoryLimit(budget + budget/2)

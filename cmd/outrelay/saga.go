@@ -18,8 +18,8 @@ func newSagaCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "saga",
 		Short: "List the sagas of services and show their state",
-		Long: `Inspect the sagas of the services whose outboxes this watcher reads. These commands change nothing: a saga belongs to its
-service.`,
+		Long: `Inspect the sagas of the services whose outboxes this watcher reads. These commands change nothing:
+a saga belongs to its service.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -96,8 +96,8 @@ func newSagaListCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "list SAGA",
 		Short: "List the instances of a saga, the latest changes first",
-		Long: `List the instances of a saga, the latest changes first, without their state. Completed instances are listed until their
-tombstones are removed.`,
+		Long: `List the instances of a saga, the latest changes first, without their state. Completed instances are
+listed until their tombstones are removed.`,
 		Args: cobra.ExactArgs(1),
 	}
 

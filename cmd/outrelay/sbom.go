@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// bill is a software bill of materials in the CycloneDX 1.6 format. It lists the modules that the linker has recorded in this
-// program. It holds no time, so that the same build gives the same bill.
+// bill is a software bill of materials in the CycloneDX 1.6 format. It lists the modules that the
+// linker has recorded in this program. It holds no time, so that the same build gives the same bill.
 type bill struct {
 	Format     string      `json:"bomFormat"`
 	Spec       string      `json:"specVersion"`
@@ -36,7 +36,8 @@ type hash struct {
 	Content   string `json:"content"`
 }
 
-// newBill returns the bill of the program that b and info describe. The Go standard library is its first component.
+// newBill returns the bill of the program that b and info describe. The Go standard library is its
+// first component.
 func newBill(b build, info *debug.BuildInfo) bill {
 	main := moduleComponent("application", info.Main.Path, b.Version, "")
 	out := bill{Format: "CycloneDX", Spec: "1.6", Version: 1, Metadata: billMeta{main}, Components: []component{
@@ -52,8 +53,8 @@ func newBill(b build, info *debug.BuildInfo) bill {
 	return out
 }
 
-// moduleComponent returns the component of a Go module. sum has the format of go.sum: "h1:" and the base64 of a SHA-256 over
-// the files of the module.
+// moduleComponent returns the component of a Go module. sum has the format of go.sum: "h1:" and the
+// base64 of a SHA-256 over the files of the module.
 func moduleComponent(kind, path, version, sum string) component {
 	parts := strings.Split(path, "/")
 	for i := range parts {

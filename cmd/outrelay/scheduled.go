@@ -16,8 +16,8 @@ func newScheduledCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "scheduled",
 		Short: "List scheduled envelopes, cancel them or change their due time",
-		Long: `An envelope with a due time waits in its outbox until then. It can be canceled or rescheduled until a watcher claims it for
-sending. Envelopes that are being sent are not listed and cannot be changed.`,
+		Long: `An envelope with a due time waits in its outbox until then. It can be canceled or rescheduled until
+a watcher claims it for sending. Envelopes that are being sent are not listed and cannot be changed.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -54,8 +54,8 @@ func (f *scheduledFilter) parseArgs(ids []string) (err error) {
 	return err
 }
 
-// parseFutureTime parses the value of a flag: a time, or a duration such as 2h from now. It returns the zero time for "". A
-// time without a zone is in UTC.
+// parseFutureTime parses the value of a flag: a time, or a duration such as 2h from now. It returns the
+// zero time for "". A time without a zone is in UTC.
 func parseFutureTime(flag, text string, now time.Time) (time.Time, error) {
 	if d, err := time.ParseDuration(text); err == nil {
 		return now.Add(d), nil
@@ -194,8 +194,8 @@ func newScheduledCancelCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cancel [ID...]",
 		Short: "Cancel scheduled envelopes for good",
-		Long: `Remove the matching scheduled envelopes, unless a watcher has claimed them for sending. They will never be delivered. If both
-ids and flags are given, an envelope must match all of them.`,
+		Long: `Remove the matching scheduled envelopes, unless a watcher has claimed them for sending. They will
+never be delivered. If both ids and flags are given, an envelope must match all of them.`,
 	}
 
 	a, f := p.addChangeFlags(c), addScheduledFilterFlags(c)
@@ -251,8 +251,8 @@ func newScheduledRescheduleCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "reschedule ID... --to TIME",
 		Short: "Change the due time of scheduled envelopes",
-		Long: `Change the due time of the scheduled envelopes with these ids, unless a watcher has claimed them for sending. The exit code
-is 1 if one of them is not scheduled any more.`,
+		Long: `Change the due time of the scheduled envelopes with these ids, unless a watcher has claimed them for
+sending. The exit code is 1 if one of them is not scheduled any more.`,
 		Args: cobra.MinimumNArgs(1),
 	}
 

@@ -13,9 +13,9 @@ type errInterrupted struct{ signal os.Signal }
 
 func (e errInterrupted) Error() string { return "stopped by " + e.signal.String() }
 
-// handleSignals returns a context that the first interrupt or SIGTERM cancels. The second signal calls the functions of
-// onHardStop and ends the process at once with exit code 75: the next owner reads back the records in flight. stop ends the
-// signal handling.
+// handleSignals returns a context that the first interrupt or SIGTERM cancels. The second signal calls
+// the functions of onHardStop and ends the process at once with exit code 75: the next owner reads back
+// the records in flight. stop ends the signal handling.
 func (p *program) handleSignals(parent context.Context) (ctx context.Context, stop func()) {
 	ctx, cancel := context.WithCancelCause(parent)
 	received := make(chan os.Signal, 2)
@@ -56,8 +56,8 @@ func (p *program) awaitSignals(received <-chan os.Signal, done <-chan struct{}, 
 	}
 }
 
-// onHardStop registers f, for example to stop a server that the command has started. The functions run in reverse order
-// before the process ends at once, so f must be quick.
+// onHardStop registers f, for example to stop a server that the command has started. The functions run
+// in reverse order before the process ends at once, so f must be quick.
 func (p *program) onHardStop(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

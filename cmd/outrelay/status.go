@@ -38,12 +38,13 @@ func newStatusCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show the owner, lag and waiting events of each watcher",
-		Long: `Show each slot of each watcher in the state database: owner, epoch, lag, rate and the topics whose events wait. For the
-configured watcher, also show the waiting events by topic, with counts and checks. The command reads only MongoDB, so it
-works without access to the outrelay processes.
+		Long: `Show each slot of each watcher in the state database: owner, epoch, lag, rate and the topics whose
+events wait. For the configured watcher, also show the waiting events by topic, with counts and
+checks. The command reads only MongoDB, so it works without access to the outrelay processes.
 
-With --watch on a terminal, the display is updated until Ctrl-C. Without a terminal, --watch prints a line for each slot, and
-with --json one object per line. With --check, the exit code is 1 if a check fails.`,
+With --watch on a terminal, the display is updated until Ctrl-C. Without a terminal, --watch prints
+a line for each slot, and with --json one object per line. With --check, the exit code is 1 if a
+check fails.`,
 		Args: cobra.NoArgs,
 	}
 
@@ -80,8 +81,8 @@ with --json one object per line. With --check, the exit code is 1 if a check fai
 	return c
 }
 
-// readStatus reads the overview. If that takes too long or a privilege is missing, readStatus returns the watcher documents
-// only, with the reason in CountsProblem.
+// readStatus reads the overview. If that takes too long or a privilege is missing, readStatus returns
+// the watcher documents only, with the reason in CountsProblem.
 func readStatus(ctx context.Context, k admin.Desk) (statusReport, error) {
 	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
@@ -116,8 +117,8 @@ func (s statusReport) hasFailedCheck() bool {
 	return false
 }
 
-// explainUnreachable adds the next step to an error of the state database: doctor finds out whether the address, the
-// password or something else is wrong.
+// explainUnreachable adds the next step to an error of the state database: doctor finds out whether the
+// address, the password or something else is wrong.
 func explainUnreachable(err error) error {
 	return fmt.Errorf("cannot read the state database: %w; run `outrelay doctor` to find the cause", err)
 }
@@ -160,7 +161,8 @@ func ownerNode(x *admin.Watcher) string {
 	return x.Node
 }
 
-// printSlotDetails writes the reason for the state of a slot, the orders of operators and the topics whose events wait.
+// printSlotDetails writes the reason for the state of a slot, the orders of operators and the topics
+// whose events wait.
 func printSlotDetails(w io.Writer, x *admin.Watcher) {
 	slot := sanitizeLine(x.Name + "/" + x.Slot)
 	if x.Reason != "" {
@@ -246,8 +248,8 @@ func (s statusReport) printChecks(w io.Writer) error {
 	return err
 }
 
-// watchStatus shows the status until ctx ends. A server that does not answer does not end it: watchStatus shows the error
-// and tries again.
+// watchStatus shows the status until ctx ends. A server that does not answer does not end it:
+// watchStatus shows the error and tries again.
 func (a *operatorCommand) watchStatus(ctx context.Context, k admin.Desk, every time.Duration) error {
 	f := &screen{out: a.p.errOut}
 	tick := time.NewTicker(every)
@@ -314,7 +316,8 @@ func (s statusReport) printLines(w io.Writer) error {
 	return nil
 }
 
-// screen draws frames over each other on a terminal. It does not clear the terminal in between, because that flickers.
+// screen draws frames over each other on a terminal. It does not clear the terminal in between, because
+// that flickers.
 type screen struct {
 	out   io.Writer
 	drawn bool

@@ -68,9 +68,10 @@ func newStorageRebuildCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "rebuild",
 		Short: "Create, replace and drop indexes so that all match this version",
-		Long: `Apply the pending migrations. Then create, replace and drop indexes until each collection has the indexes that this version
-declares. The command may be repeated and does not change documents. While an index is built, purges and queries of its
-collection are slow. The exit code is 1 if an index still differs at the end.`,
+		Long: `Apply the pending migrations. Then create, replace and drop indexes until each collection has the
+indexes that this version declares. The command may be repeated and does not change documents. While
+an index is built, purges and queries of its collection are slow. The exit code is 1 if an index
+still differs at the end.`,
 		Args: cobra.NoArgs,
 	}
 
@@ -105,13 +106,13 @@ func newStorageClearCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "clear WHAT...",
 		Short: "Remove all documents for good: " + strings.Join(admin.Clearable(), ", "),
-		Long: `Remove all documents of the named kinds for good: envelopes (outboxes), dead (letters), inbox, sagas, events (of this
-watcher in the events log), replays. Indexes, checkpoints and the other data of services stay. The command is rejected while
-a relay runs for the watcher. It asks you to type "clear" and the name of the watcher, or to pass them in --confirm. Run it
-with --dry-run first.
+		Long: `Remove all documents of the named kinds for good: envelopes (outboxes), dead (letters), inbox,
+sagas, events (of this watcher in the events log), replays. Indexes, checkpoints and the other data
+of services stay. The command is rejected while a relay runs for the watcher. It asks you to type
+"clear" and the name of the watcher, or to pass them in --confirm. Run it with --dry-run first.
 
-Events that were appended, but that no relay has read yet, are still in the change stream. They are sent when a relay
-continues.`,
+Events that were appended, but that no relay has read yet, are still in the change stream. They are
+sent when a relay continues.`,
 		Example: `  outrelay storage clear dead events --dry-run
   outrelay storage clear envelopes --collection shop.outbox --confirm "clear orders"`,
 		Args:      cobra.MinimumNArgs(1),
@@ -160,8 +161,8 @@ continues.`,
 	return c
 }
 
-// askForWords asks the user to type words to confirm an irreversible action, and returns the typed text. Without a terminal
-// it returns an error with the words.
+// askForWords asks the user to type words to confirm an irreversible action, and returns the typed
+// text. Without a terminal it returns an error with the words.
 func (a *operatorCommand) askForWords(ctx context.Context, action, words string) (string, error) {
 	if !a.interactive || a.json {
 		return "", fmt.Errorf("this would %s; pass --confirm %q to do it, or --dry-run to see more", action, words)

@@ -9,7 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker for releases (-X main.version=1.2.3). Without it, the version of the module counts.
+// version is set by the linker for releases (-X main.version=1.2.3). Without it, the version of the
+// module counts.
 var version string
 
 // build describes the running program.
@@ -53,8 +54,9 @@ func newVersionCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version, and with --sbom the modules of this program",
-		Long: `Print the version of this program. --sbom prints a CycloneDX document with the version and hash of each module in it. The
-linker has stored this list in the program, so it describes this binary and not a source tree.`,
+		Long: `Print the version of this program. --sbom prints a CycloneDX document with the version and hash of
+each module in it. The linker has stored this list in the program, so it describes this binary and
+not a source tree.`,
 		Args: cobra.NoArgs,
 		RunE: func(*cobra.Command, []string) error {
 			b := thisBuild()

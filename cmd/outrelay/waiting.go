@@ -16,9 +16,9 @@ func newWaitingCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "waiting",
 		Short: "Count and list the envelopes that wait in the outbox",
-		Long: `An envelope that cannot be sent waits in its outbox. It is parked until its topic can be written, waits for a retry because
-Kafka rejected its record, is blocked by an earlier envelope of its key, or is scheduled. These commands show how many
-envelopes wait, since when, and which ones.`,
+		Long: `An envelope that cannot be sent waits in its outbox. It is parked until its topic can be written,
+waits for a retry because Kafka rejected its record, is blocked by an earlier envelope of its key,
+or is scheduled. These commands show how many envelopes wait, since when, and which ones.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
@@ -31,8 +31,9 @@ func newWaitingSummaryCommand(p *program) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "summary",
 		Short: "Count waiting envelopes and dead letters by collection, state and topic",
-		Long:  `Count the waiting envelopes, and the dead letters that were not requeued, by collection, state and topic.`,
-		Args:  cobra.NoArgs,
+		Long: `Count the waiting envelopes, and the dead letters that were not requeued, by collection, state and
+topic.`,
+		Args: cobra.NoArgs,
 	}
 
 	a := p.addReadFlags(c)

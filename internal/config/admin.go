@@ -14,7 +14,8 @@ import (
 	"strings"
 )
 
-// minTokenLength is the minimum number of characters of a token. A shorter one could be guessed within the allowed rate.
+// minTokenLength is the minimum number of characters of a token. A shorter one could be guessed within
+// the allowed rate.
 const minTokenLength = 12
 
 var (

@@ -47,8 +47,8 @@ func (d *decoder) decodeStruct(m map[string]any, v reflect.Value, prefix string)
 	}
 }
 
-// suggestKey returns a hint for an unknown key: a similar key of the section, the same name in another section, or the known
-// keys of the section.
+// suggestKey returns a hint for an unknown key: a similar key of the section, the same name in another
+// section, or the known keys of the section.
 func suggestKey(path string) string {
 	prefix, name := "", path
 	if i := strings.LastIndexByte(path, '.'); i >= 0 {

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// Differing returns the keys in which two configurations differ, sorted. It never shows a value. An optional section that only
-// one of them has is one key.
+// Differing returns the keys in which two configurations differ, sorted. It never shows a value. An
+// optional section that only one of them has is one key.
 func Differing(a, b Config) []string {
 	var keys []string
 	appendDiffering(reflect.ValueOf(a), reflect.ValueOf(b), "", &keys)

@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// newExpander returns a function that replaces the references ${env:NAME} and ${file:/path} in a string. $${ stands for ${.
-// It does not expand the inserted text. An error names the variable or the file, and never quotes its content.
+// newExpander returns a function that replaces the references ${env:NAME} and ${file:/path} in a
+// string. $${ stands for ${. It does not expand the inserted text. An error names the variable or the
+// file, and never quotes its content.
 func newExpander(env []string) func(string) (string, error) {
 	vars := make(map[string]string, len(env))
 	for _, pair := range env {
@@ -44,7 +45,8 @@ func newExpander(env []string) func(string) (string, error) {
 	}
 }
 
-// resolveReference returns the value of a reference such as env:NAME. The line break at the end of a file is removed.
+// resolveReference returns the value of a reference such as env:NAME. The line break at the end of a
+// file is removed.
 func resolveReference(reference string, vars map[string]string) (string, error) {
 	kind, name, _ := strings.Cut(reference, ":")
 	switch kind {

@@ -37,8 +37,8 @@ func fieldsOf(t reflect.Type) []field {
 	return fields
 }
 
-// sectionType returns the struct of a section. t is the struct, or a pointer to it for an optional section. ok is false if t
-// is no section.
+// sectionType returns the struct of a section. t is the struct, or a pointer to it for an optional
+// section. ok is false if t is no section.
 func sectionType(t reflect.Type) (section reflect.Type, ok bool) {
 	if t.Kind() == reflect.Pointer {
 		t = t.Elem()

@@ -18,12 +18,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Load reads the file at path ("" reads none), then env (in the format of [os.Environ]), then set (each path=value). It
-// applies the defaults and checks everything. It reads only the files that the configuration names, and connects to nothing.
-// The strings are warnings. The error is a [*Problems].
+// Load reads the file at path ("" reads none), then env (in the format of [os.Environ]), then set (each
+// path=value). It applies the defaults and checks everything. It reads only the files that the
+// configuration names, and connects to nothing. The strings are warnings. The error is a [*Problems].
 //
-// A variable OUTRELAY_… that is not a key is an error if its name is similar to a key, and a warning otherwise: a Kubernetes
-// service called outrelay adds such variables to every pod.
+// A variable OUTRELAY_… that is not a key is an error if its name is similar to a key, and a warning
+// otherwise: a Kubernetes service called outrelay adds such variables to every pod.
 func Load(path string, env, set []string) (Config, []string, error) {
 	return LoadOver(Default(), path, env, set)
 }
@@ -80,8 +80,8 @@ func loadFile(k *koanf.Koanf, path string, p *Problems) {
 	}
 }
 
-// checkDocument reports whether the file holds one YAML mapping to load. It checks the cases that the YAML library accepts
-// silently, or rejects with an error that quotes the file.
+// checkDocument reports whether the file holds one YAML mapping to load. It checks the cases that the
+// YAML library accepts silently, or rejects with an error that quotes the file.
 func checkDocument(path string, text []byte, p *Problems) bool {
 	var doc, second yaml.Node
 	d := yaml.NewDecoder(bytes.NewReader(text))

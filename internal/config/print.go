@@ -7,9 +7,9 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Print returns the configuration that [Load] returns, as YAML. Each secret is ***, and each reference is printed as it was
-// written, because its value may be a secret even at a key that is not secret. If there are no secrets, Load can read the
-// text.
+// Print returns the configuration that [Load] returns, as YAML. Each secret is ***, and each reference
+// is printed as it was written, because its value may be a secret even at a key that is not secret. If
+// there are no secrets, Load can read the text.
 func Print(path string, env, set []string) (text string, warnings []string, err error) {
 	c, references, warnings, err := loadWithReferences(Default(), path, env, set)
 	if err != nil {

@@ -44,15 +44,16 @@ func (p *Problems) add(path, found, allowed string) {
 	p.List = append(p.List, Problem{Path: path, Found: found, Allowed: allowed})
 }
 
-// hasProblem reports whether path, a key above it or a key below it has a problem. Its consequences are not reported again.
+// hasProblem reports whether path, a key above it or a key below it has a problem. Its consequences are
+// not reported again.
 func (p *Problems) hasProblem(path string) bool {
 	return slices.ContainsFunc(p.List, func(problem Problem) bool {
 		return problem.Path == path || strings.HasPrefix(path, problem.Path+".") || strings.HasPrefix(problem.Path, path+".")
 	})
 }
 
-// hideReferences removes the values of references from the problems, because a value may be a secret even in a field that is
-// not secret. references holds the references by path.
+// hideReferences removes the values of references from the problems, because a value may be a secret
+// even in a field that is not secret. references holds the references by path.
 func (p *Problems) hideReferences(references map[string]resolvedText) {
 	for i := range p.List {
 		problem := &p.List[i]

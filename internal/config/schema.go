@@ -21,8 +21,9 @@ const SchemaID = "https://raw.githubusercontent.com/outrelay/outrelay/main/outre
 //go:embed config.go
 var source string
 
-// Schema returns the JSON Schema (draft 2020-12) of the configuration file. It is generated from the struct and its comments.
-// Each value may also be a text with a reference such as ${env:NAME}. The defaults are those of [Default].
+// Schema returns the JSON Schema (draft 2020-12) of the configuration file. It is generated from the
+// struct and its comments. Each value may also be a text with a reference such as ${env:NAME}. The
+// defaults are those of [Default].
 func Schema() []byte {
 	g := generator{docs: fieldComments()}
 	root := g.sectionSchema(reflect.ValueOf(Default()))
@@ -158,8 +159,8 @@ func shortDuration(d time.Duration) string {
 	return s
 }
 
-// fieldComments returns the doc comments of the structs and their fields, each on one line. The keys are Struct and
-// Struct.Field.
+// fieldComments returns the doc comments of the structs and their fields, each on one line. The keys
+// are Struct and Struct.Field.
 func fieldComments() map[string]string {
 	// The compiler has parsed the same file, so there is no error.
 	file, err := parser.ParseFile(token.NewFileSet(), "config.go", source, parser.ParseComments)

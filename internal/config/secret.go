@@ -9,8 +9,9 @@ import (
 
 const mask = "***"
 
-// Secret is a string that prints as *** with each verb of fmt and in slog, JSON, YAML and text encodings. The text is behind a
-// pointer, so that a printer that reads unexported fields shows only an address.
+// Secret is a string that prints as *** with each verb of fmt and in slog, JSON, YAML and text
+// encodings. The text is behind a pointer, so that a printer that reads unexported fields shows only an
+// address.
 type Secret struct{ text *string }
 
 // NewSecret wraps text.
@@ -85,8 +86,9 @@ var schemeName = regexp.MustCompile(`^[a-zA-Z][a-zA-Z0-9+.-]*$`)
 // secretOption matches options whose values are secrets.
 var secretOption = regexp.MustCompile(`(?i)([?&][^=&]*(?:password|passwd|token|secret|authmechanismproperties|credential)[^=&]*=)[^&]*`)
 
-// String returns the address with *** in place of the user information and of secret options. The user information ends at the
-// last @ of the address, so that a password with an unescaped @ is hidden completely.
+// String returns the address with *** in place of the user information and of secret options. The user
+// information ends at the last @ of the address, so that a password with an unescaped @ is hidden
+// completely.
 func (u URI) String() string {
 	if u.IsZero() {
 		return ""

@@ -200,7 +200,8 @@ func TestWeakProtectionIsWarnedOf(t *testing.T) {
 	}
 }
 
-// A reference may stand for a secret at any key: the printed configuration has the reference itself. It reads the same again.
+// A reference may stand for a secret at any key: the printed configuration has the reference itself. It
+// reads the same again.
 func TestPrintShowsReferencesAsTheyWereWritten(t *testing.T) {
 	t.Parallel()
 	cert, _ := writeKeyPair(t)

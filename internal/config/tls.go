@@ -12,8 +12,9 @@ import (
 	"time"
 )
 
-// Client reads the files and returns the configuration of a TLS client. Each handshake checks the client certificate for
-// changes; the trusted authorities do not change. See [TLS.Source] for both. Client returns nil for a nil TLS.
+// Client reads the files and returns the configuration of a TLS client. Each handshake checks the
+// client certificate for changes; the trusted authorities do not change. See [TLS.Source] for both.
+// Client returns nil for a nil TLS.
 func (t *TLS) Client() (*tls.Config, error) {
 	source, err := t.Source(slog.New(slog.DiscardHandler), nil)
 	if source == nil || err != nil {
@@ -22,16 +23,16 @@ func (t *TLS) Client() (*tls.Config, error) {
 	return source(), nil
 }
 
-// Source returns a function that returns the configuration for the next connection. Each call checks the files for changes,
-// which costs one stat per file, and reads changed files. A renewed certificate, or a change of the authorities, applies from
-// the next connection on. Open connections do not change.
+// Source returns a function that returns the configuration for the next connection. Each call checks
+// the files for changes, which costs one stat per file, and reads changed files. A renewed certificate,
+// or a change of the authorities, applies from the next connection on. Open connections do not change.
 //
-// If changed files cannot be used, for example because only one file of a pair was written yet, the problem is logged once and
-// the last good files stay in use. onReload, unless it is nil, is called after each change with the result of the reload. It
-// must not block.
+// If changed files cannot be used, for example because only one file of a pair was written yet, the
+// problem is logged once and the last good files stay in use. onReload, unless it is nil, is called
+// after each change with the result of the reload. It must not block.
 //
-// Source returns a nil function for a nil TLS. The function is safe for concurrent use. The caller must not change the
-// configuration that it returns.
+// Source returns a nil function for a nil TLS. The function is safe for concurrent use. The caller must
+// not change the configuration that it returns.
 func (t *TLS) Source(log *slog.Logger, onReload func(ok bool)) (func() *tls.Config, error) {
 	if t == nil {
 		return nil, nil
@@ -63,8 +64,8 @@ type tlsFiles struct {
 	config   *tls.Config
 }
 
-// fileVersion identifies a version of a file. If a file is replaced through a symbolic link, as Kubernetes does, the
-// modification time differs.
+// fileVersion identifies a version of a file. If a file is replaced through a symbolic link, as
+// Kubernetes does, the modification time differs.
 type fileVersion struct {
 	changed time.Time
 	size    int64
@@ -146,8 +147,8 @@ func certExpiry(c *tls.Config) (end time.Time) {
 	return end
 }
 
-// Expiry returns the earliest expiry of the certificates in the files, and its file. It returns the zero time if there are no
-// certificates or they cannot be read.
+// Expiry returns the earliest expiry of the certificates in the files, and its file. It returns the
+// zero time if there are no certificates or they cannot be read.
 func (t *TLS) Expiry() (end time.Time, file string) {
 	if t == nil {
 		return end, ""
@@ -162,8 +163,9 @@ func (t *TLS) Expiry() (end time.Time, file string) {
 	return end, file
 }
 
-// fileExpiry returns the earliest expiry of the certificates in a file, or the latest if earliest is false. A file of trusted
-// authorities may contain an expired authority together with its successor, so only the latest counts there.
+// fileExpiry returns the earliest expiry of the certificates in a file, or the latest if earliest is
+// false. A file of trusted authorities may contain an expired authority together with its successor, so
+// only the latest counts there.
 func fileExpiry(path string, earliest bool) (end time.Time) {
 	text, err := os.ReadFile(path)
 	if path == "" || err != nil {

@@ -63,7 +63,8 @@ var (
 	namespacePattern = regexp.MustCompile(`^[^/\\. "$<>:|\x00]{1,63}\.[^$\x00\s]{1,200}$`)
 )
 
-// validate adds a problem for each invalid value. A value that could not be decoded has a problem already and is not checked.
+// validate adds a problem for each invalid value. A value that could not be decoded has a problem
+// already and is not checked.
 func (c *Config) validate(p *Problems) {
 	v := validator{p}
 	const expectedName = "expected letters, digits, dot, dash, underscore; at most 100"
@@ -84,7 +85,8 @@ func (c *Config) validate(p *Problems) {
 
 type validator struct{ *Problems }
 
-// check adds a problem unless ok is true. It adds none if path, or a key above or below it, has a problem already.
+// check adds a problem unless ok is true. It adds none if path, or a key above or below it, has a
+// problem already.
 func (v validator) check(path string, ok bool, found, allowed string) {
 	if !ok && !v.hasProblem(path) {
 		v.add(path, "found "+found, allowed)
@@ -135,7 +137,8 @@ func findURIProblem(u URI) (found, allowed string) {
 		return "", ""
 	}
 
-	// The error of the driver is safe to show only for the address without its login and without secret options.
+	// The error of the driver is safe to show only for the address without its login and without secret
+	// options.
 	found = "found " + u.String()
 	_, err := connstring.ParseAndValidate(clean)
 	switch {
@@ -210,7 +213,8 @@ func (c *Config) Preset() routing.PresetConfig {
 	}
 }
 
-// checkRouting adds the problems that a constructor of the package routing reports, under the keys with this prefix.
+// checkRouting adds the problems that a constructor of the package routing reports, under the keys with
+// this prefix.
 func (v validator) checkRouting(prefix string, construct func() error) {
 	var invalid *routing.InvalidError
 	if !errors.As(construct(), &invalid) {
@@ -241,7 +245,8 @@ func (c *Config) validateTimes(v validator) {
 	}
 }
 
-// minRetention is the minimum time that a delivered envelope or a dead letter is kept, if it is not kept forever.
+// minRetention is the minimum time that a delivered envelope or a dead letter is kept, if it is not
+// kept forever.
 const minRetention = time.Minute
 
 func (c *Config) validatePurge(v validator) {

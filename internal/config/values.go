@@ -59,8 +59,8 @@ func (s Size) MarshalYAML() (any, error) { return s.String(), nil }
 
 var daysPattern = regexp.MustCompile(`^(\d+)d(.*)$`)
 
-// ParseDuration parses a duration in the format of [time.ParseDuration], with optional days before it: 250ms, 5s, 24h, 7d,
-// 1d12h. It rejects negative durations.
+// ParseDuration parses a duration in the format of [time.ParseDuration], with optional days before it:
+// 250ms, 5s, 24h, 7d, 1d12h. It rejects negative durations.
 func ParseDuration(s string) (time.Duration, error) {
 	errInvalid := fmt.Errorf("%q is not a duration such as 250ms, 5s, 24h or 7d", s)
 

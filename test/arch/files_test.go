@@ -101,7 +101,8 @@ func fileProblems(files []source) []string {
 	return out
 }
 
-// waitProblems finds sleeps and skips in tests. A sleep inside synctest.Test is allowed, because it takes no real time.
+// waitProblems finds sleeps and skips in tests. A sleep inside synctest.Test is allowed, because it
+// takes no real time.
 func waitProblems(files []source) []string {
 	var out []string
 	for _, f := range files {

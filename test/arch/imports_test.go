@@ -91,7 +91,8 @@ func TestLibraryRuleSeesWrongImports(t *testing.T) {
 	}
 }
 
-// layerProblems returns the imports within the module that the table of layers does not allow. Tests may import anything.
+// layerProblems returns the imports within the module that the table of layers does not allow. Tests
+// may import anything.
 func layerProblems(tb testing.TB, files []source) []string {
 	tb.Helper()
 	var out []string

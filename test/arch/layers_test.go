@@ -1,7 +1,7 @@
 package arch
 
-// room is a directory with the packages below it that share its rules. A package belongs to the room with the longest
-// matching directory, and may always import the other packages of its room.
+// room is a directory with the packages below it that share its rules. A package belongs to the room
+// with the longest matching directory, and may always import the other packages of its room.
 type room struct {
 	dir   string
 	layer int // imports go from a higher layer to a lower one

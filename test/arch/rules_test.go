@@ -13,9 +13,9 @@ import (
 	"testing"
 )
 
-// The rules of the design are numbered N1, N2, … DESIGN.md lists the rules that the code mentions, each with the file that is
-// its home, or – if only a field or a header of the rule is in this repository. A rule with a home has at least one test,
-// named TestN13_…, that fails without the rule.
+// The rules of the design are numbered N1, N2, … DESIGN.md lists the rules that the code mentions, each
+// with the file that is its home, or – if only a field or a header of the rule is in this repository. A
+// rule with a home has at least one test, named TestN13_…, that fails without the rule.
 var (
 	ruleRow  = regexp.MustCompile(`(?m)^\| \*\*N(\d+)\*\* .* \| (?:–|\[[^\]]*\]\(([^)]+)\)) \|$`)
 	mention  = regexp.MustCompile(`\bN(\d{1,2})\b`)

@@ -124,7 +124,8 @@ func reportProblems(t *testing.T, problems []string) {
 	}
 }
 
-// expectProblem checks the result of a rule: exactly one message that contains want, or no message if want is "".
+// expectProblem checks the result of a rule: exactly one message that contains want, or no message if
+// want is "".
 func expectProblem(t *testing.T, got []string, want string) {
 	t.Helper()
 	switch {

@@ -14,8 +14,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// runBench runs `outrelay bench --json` on the shared servers and decodes its JSON object. It returns the text on
-// standard error, and prints it if the test fails.
+// runBench runs `outrelay bench --json` on the shared servers and decodes its JSON object. It returns
+// the text on standard error, and prints it if the test fails.
 func runBench(t *testing.T, object any, args ...string) (said string) {
 	t.Helper()
 	binary := kit.Binary(t, "")

@@ -1,2 +1,3 @@
-// Package coverage checks test/coverage/rows.md: each requirement has one line, and all tests and links that it names exist.
+// Package coverage checks test/coverage/rows.md: each requirement has one line, and all tests and links
+// that it names exist.
 package coverage

@@ -195,8 +195,8 @@ func TestAlertsAgainstTheRealMetrics(t *testing.T) {
 	}
 }
 
-// TestEveryMetricIsShownAndExplained checks that each outrelay metric is in the dashboard or an alert and has a row in
-// docs/metrics.md, and that docs/metrics.md names no other metrics.
+// TestEveryMetricIsShownAndExplained checks that each outrelay metric is in the dashboard or an alert
+// and has a row in docs/metrics.md, and that docs/metrics.md names no other metrics.
 func TestEveryMetricIsShownAndExplained(t *testing.T) {
 	t.Parallel()
 	all, doc := collectMetrics(t), string(readRepoFile(t, "docs", "metrics.md"))

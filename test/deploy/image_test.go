@@ -7,7 +7,8 @@ import (
 	"testing"
 )
 
-// TestImageRunsAsNobody checks that the image contains one static program without a shell and runs as an unprivileged user.
+// TestImageRunsAsNobody checks that the image contains one static program without a shell and runs as
+// an unprivileged user.
 func TestImageRunsAsNobody(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(filepath.Join("..", "..", "Dockerfile"))

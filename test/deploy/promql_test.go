@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// This file parses the subset of PromQL that the dashboard and the alerts use: selectors, functions, aggregations and
-// operators. An unknown token is an error.
+// This file parses the subset of PromQL that the dashboard and the alerts use: selectors, functions,
+// aggregations and operators. An unknown token is an error.
 
 var token = regexp.MustCompile(`^(?:\s+|"(?:[^"\\]|\\.)*"|\$__\w+|\$\w+|[0-9]+(?:ms|[smhdwy])|[0-9]*\.?[0-9]+|[a-zA-Z_:][a-zA-Z0-9_:]*|=~|!~|!=|==|>=|<=|[-+*/%^<>=(){}\[\],@:])`)
 

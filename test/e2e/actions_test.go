@@ -181,7 +181,8 @@ func (s *scene) setLastHeartbeat(node string, at time.Time, watcher string) {
 	}
 }
 
-// testSlots acts on single slots of another watcher with two slots: one has an owner, the other is paused and pinned.
+// testSlots acts on single slots of another watcher with two slots: one has an owner, the other is
+// paused and pinned.
 func testSlots(s *scene, b *tab) {
 	s.setLastHeartbeat("three", time.Now(), "split")
 	for _, doc := range []bson.D{

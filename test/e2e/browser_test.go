@@ -187,7 +187,8 @@ func evaluate[T any](b *tab, js string) T {
 	return v
 }
 
-// waitUntil waits until an expression is true. Errors are ignored, because there is no document while the page changes.
+// waitUntil waits until an expression is true. Errors are ignored, because there is no document while
+// the page changes.
 func (b *tab) waitUntil(what, js string) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -254,8 +255,8 @@ func (b *tab) clickButtonIn(within, text string) {
 	}
 }
 
-// takeScreenshot saves a screenshot of the whole page. It tries again, because a browser may not answer while it draws a page for
-// the first time.
+// takeScreenshot saves a screenshot of the whole page. It tries again, because a browser may not answer
+// while it draws a page for the first time.
 func (b *tab) takeScreenshot(name string) {
 	b.t.Helper()
 	var png []byte

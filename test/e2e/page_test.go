@@ -84,8 +84,8 @@ func testOverview(s *scene, b *tab) {
 	b.checkConsole("overview")
 }
 
-// testWidthsAndAccess checks each page: no horizontal scrolling on small and large screens, no serious finding of axe, and no
-// message on the console.
+// testWidthsAndAccess checks each page: no horizontal scrolling on small and large screens, no serious
+// finding of axe, and no message on the console.
 func testWidthsAndAccess(s *scene, b *tab) {
 	letter := evaluate[string](b, `fetch('/dead').then((r) => r.text()).then((t) => new DOMParser().parseFromString(t, 'text/html').querySelector('a[href^="/dead/letter"]').getAttribute('href'))`)
 	for _, at := range append([]string{"/lookup?q=good-001", letter + "&payload=1"}, pages...) {
@@ -176,7 +176,8 @@ func testColors(s *scene, b *tab) {
 	b.checkConsole("colours")
 }
 
-// testDeadLetters filters dead letters, requeues all matches on all pages, and discards with a typed confirmation.
+// testDeadLetters filters dead letters, requeues all matches on all pages, and discards with a typed
+// confirmation.
 func testDeadLetters(s *scene, b *tab) {
 	b.openPage("/dead")
 	b.waitForText(fmt.Sprintf("%d in all", forbidden+expired))
@@ -329,7 +330,8 @@ func testAutoRefresh(s *scene, b *tab) {
 
 	b.clickButtonIn("header", "Pause refresh")
 	b.waitForText("Refresh paused")
-	// A refresh that started before the pause may still arrive. The time on a newly opened page does not change.
+	// A refresh that started before the pause may still arrive. The time on a newly opened page does
+	// not change.
 	b.openPage("/")
 	still := evaluate[string](b, at)
 	evaluate[bool](b, "new Promise((done) => setTimeout(() => done(true), 2600))")
@@ -360,8 +362,8 @@ func testMongoAway(s *scene, b *tab) {
 	b.clearConsole() // the browser logs responses with status 503
 }
 
-// testHostileText opens each list and each detail with a hostile text in each field that a service, a node or an address can fill. If
-// the text became a part of the page, it would run a script.
+// testHostileText opens each list and each detail with a hostile text in each field that a service, a
+// node or an address can fill. If the text became a part of the page, it would run a script.
 func testHostileText(s *scene, b *tab) {
 	now := time.Now()
 	s.setLastHeartbeat("node"+hostile, now, "orders")

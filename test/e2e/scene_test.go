@@ -165,8 +165,8 @@ func (s *scene) runInBackground(f func(context.Context) error) {
 	})
 }
 
-// insertInitialState inserts the state before the relays start: envelopes that are retried in an hour, a saga, and an inbox with
-// a mark that is a week old and a claimed message.
+// insertInitialState inserts the state before the relays start: envelopes that are retried in an hour,
+// a saga, and an inbox with a mark that is a week old and a claimed message.
 func (s *scene) insertInitialState() {
 	now := time.Now()
 	seal, err := store.NewRegistry(s.state.Collection("collections")).Seal(s.t.Context())

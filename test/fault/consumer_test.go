@@ -105,7 +105,8 @@ func newShopScene(t *testing.T) (*kit.Scene, *kit.Crew, []*kit.Process) {
 	return s, c, hands
 }
 
-// checkEffects waits for the effects of all orders, stops the consumers, and checks the effects and the dead letters.
+// checkEffects waits for the effects of all orders, stops the consumers, and checks the effects and the
+// dead letters.
 func checkEffects(t *testing.T, s *kit.Scene, c *kit.Crew, orders int, hands []*kit.Process) {
 	t.Helper()
 	c.WaitEffects(orders)

@@ -14,7 +14,8 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// newInterruptedScene returns a scene whose relay has delivered events and ended, with more events appended since.
+// newInterruptedScene returns a scene whose relay has delivered events and ended, with more events
+// appended since.
 func newInterruptedScene(t *testing.T) (*kit.Scene, *kit.Topics) {
 	t.Helper()
 	// The relay must end gracefully. After an expired lease, a read-back would find its records if the
@@ -59,8 +60,9 @@ func TestTokenOfGarbage(t *testing.T) {
 	}
 }
 
-// checkOneTransactionRepeated checks the result of a position without a token. Its time does not tell which events of
-// that time were delivered, so one transaction may be repeated. No other promise may be violated.
+// checkOneTransactionRepeated checks the result of a position without a token. Its time does not tell
+// which events of that time were delivered, so one transaction may be repeated. No other promise may be
+// violated.
 func checkOneTransactionRepeated(t *testing.T, v kit.Verdict) {
 	t.Helper()
 	if len(v.Lost)+len(v.Phantoms)+len(v.Disorder)+len(v.Changed) != 0 || len(v.Duplicates) > 3 {
@@ -93,8 +95,8 @@ func TestTokenOfAnotherStream(t *testing.T) {
 	checkOneTransactionRepeated(t, s.CompareAtEnd(topics))
 }
 
-// newFutureScene returns an interrupted scene with a position that the servers have not reached, as after the restore
-// of an older backup.
+// newFutureScene returns an interrupted scene with a position that the servers have not reached, as
+// after the restore of an older backup.
 func newFutureScene(t *testing.T, lostHistory string) (*kit.Scene, *kit.Topics) {
 	t.Helper()
 	s, topics := newInterruptedScene(t)

@@ -143,8 +143,8 @@ func TestTakeOverWithManyParked(t *testing.T) {
 	history.CheckHistory()
 }
 
-// setTimestamps sets the timestamps of all envelopes to a time, with a different time for each key: the purge uses ranges
-// of timestamps.
+// setTimestamps sets the timestamps of all envelopes to a time, with a different time for each key: the
+// purge uses ranges of timestamps.
 func setTimestamps(t *testing.T, s *kit.Scene, to bson.Timestamp) {
 	t.Helper()
 	var keys []string

@@ -28,8 +28,8 @@ func shortLeases(more map[string]any) map[string]any {
 	return set
 }
 
-// killOwners kills one owner after the other, each at a crash point, or after some time if it does not reach the
-// point. Without -fault.long it uses half of the points.
+// killOwners kills one owner after the other, each at a crash point, or after some time if it does not
+// reach the point. Without -fault.long it uses half of the points.
 func killOwners(t *testing.T, s *kit.Scene, points ...string) {
 	t.Helper()
 	for _, point := range points[:rounds((len(points)+1)/2, len(points))] {

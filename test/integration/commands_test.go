@@ -54,8 +54,8 @@ func TestCommandsOnALiveRelay(t *testing.T) {
 	history.CheckHistory()
 }
 
-// waitForAnswer waits until a process returns status 200 and a text for a path. On a busy machine a lease may be in
-// doubt for a moment.
+// waitForAnswer waits until a process returns status 200 and a text for a path. On a busy machine a
+// lease may be in doubt for a moment.
 func waitForAnswer(t *testing.T, p *kit.Process, path, want string) {
 	t.Helper()
 	kit.Eventually(t, fmt.Sprintf("GET %s of %s with %q", path, p.Node, want), func() bool {

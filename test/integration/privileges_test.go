@@ -21,8 +21,9 @@ import (
 // advice matches the log texts that say which privilege to grant.
 var advice = regexp.MustCompile(`grant (?:the actions? )?([a-zA-Z, ]+?) on (?:\{db: \\?"(\w+)\\?", collection: \\?"(\w*)\\?"\}|(the cluster|its database|the state database|[\w.]+))`)
 
-// If a single privilege of its role is missing, a relay logs exactly this privilege when it needs it. It works without privileges that
-// only commands of operators or figures need. The doctor lists all of them.
+// If a single privilege of its role is missing, a relay logs exactly this privilege when it needs it.
+// It works without privileges that only commands of operators or figures need. The doctor lists all of
+// them.
 func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	t.Parallel()
 	g := newGuardedScene(t)
@@ -78,7 +79,8 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	}
 }
 
-// checkWithout runs a relay without one action of its role. It appends an event for each operation of the relay.
+// checkWithout runs a relay without one action of its role. It appends an event for each operation of
+// the relay.
 func (g *guarded) checkWithout(privileges []doctor.Privilege, what, action, want, state string) {
 	t := g.t
 	began := time.Now()

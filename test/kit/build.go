@@ -22,8 +22,9 @@ var programs struct {
 	paths map[string]string
 }
 
-// Main runs the tests of a package and removes the programs that they built. Six tests run in parallel, because they mostly wait
-// for leases to expire. Packages that call Main do not run at the same time. Main fails if goroutines are left.
+// Main runs the tests of a package and removes the programs that they built. Six tests run in parallel,
+// because they mostly wait for leases to expire. Packages that call Main do not run at the same time.
+// Main fails if goroutines are left.
 func Main(m *testing.M) {
 	stacktest.Wide(6)
 	stacktest.Alone()

@@ -45,8 +45,9 @@ func (v Verdict) String() string {
 	return b.String()
 }
 
-// Compare compares the records of the topics with the ledger. records must be sorted by offset within each partition. If several
-// collections have an event with the same id, the header outrelay-ns identifies the collection of a record.
+// Compare compares the records of the topics with the ledger. records must be sorted by offset within
+// each partition. If several collections have an event with the same id, the header outrelay-ns
+// identifies the collection of a record.
 func (l *Ledger) Compare(records []*Record) Verdict {
 	entries, dead := l.copyEntries()
 	v := Verdict{Records: len(records)}
@@ -127,8 +128,8 @@ func findEntry(candidates []*Entry, r *Record) *Entry {
 	return nil
 }
 
-// describeDifference returns the first difference between a record and the appended event, or "". It compares the key, the
-// payload and the headers of the envelope in their order.
+// describeDifference returns the first difference between a record and the appended event, or "". It
+// compares the key, the payload and the headers of the envelope in their order.
 func describeDifference(e *Entry, r *Record) string {
 	switch {
 	case string(r.Key) != e.Key:
@@ -159,8 +160,8 @@ func equalHeader(h kgo.RecordHeader, key string, value []byte) bool {
 	return h.Key == key && bytes.Equal(h.Value, value) && (h.Value == nil) == (value == nil)
 }
 
-// CompareAtEnd waits until all committed events are delivered and all records in the topics are read, and compares them. Nothing
-// may be appended after it. The relays may still run.
+// CompareAtEnd waits until all committed events are delivered and all records in the topics are read,
+// and compares them. Nothing may be appended after it. The relays may still run.
 func (s *Scene) CompareAtEnd(topics *Topics) Verdict {
 	s.tb.Helper()
 	ctx, cancel := context.WithTimeout(s.tb.Context(), Patience)

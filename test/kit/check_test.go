@@ -18,7 +18,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// newWorld returns a ledger with three events of one key, one of another key and one rolled back, and matching records.
+// newWorld returns a ledger with three events of one key, one of another key and one rolled back, and
+// matching records.
 func newWorld() (*Ledger, []*Record) {
 	l := newLedger()
 	var records []*Record

@@ -82,8 +82,9 @@ func (s *Scene) WaitNoneHeld() {
 	})
 }
 
-// Schedule commits n events in transactions of 100 and adds them to the ledger. Their due times are spread evenly over span,
-// starting at from, and their keys repeat. It returns the events sorted by due time.
+// Schedule commits n events in transactions of 100 and adds them to the ledger. Their due times are
+// spread evenly over span, starting at from, and their keys repeat. It returns the events sorted by due
+// time.
 func (s *Scene) Schedule(aggregateType string, n, keys int, from time.Time, span time.Duration) []event.Event {
 	s.tb.Helper()
 	box, err := outbox.New(s.DB)
@@ -128,7 +129,8 @@ func (t *Topics) Deliveries() map[string]map[string]int {
 	return out
 }
 
-// ResidentMemory returns the resident memory in bytes from the metrics of the process, or 0 if they do not include it.
+// ResidentMemory returns the resident memory in bytes from the metrics of the process, or 0 if they do
+// not include it.
 func (p *Process) ResidentMemory() int64 {
 	p.tb.Helper()
 	_, body := p.Get("/metrics")
@@ -141,8 +143,8 @@ func (p *Process) ResidentMemory() int64 {
 	return 0
 }
 
-// KilledByCrashPoint waits up to d until a crash point kills the process. It reports whether that happened. Otherwise it kills the
-// process.
+// KilledByCrashPoint waits up to d until a crash point kills the process. It reports whether that
+// happened. Otherwise it kills the process.
 func (p *Process) KilledByCrashPoint(d time.Duration) bool {
 	timeout := time.NewTimer(d)
 	defer timeout.Stop()

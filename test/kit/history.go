@@ -33,7 +33,8 @@ type History struct {
 	changed  chan struct{}
 }
 
-// FollowWatcher starts a history. Call it before the first relay starts. It enables post-images on the collection.
+// FollowWatcher starts a history. Call it before the first relay starts. It enables post-images on the
+// collection.
 func (s *Scene) FollowWatcher() *History {
 	s.tb.Helper()
 	ctx := s.tb.Context()
@@ -103,7 +104,8 @@ func (h *History) collectVersions(ctx context.Context, cs *mongo.ChangeStream) {
 	}
 }
 
-// WaitFor waits until ok accepts the newest version, and returns that version. what describes it in the failure message.
+// WaitFor waits until ok accepts the newest version, and returns that version. what describes it in the
+// failure message.
 func (h *History) WaitFor(what string, ok func(Version) bool) Version {
 	h.scene.tb.Helper()
 	timeout := time.NewTimer(Patience)
@@ -139,8 +141,9 @@ func (h *History) Versions() []Version {
 	return append([]Version(nil), h.versions...)
 }
 
-// CheckHistory fails the test for each violation of I5: epoch, seq, token and time never decrease, an acquisition has the next
-// epoch and happens only if the lease was free or expired, and only the owner writes.
+// CheckHistory fails the test for each violation of I5: epoch, seq, token and time never decrease, an
+// acquisition has the next epoch and happens only if the lease was free or expired, and only the owner
+// writes.
 func (h *History) CheckHistory() {
 	tb := h.scene.tb
 	tb.Helper()
@@ -176,8 +179,8 @@ func HistoryProblems(all []Version) (problems []string) {
 			if b.Owner == "" || b.Owner == a.Owner {
 				bad(b, "a new epoch without a new owner")
 			}
-			// Both times are the server's $$NOW. The wall time of a write is not comparable: a server thread updates that clock
-			// every few milliseconds, and later if it has to wait for a CPU.
+			// Both times are the server's $$NOW. The wall time of a write is not comparable: a server
+			// thread updates that clock every few milliseconds, and later if it has to wait for a CPU.
 			if a.Owner != "" && b.AcquiredAt.Before(a.ExpiresAt) {
 				bad(b, "acquired at %s (written at %s) although %s held it until %s", b.AcquiredAt, b.At, a.Owner, a.ExpiresAt)
 			}

@@ -93,8 +93,8 @@ func (l *Ledger) ExpectedEntries() []*Entry {
 // CountCommitted returns the number of committed entries, without dead letters.
 func (l *Ledger) CountCommitted() int { return len(l.ExpectedEntries()) }
 
-// ResolveUnknown determines the fate of appends whose commit returned an error. If the envelope is in its collection, the append was
-// committed.
+// ResolveUnknown determines the fate of appends whose commit returned an error. If the envelope is in
+// its collection, the append was committed.
 func (l *Ledger) ResolveUnknown(ctx context.Context, client *mongo.Client) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,8 +18,8 @@ import (
 // Patience is the time limit of each wait. It is long, because the machine may be busy.
 const Patience = 60 * time.Second
 
-// Context returns a context for a program that a test runs. It ends with the test, and 30 s before the time limit of all tests, so
-// that the test can still stop the program and show its output.
+// Context returns a context for a program that a test runs. It ends with the test, and 30 s before the
+// time limit of all tests, so that the test can still stop the program and show its output.
 func Context(t *testing.T) (context.Context, context.CancelFunc) {
 	t.Helper()
 	if deadline, ok := t.Deadline(); ok {
@@ -120,7 +120,8 @@ func (p *Process) WaitTookOver() {
 	p.WaitForLog("took over")
 }
 
-// WaitForLog waits for a log line that contains text, and returns the line. If the process ends before, the test fails.
+// WaitForLog waits for a log line that contains text, and returns the line. If the process ends before,
+// the test fails.
 func (p *Process) WaitForLog(text string) string {
 	p.tb.Helper()
 	ctx, cancel := context.WithTimeout(p.tb.Context(), Patience)

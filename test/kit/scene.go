@@ -27,7 +27,8 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// Options configures a scene. The zero value is one outbox and one topic with 6 partitions on the shared servers.
+// Options configures a scene. The zero value is one outbox and one topic with 6 partitions on the
+// shared servers.
 type Options struct {
 	Stack      *devstack.Stack // dedicated servers; the shared servers replace missing ones
 	MongoURI   string          // the address for the relay, if it differs from the server (a proxy)
@@ -163,9 +164,9 @@ func (s *Scene) StartRelay() *Process {
 	return s.startRelay("", nil)
 }
 
-// StartCrashing starts a relay that kills itself at a crash point: "name", or "name:n" for its n-th pass. It creates the indexes
-// before the first relay. If an owner died in a transaction while it created them, all appends would wait until its successor
-// ended the transaction.
+// StartCrashing starts a relay that kills itself at a crash point: "name", or "name:n" for its n-th
+// pass. It creates the indexes before the first relay. If an owner died in a transaction while it
+// created them, all appends would wait until its successor ended the transaction.
 func (s *Scene) StartCrashing(at string) *Process {
 	s.tb.Helper()
 	if s.started == 0 {
@@ -193,7 +194,8 @@ func (s *Scene) startRelay(tags string, env []string) *Process {
 // Processes returns all relays that were started, including those that have ended.
 func (s *Scene) Processes() []*Process { return s.running }
 
-// RunCommand runs a command with the scene's configuration and returns its exit code, standard output and standard error.
+// RunCommand runs a command with the scene's configuration and returns its exit code, standard output
+// and standard error.
 func (s *Scene) RunCommand(args ...string) (code int, stdout, stderr string) {
 	s.tb.Helper()
 	return RunCommand(s.tb, s.env, append(args, "--config", s.WriteConfig("operator", "off"))...)
@@ -252,7 +254,8 @@ func (s *Scene) ReadStatus() Status {
 // unavailable is the exit code of a command that may succeed later.
 const unavailable = 75
 
-// readStatusJSON decodes the output of `outrelay status --json`. It runs the command again if the servers do not answer in time.
+// readStatusJSON decodes the output of `outrelay status --json`. It runs the command again if the
+// servers do not answer in time.
 func (s *Scene) readStatusJSON(into any) {
 	s.tb.Helper()
 	deadline := time.Now().Add(Patience)
@@ -272,7 +275,8 @@ func (s *Scene) readStatusJSON(into any) {
 	}
 }
 
-// WaitForStatus waits until ok accepts the output of `outrelay status`. It polls rarely, because each poll starts a process.
+// WaitForStatus waits until ok accepts the output of `outrelay status`. It polls rarely, because each
+// poll starts a process.
 func (s *Scene) WaitForStatus(what string, ok func(Status) bool) {
 	s.tb.Helper()
 	pollUntil(s.tb, 400*time.Millisecond, what, func() bool { return ok(s.ReadStatus()) })

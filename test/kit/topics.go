@@ -172,7 +172,8 @@ func (t *Topics) WaitForRecord(what string, match func(*Record) bool) *Record {
 	return found
 }
 
-// waitFor fails the test unless ok returns true in time. The string of ok describes the state in the failure message.
+// waitFor fails the test unless ok returns true in time. The string of ok describes the state in the
+// failure message.
 func (t *Topics) waitFor(what string, ok func() (bool, string)) {
 	t.tb.Helper()
 	state := ""

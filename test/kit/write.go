@@ -189,7 +189,8 @@ func (w *RunningLoad) newEvents(key string, n int, numbers map[string]int) []eve
 	return out
 }
 
-// NewEvent returns the n-th event of a key. Its payload and headers contain bytes that are not text, and a header name repeats.
+// NewEvent returns the n-th event of a key. Its payload and headers contain bytes that are not text,
+// and a header name repeats.
 func NewEvent(aggregateType, key string, n, size int) event.Event {
 	payload := fmt.Appendf(nil, "%s:%d:", key, n)
 	noise := make([]byte, size+4)
@@ -235,8 +236,8 @@ func parsePayload(e event.Event) storedPayload {
 	return storedPayload{b, bson.Type(v.PayloadType) == bson.TypeNull}
 }
 
-// AppendEvents commits events in one transaction into a collection, and adds them to the ledger with the topics of their aggregate
-// types.
+// AppendEvents commits events in one transaction into a collection, and adds them to the ledger with
+// the topics of their aggregate types.
 func (s *Scene) AppendEvents(coll *mongo.Collection, events ...event.Event) {
 	s.tb.Helper()
 	box, err := outbox.New(coll.Database(), outbox.WithCollection(coll.Name()))

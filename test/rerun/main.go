@@ -1,11 +1,13 @@
-// Rerun runs go test, and runs each failed test once more, alone. If the test then passes, it is printed as FLAKY and does not
-// fail the run. If it fails twice, the run fails. CI uses this program: on a loaded machine, a few of a thousand tests with real
-// servers exceed their time limits, and such a test must not hide whether a change is good.
+// Rerun runs go test, and runs each failed test once more, alone. If the test then passes, it is
+// printed as FLAKY and does not fail the run. If it fails twice, the run fails. CI uses this program:
+// on a loaded machine, a few of a thousand tests with real servers exceed their time limits, and such a
+// test must not hide whether a change is good.
 //
 //	rerun [FLAG of go test]... -- PACKAGE... [-args FLAG of the tests...]
 //
-// Some failures do not depend on load and fail the run at once: a build failure, a panic, a data race, a time-out, a package
-// that fails although all its tests pass (for example because of leaked goroutines), and more than ten failed tests.
+// Some failures do not depend on load and fail the run at once: a build failure, a panic, a data race,
+// a time-out, a package that fails although all its tests pass (for example because of leaked
+// goroutines), and more than ten failed tests.
 package main
 
 import (
@@ -197,8 +199,9 @@ func (p *packageResult) addOutput(test, line string) {
 	p.output[test] = append(p.output[test], line)
 }
 
-// printRace prints the output of a passed test if it contains a report of the race detector. go test adds the report to the
-// output of the test that wrote last, which may be a different test than the one that it fails.
+// printRace prints the output of a passed test if it contains a report of the race detector. go test
+// adds the report to the output of the test that wrote last, which may be a different test than the one
+// that it fails.
 func (p *packageResult) printRace(test string) {
 	if slices.ContainsFunc(p.output[test], isRace) {
 		p.printOutput(test)
@@ -212,7 +215,8 @@ func (p *packageResult) printOutput(test string) {
 	delete(p.output, test)
 }
 
-// finishPackage prints the remaining output when the package has ended, including that of tests that a panic interrupted.
+// finishPackage prints the remaining output when the package has ended, including that of tests that a
+// panic interrupted.
 func (p *packageResult) finishPackage(e event) {
 	if e.Action == "fail" {
 		for test := range p.output {
