@@ -38,6 +38,7 @@ type deadFilter struct {
 func addDeadFilterFlags(c *cobra.Command, changes bool) *deadFilter {
 	f := &deadFilter{}
 	addCollectionFlag(c, &f.Collection)
+
 	flags := c.Flags()
 	flags.StringVar(&f.since, "since", "", "died at or after this `time`, or at most so long ago, such as 2h")
 	flags.StringVar(&f.until, "until", "", "died before this `time`, or at least so long ago, such as 2h")
@@ -48,6 +49,7 @@ func addDeadFilterFlags(c *cobra.Command, changes bool) *deadFilter {
 	flags.StringVar(&f.Class, "class", "", "only with this error `class`: "+strings.Join(admin.Classes(), ", "))
 	flags.StringVar(&f.Message, "message", "", "only if the reason begins with exactly this `text`")
 	flags.StringVar(&f.Source, "source", "", "who gave up: relay or handler")
+
 	if changes {
 		flags.BoolVar(&f.All, "all", false, "all dead letters; required without another condition")
 	}

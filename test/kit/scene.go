@@ -130,6 +130,7 @@ func (s *Scene) SetConfig(path string, value any) {
 			m[head] = value
 			return
 		}
+
 		next, ok := m[head].(map[string]any)
 		if !ok {
 			next = map[string]any{}
@@ -268,6 +269,7 @@ func (s *Scene) readStatusJSON(into any) {
 		if code != 0 {
 			s.tb.Fatalf("status: exit code %d\n%s", code, errOut)
 		}
+
 		if err := json.Unmarshal([]byte(out), into); err != nil {
 			s.tb.Fatalf("status --json: %v\n%s", err, out)
 		}

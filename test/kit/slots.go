@@ -22,6 +22,7 @@ func (s *Scene) ReadSlots() map[string]string {
 		Watchers []struct{ Slot, Owner, Node, State string }
 	}
 	s.readStatusJSON(&all)
+
 	nodes := map[string]string{}
 	for _, w := range all.Watchers {
 		nodes[w.Slot] = ""

@@ -121,6 +121,7 @@ func deliveryKey(r *Record) string {
 func (t *Topics) AllRecords() []*Record {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+
 	out := slices.Clone(t.records)
 	slices.SortFunc(out, func(a, b *Record) int {
 		if c := strings.Compare(a.Topic, b.Topic); c != 0 {
