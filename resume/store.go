@@ -71,6 +71,7 @@ type memoryStore struct {
 	m  map[string]Checkpoint
 }
 
+// Load returns a copy of the checkpoint with this name: see Store.
 func (s *memoryStore) Load(ctx context.Context, name string) (Checkpoint, error) {
 	if err := ctx.Err(); err != nil {
 		return Checkpoint{}, err
@@ -87,6 +88,7 @@ func (s *memoryStore) Load(ctx context.Context, name string) (Checkpoint, error)
 	return c.cloneCheckpoint(), nil
 }
 
+// Save stores a copy of the checkpoint: see Store.
 func (s *memoryStore) Save(ctx context.Context, name string, c Checkpoint) error {
 	if err := ctx.Err(); err != nil {
 		return err

@@ -106,6 +106,8 @@ func (o Operator) DeadRequeue(
 			}
 		})
 		out.addOutcome(outcome)
+
+		// The action is logged even if it failed halfway.
 		if err != nil {
 			break
 		}
@@ -193,6 +195,8 @@ func (o Operator) DeadDiscard(ctx context.Context, f DeadFilter, dryRun bool, di
 	if err != nil || dryRun || out.Matched == 0 {
 		return out, err
 	}
+
+	// Logged before the first removal. Otherwise a discard that crashes would leave no entry.
 	err = o.logAction(ctx, deadDiscarding, bson.D{
 		{Key: "matched", Value: out.Matched},
 		{Key: "query", Value: f.auditFields()},
@@ -211,6 +215,8 @@ func (o Operator) DeadDiscard(ctx context.Context, f DeadFilter, dryRun bool, di
 			}
 		})
 		out.Discarded += discarded
+
+		// The action is logged even if it failed halfway.
 		if err != nil {
 			break
 		}

@@ -159,9 +159,9 @@ func toExtJSON(raw bson.Raw) json.RawMessage {
 	return out
 }
 
-// EventsTrim removes all entries except the newest ones, of which it leaves the number keep, and
-// returns the number of removed entries. It does nothing if keep is 0 or less. The entry about the
-// trim itself is added to those that are kept.
+// EventsTrim removes all entries except the newest, whose number is keep, and returns the number of
+// removed entries. It does nothing if keep is 0 or less. The entry about the trim itself is not
+// included in keep.
 func (k Desk) EventsTrim(ctx context.Context, keep int) (int64, error) {
 	if keep <= 0 {
 		return 0, nil

@@ -115,6 +115,7 @@ func (s *figureSet) updateFigures(ctx context.Context, k Desk) (figures, error) 
 	s.mu.Lock()
 	w := s.findOrAddLocked(k)
 	if w.busy != nil {
+		// getFigures waits for the count in progress.
 		s.mu.Unlock()
 		return s.getFigures(ctx, k)
 	}
@@ -192,6 +193,7 @@ func (s *figureSet) dueDesks(now time.Time) []Desk {
 
 	var due []Desk
 	for name, w := range s.byWatcher {
+		// Figures of other watchers are renewed only while an operator reads them.
 		viewed := now.Sub(w.lastViewed) < viewerTimeout
 		configured := name == w.desk.d.Watcher
 		if !viewed && !configured {

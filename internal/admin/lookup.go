@@ -79,6 +79,7 @@ func (k Desk) Lookup(ctx context.Context, q LookupQuery) (Found, error) {
 		return out, err
 	}
 
+	// A watcher without collections has no letters either, and DeadList returns an error for it.
 	limit := pageSize(q.Limit)
 	deadFilter := DeadFilter{Collection: q.Collection, IDs: optionalID(q.ID), Key: q.Key}
 	dead, err := k.DeadList(ctx, deadFilter, limit, "")
@@ -166,6 +167,7 @@ func (q LookupQuery) lookupFilters() ([]bson.D, *time.Time, error) {
 		window = append(window, bson.E{Key: "$lte", Value: lastStampBefore(q.To)})
 	}
 
+	// The ordering key of an envelope without a key is its aggregate id.
 	keys := bson.D{{Key: "$in", Value: parseKeyValues(q.Key)}}
 	waiting := WaitingFilter{Key: q.Key}.mongoFilter()
 	inWindow := bson.D{

@@ -121,6 +121,8 @@ func (k Desk) NodeRelease(ctx context.Context, node string, hold time.Duration) 
 	released := []string{}
 	for _, w := range ownedSlots(status, node) {
 		id := w.Name + "/" + w.Slot
+
+		// The watcher document may have been removed since the status was read.
 		err := lease.StepDown(ctx, k.watcherDocuments(), id, hold)
 		if err != nil && !errors.Is(err, lease.ErrNotFound) {
 			return released, err

@@ -173,6 +173,7 @@ func (k Desk) readWaiting(
 		return nil
 	}
 
+	// The comparison must use the order of the sort below, in which a missing field counts as null.
 	if ns == place.NS {
 		sortFields := bson.D{
 			{Key: "s", Value: "$state"},

@@ -93,6 +93,7 @@ func (r Replayer) Plan(ctx context.Context, o ReplayOrder) (ReplayPlan, error) {
 		return p, ErrNoBound
 	}
 
+	// The stream may still deliver envelopes after the position.
 	until, err := r.lowestPosition(ctx)
 	if err != nil {
 		return p, err

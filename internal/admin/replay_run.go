@@ -254,6 +254,8 @@ func (u *replayRun) buildRequeue(raw bson.Raw) (store.Requeue, bool) {
 	if v.Key == nil {
 		q.Key = string(v.OrderingKey())
 	}
+
+	// Without pending topics, the relay sends the envelope to all topics that it routes to.
 	if target.partial {
 		q.Pending = target.topics
 	}
@@ -387,6 +389,8 @@ func (u *replayRun) countOutstanding(ctx context.Context) (int64, error) {
 		if err != nil {
 			return 0, err
 		}
+
+		// The relay has sent all of this collection, so later counts leave it out.
 		if n == 0 {
 			delete(u.openCounts, ns)
 			continue

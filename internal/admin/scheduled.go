@@ -172,6 +172,7 @@ func (o Operator) ScheduledCancel(ctx context.Context, f ScheduledFilter, progre
 		var cancelled int64
 		cancelled, err = b.CancelScheduled(ctx, query)
 		if err != nil {
+			// The cancellations until then are logged below.
 			err = fmt.Errorf("%s: %w", b.ns, err)
 			break
 		}

@@ -36,6 +36,8 @@ func afterPosition(after string) bson.D {
 // EachBehind sees every letter that was committed before the call. It holds one reply of the server
 // in memory. It returns the first error of take.
 func EachBehind(ctx context.Context, letters *mongo.Collection, after string, take func(Behind) error) error {
+	// A majority read alone may miss a letter that was committed just before, so the session waits
+	// for it (N22).
 	client := letters.Database().Client()
 	now, err := store.ClusterTime(ctx, client)
 	if err != nil {

@@ -40,6 +40,8 @@ func writeChunks(ctx context.Context, f store.Fencer, part []preparedLetter) err
 				}
 				return p.upsertChunks(tx, s.Client(), from, to)
 			})
+
+			// A slow server gets the chunks one by one.
 			if errors.Is(err, store.ErrSlow) {
 				chunksPerWrite = 1
 				continue

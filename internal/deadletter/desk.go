@@ -107,6 +107,7 @@ func (e *ReplayedError) Is(target error) bool { return target == ErrReplayed }
 func (k Desk) markReplayed(
 	tx context.Context, dead *mongo.Collection, filter bson.D, delivery int32, edited []string,
 ) (int64, error) {
+	// Literals, because a text that begins with $ would be an expression in a pipeline.
 	replayed := bson.D{
 		{Key: "at", Value: "$$NOW"},
 		{Key: "actor", Value: bson.D{{Key: "$literal", Value: k.Actor}}},

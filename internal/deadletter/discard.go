@@ -43,6 +43,8 @@ func (k Desk) Discard(ctx context.Context, ns string, q Query, did func(int64)) 
 	if err != nil {
 		return 0, err
 	}
+
+	// Without this, majority reads may miss a letter that was moved just before the call (N22).
 	if err := store.CatchUp(ctx, dead); err != nil {
 		return 0, err
 	}

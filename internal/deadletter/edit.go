@@ -207,6 +207,7 @@ func (k Desk) requeueEdited(tx context.Context, d *Dead, e Edit, builder envelop
 		return delivery, err
 	}
 
+	// The filter makes this the only one of several concurrent edits that succeeds.
 	unchanged := bson.D{
 		{Key: "_id", Value: d.ID},
 		{Key: "replayed", Value: nil},

@@ -79,6 +79,7 @@ func Move(ctx context.Context, f store.Fencer, letters []Letter) (Result, error)
 			moved, err = writeLetters(tx, s.Client(), part)
 			return err
 		})
+		// The same letters are tried again in smaller parts.
 		if errors.Is(err, store.ErrSlow) {
 			pace.recordTimeout(len(part))
 			continue

@@ -12,48 +12,55 @@ func TestPartsFitTheServer(t *testing.T) {
 		p.recordDuration(10*time.Millisecond, p.partSize)
 	}
 	if p.partSize != MaxLetters {
-		t.Errorf("parts of %d on a quick server", p.partSize)
+		t.Errorf("after fast parts: part size %d, want %d", p.partSize, MaxLetters)
 	}
 	p.recordDuration(200*time.Millisecond, p.partSize)
 	if p.partSize != MaxLetters {
-		t.Errorf("parts of %d, with nothing to change", p.partSize)
+		t.Errorf("after a part of medium speed: part size %d, want %d", p.partSize, MaxLetters)
 	}
-	p.recordDuration(time.Second, 300) // a part that its bytes had cut
+
+	// This part had fewer letters than allowed, because of its bytes.
+	p.recordDuration(time.Second, 300)
 	if p.partSize != 150 {
-		t.Errorf("parts of %d after a slow one of 300", p.partSize)
+		t.Errorf("after a slow part of 300: part size %d, want 150", p.partSize)
 	}
-	p.recordDuration(time.Millisecond, 10) // tells nothing of 150
+	p.recordDuration(time.Millisecond, 10)
 	if p.partSize != 150 {
-		t.Errorf("parts of %d after a small one", p.partSize)
+		t.Errorf("after a small part: part size %d, want 150", p.partSize)
 	}
+
 	for range 10 {
 		p.recordDuration(time.Second, p.partSize)
 	}
 	if p.partSize != minPartSize {
-		t.Errorf("parts of %d on a slow server", p.partSize)
+		t.Errorf("after slow parts: part size %d, want %d", p.partSize, minPartSize)
 	}
 	p.recordTimeout(20)
 	p.recordDuration(time.Second, 5)
 	if p.partSize != 5 {
-		t.Errorf("parts of %d although those of 20 never ended", p.partSize)
+		t.Errorf("after a timeout of a part of 20: part size %d, want 5", p.partSize)
 	}
 }
 
 func TestAPartHasAtMostItsLettersAndBytes(t *testing.T) {
 	t.Parallel()
-	small, large := preparedLetter{}, preparedLetter{dead: Dead{Envelope: make([]byte, MaxBytes/2)}}
-	var many []preparedLetter
-	for range 2 * MaxLetters {
-		many = append(many, small)
-	}
+	small := preparedLetter{}
+	large := preparedLetter{dead: Dead{Envelope: make([]byte, MaxBytes/2)}}
+	many := make([]preparedLetter, 2*MaxLetters)
+
 	for _, c := range []struct {
 		rest        []preparedLetter
 		limit, want int
 	}{
-		{many, MaxLetters, MaxLetters}, {many, 25, 25}, {many[:3], 25, 3}, {[]preparedLetter{large, large, large}, 25, 1}, {[]preparedLetter{large, small, small, large}, 25, 3}, {nil, 25, 0},
+		{many, MaxLetters, MaxLetters},
+		{many, 25, 25},
+		{many[:3], 25, 3},
+		{[]preparedLetter{large, large, large}, 25, 1},
+		{[]preparedLetter{large, small, small, large}, 25, 3},
+		{nil, 25, 0},
 	} {
 		if got := countFitting(c.rest, c.limit); got != c.want {
-			t.Errorf("%d of %d with limit %d, want %d", got, len(c.rest), c.limit, c.want)
+			t.Errorf("countFitting of %d letters with limit %d: got %d, want %d", len(c.rest), c.limit, got, c.want)
 		}
 	}
 }

@@ -56,6 +56,7 @@ func (q Query) restrictToAction(now time.Time) (Query, error) {
 		return q, ErrEmptyQuery
 	}
 
+	// To is exclusive, and letters of the current millisecond already existed.
 	end := now.Add(time.Millisecond)
 	if q.To.IsZero() || q.To.After(end) {
 		q.To = end

@@ -62,6 +62,8 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 	if err != nil {
 		return total, err
 	}
+
+	// Without this, majority reads may miss a letter that was moved just before the call (N22).
 	if err := store.CatchUp(ctx, dead); err != nil {
 		return total, err
 	}
@@ -91,6 +93,7 @@ func (k Desk) Requeue(ctx context.Context, ns string, q Query, o Options, did fu
 			did(total)
 		}
 
+		// The owner needs no pause after a dry run, which takes no fence, or after the last part.
 		if o.DryRun || s.exhausted {
 			continue
 		}
@@ -116,6 +119,7 @@ func (k Desk) requeuePart(ctx context.Context, ns string, letters []*Dead, o Opt
 
 	var outcome Outcome
 	err = store.Foreign(ctx, k.State, k.Watcher, []string{ns}, func(tx context.Context) error {
+		// The transaction may run several times, and only its last run counts.
 		outcome = Outcome{}
 		open, done, err := k.filterOpenLetters(tx, ns, letters)
 		if err != nil || len(open) == 0 {

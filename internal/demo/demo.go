@@ -29,9 +29,11 @@ const (
 
 // Options of a run.
 type Options struct {
-	Binary    string        // the program whose command run is the relay
-	Env       []string      // of the relays; variables that begin with OUTRELAY_ are removed
-	Rate      int           // events per second; defaults to DefaultRate, and is reduced if a run would be too short for two kills
+	Binary string   // the program whose command run is the relay
+	Env    []string // of the relays; variables that begin with OUTRELAY_ are removed
+	// Rate is the rate in events per second. Defaults to DefaultRate. It is reduced if the run would be too
+	// short for two kills.
+	Rate      int
 	Events    int           // the run ends after this number; 0 means that it ends when the user quits
 	KillEvery time.Duration // interval of kills of the owner, or of a consumer in scenario consumer; 0 means no kills
 	// RebalanceEvery is the interval in which one more consumer joins or leaves the group. Only for

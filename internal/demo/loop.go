@@ -159,6 +159,8 @@ func (d *demo) handleKey(ctx context.Context, key byte) (quit bool) {
 	case 'p', 'P':
 		err = d.togglePause(ctx)
 	}
+
+	// A failed command does not end the demo.
 	if err != nil {
 		d.view.printEvent("%v", err)
 	}

@@ -6,8 +6,8 @@ import (
 	"log/slog"
 	"sync"
 
-	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
+	"github.com/outrelay/outrelay/internal/operators"
 )
 
 // servePage serves the operator's page until ctx ends. It runs in this process, so that its address
@@ -20,7 +20,7 @@ func (d *demo) servePage(ctx context.Context, wg *sync.WaitGroup) error {
 		return fmt.Errorf("configuring the operator's page: %w", err)
 	}
 	//nolint:contextcheck // it disconnects after the end of ctx
-	o, err := app.NewOperators(cfg, "dev", slog.New(slog.DiscardHandler))
+	o, err := operators.New(cfg, "dev", slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return err
 	}

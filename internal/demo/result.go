@@ -14,7 +14,7 @@ type Result struct {
 	Delivered  int     `json:"delivered"`    // committed events that the consumer received
 	Lost       int     `json:"lost"`         // committed events that it did not receive
 	Duplicates int     `json:"duplicates"`   // records of an event that was received before
-	OutOfOrder int     `json:"out_of_order"` // first records after one of a later event of their key, or in another partition
+	OutOfOrder int     `json:"out_of_order"` // first records after a later event of their key, or in another partition
 	Takeovers  int     `json:"takeovers"`    // changes of the owner after the first owner
 	MaxGapMS   float64 `json:"max_gap_ms"`   // longest wait of a committed event
 	P50MS      float64 `json:"p50_ms"`       // from the acknowledged commit to the record at the consumer, without outages

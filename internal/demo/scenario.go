@@ -84,7 +84,7 @@ type Outcome struct {
 	Delivered  int      `json:"delivered"`
 	Lost       int      `json:"lost"`
 	Duplicates int      `json:"duplicates"`   // further records of an event, without the redelivered header
-	OutOfOrder int      `json:"out_of_order"` // first records after one of a later event of their key, or in another partition
+	OutOfOrder int      `json:"out_of_order"` // first records after a later event of their key, or in another partition
 	Phantoms   int      `json:"phantoms"`     // records that must not exist, or differ from the appended event
 	Dead       int      `json:"dead"`         // dead letters
 	Seconds    float64  `json:"seconds"`      // duration without the start of the servers

@@ -19,31 +19,36 @@ import (
 )
 
 var historyScenario = Scenario{
-	Name:    "lost-history",
-	Promise: "the oplog rolls over while the relay is down: nothing is lost or out of order, and whatever is repeated is flagged",
-	events:  200_000, rate: 300,
+	Name:       "lost-history",
+	Promise:    "the oplog rolls over while the relay is down: nothing is lost or out of order, and whatever is repeated is flagged",
+	events:     200_000,
+	rate:       300,
 	ownServers: true,
-	mongo:      devstack.MongoOptions{OplogMB: 16, Args: []string{"--syncdelay", "1"}}, // the oplog is cut behind a checkpoint only
-	run:        runHistory,
+	// The server truncates the oplog only after a checkpoint, so checkpoints are frequent.
+	mongo: devstack.MongoOptions{OplogMB: 16, Args: []string{"--syncdelay", "1"}},
+	run:   runHistory,
 }
 
-// HistoryFinding is what scenario lost-history found.
+// HistoryFinding is the result of scenario lost-history.
 type HistoryFinding struct {
 	Outcome
-	Orphaned    int     `json:"orphaned"`      // events that the change stream could not bring any more
-	Redelivered int     `json:"redelivered"`   // records that are flagged as possible repetitions
-	Repeated    int     `json:"repeated"`      // of those, records of an event that had been delivered
+	Orphaned    int     `json:"orphaned"`      // events that the change stream could no longer supply
+	Redelivered int     `json:"redelivered"`   // records with the redelivered header
+	Repeated    int     `json:"repeated"`      // records of Redelivered for an event that was delivered before
 	Gaps        int     `json:"gaps"`          // that were swept
 	AwayS       float64 `json:"oplog_lost_s"`  // how long the relay was down
-	SweepS      float64 `json:"sweep_seconds"` // from its start until the last orphan had arrived
-	SweepRate   float64 `json:"sweep_rate"`    // orphans a second over that time
+	SweepS      float64 `json:"sweep_seconds"` // from the start of the relay until the last orphaned event arrived
+	SweepRate   float64 `json:"sweep_rate"`    // orphaned events per second in that time
 }
 
 func (f *HistoryFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("orphaned          %s events that the change stream could not bring, in %d gaps", formatThousands(f.Orphaned), f.Gaps),
-		fmt.Sprintf("redelivered       %s records are flagged, %s of them repeat an earlier one", formatThousands(f.Redelivered), formatThousands(f.Repeated)),
-		fmt.Sprintf("swept             in %.1f s, start of the relay included: %s a second", f.SweepS, formatThousands(int(f.SweepRate))),
+		fmt.Sprintf("orphaned          %s events that the change stream could not supply, in %d gaps",
+			formatThousands(f.Orphaned), f.Gaps),
+		fmt.Sprintf("redelivered       %s records are flagged, %s of them repeat an earlier one",
+			formatThousands(f.Redelivered), formatThousands(f.Repeated)),
+		fmt.Sprintf("swept             in %.1f s, start of the relay included: %s a second",
+			f.SweepS, formatThousands(int(f.SweepRate))),
 	}
 }
 
@@ -53,6 +58,7 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 	if err != nil {
 		return f, err
 	}
+
 	down := time.Now()
 	if f.Orphaned, err = s.orphanEvents(ctx, position); err != nil {
 		return f, err
@@ -69,12 +75,14 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 	if err := s.runFor(ctx, time.Second); err != nil {
 		return f, err
 	}
+
 	began := time.Now()
 	f.AwayS = roundSeconds(began.Sub(down))
 	if _, err := s.relays.startRelay(); err != nil {
 		return f, err
 	}
-	s.printEvent("the relay is back; %d events/s are appended during the sweep, and a transaction stays open over its beginning", s.options.Rate)
+	s.printEvent("the relay is back; during the sweep the service appends %d events/s, "+
+		"and a transaction is open at the beginning", s.options.Rate)
 	if err := s.awaitSweep(ctx, slow, f, began); err != nil {
 		return f, err
 	}
@@ -84,31 +92,34 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
+
 	r := s.check.Report()
-	f.Redelivered, f.Repeated = r.Flagged, r.Repeated
+	f.Redelivered = r.Flagged
+	f.Repeated = r.Repeated
 	if f.Redelivered < f.Orphaned {
 		s.recordBroken("%d records are flagged as redelivered, although %d events were swept", f.Redelivered, f.Orphaned)
 	}
 	return f, s.notHalted(ctx)
 }
 
-// deliverSome runs a relay over a few events and stops it. It returns the relay's position.
+// deliverSome runs a relay for a few events and stops it. It returns the relay's position.
 func (s *stage) deliverSome(ctx context.Context) (bson.Timestamp, error) {
 	x, err := s.startAndAwait(ctx, "owner")
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
 	l, err := s.startLoad(ctx, aggregate, "customer", 1000, 500)
-	if err == nil {
-		err = l.finishLoad(false)
-	}
-	if err == nil {
-		err = s.awaitArrival(ctx)
-	}
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
+	if err := l.finishLoad(false); err != nil {
+		return bson.Timestamp{}, err
+	}
+	if err := s.awaitArrival(ctx); err != nil {
+		return bson.Timestamp{}, err
+	}
 	s.stopAndWait(x)
+
 	doc, _, err := lease.Read(ctx, s.follow.coll, watcherID)
 	if err != nil {
 		return bson.Timestamp{}, err
@@ -117,7 +128,8 @@ func (s *stage) deliverSome(ctx context.Context) (bson.Timestamp, error) {
 	return doc.ClusterTime, nil
 }
 
-// orphanEvents appends events until the oplog does not reach back to a position, and returns how many it appended.
+// orphanEvents appends events, and then fills the oplog until it no longer contains the position.
+// It returns the number of appended events.
 func (s *stage) orphanEvents(ctx context.Context, position bson.Timestamp) (int, error) {
 	before, _ := s.check.Progress()
 	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, s.options.Events, appendInBulk)
@@ -134,37 +146,50 @@ func (s *stage) orphanEvents(ctx context.Context, position bson.Timestamp) (int,
 		return 0, err
 	}
 	committed, _ := s.check.Progress()
+
 	noise := s.client.Database("noise").Collection("noise")
-	oplog := s.client.Database("local").Collection("oplog.rs")
 	for {
 		for range 4 {
 			if _, err := noise.InsertOne(ctx, bson.D{{Key: "bytes", Value: make([]byte, 512<<10)}}); err != nil {
 				return 0, fmt.Errorf("filling the oplog: %w", err)
 			}
 		}
-		var oldest struct {
-			TS bson.Timestamp `bson:"ts"`
+
+		oldest, err := s.oldestOplogEntry(ctx)
+		if err != nil {
+			return 0, err
 		}
-		if err := oplog.FindOne(ctx, bson.D{}, options.FindOne().SetSort(bson.D{{Key: "$natural", Value: 1}})).Decode(&oldest); err != nil {
-			return 0, fmt.Errorf("reading the oplog: %w", err)
-		}
-		if oldest.TS.After(position) {
+		if oldest.After(position) {
 			break
 		}
 		if err := s.runFor(ctx, lookEvery); err != nil {
 			return 0, err
 		}
 	}
-	s.printEvent("%s events are appended meanwhile, and the oplog has rolled over", formatThousands(committed-before))
+	s.printEvent("%s events are appended in the meantime, and the oplog has rolled over",
+		formatThousands(committed-before))
 	return committed - before, nil
 }
 
-// openTransaction is a transaction that has appended and not committed.
+func (s *stage) oldestOplogEntry(ctx context.Context) (bson.Timestamp, error) {
+	var oldest struct {
+		TS bson.Timestamp `bson:"ts"`
+	}
+	oplog := s.client.Database("local").Collection("oplog.rs")
+	first := options.FindOne().SetSort(bson.D{{Key: "$natural", Value: 1}})
+	if err := oplog.FindOne(ctx, bson.D{}, first).Decode(&oldest); err != nil {
+		return bson.Timestamp{}, fmt.Errorf("reading the oplog: %w", err)
+	}
+	return oldest.TS, nil
+}
+
+// openTransaction returns a transaction that has appended events and is not committed.
 func (s *stage) openTransaction(ctx context.Context) (*slowAppend, error) {
 	session, err := s.client.StartSession()
 	if err != nil {
 		return nil, fmt.Errorf("opening a slow transaction: %w", err)
 	}
+
 	a := &slowAppend{s: s, session: session}
 	if err = session.StartTransaction(); err == nil {
 		err = a.appendEvents(mongo.NewSessionContext(ctx, session), 2)
@@ -176,7 +201,7 @@ func (s *stage) openTransaction(ctx context.Context) (*slowAppend, error) {
 	return a, nil
 }
 
-// slowAppend is a transaction that stays open for long.
+// slowAppend is a transaction that stays open for a long time.
 type slowAppend struct {
 	s       *stage
 	session *mongo.Session
@@ -186,9 +211,16 @@ type slowAppend struct {
 func (a *slowAppend) appendEvents(ctx context.Context, n int) error {
 	var events []event.Event
 	for range n {
-		id, payload := uuid.Must(uuid.NewV7()), fmt.Appendf(nil, `{"slow":%d}`, len(a.ids)+1)
+		id := uuid.Must(uuid.NewV7())
+		payload := fmt.Appendf(nil, `{"slow":%d}`, len(a.ids)+1)
 		a.ids = append(a.ids, id.String())
-		a.s.check.Begin(check.Event{ID: id.String(), Key: "slow", Topics: []string{a.s.names.topicName(aggregate)}, Value: payload})
+
+		a.s.check.Begin(check.Event{
+			ID:     id.String(),
+			Key:    "slow",
+			Topics: []string{a.s.names.topicName(aggregate)},
+			Value:  payload,
+		})
 		events = append(events, event.New(aggregate, "slow", "OrderPlaced", payload, event.WithID(id)))
 	}
 	return a.s.service.box.AppendMany(ctx, events)
@@ -202,35 +234,43 @@ func (a *slowAppend) commitTransaction(ctx context.Context) error {
 	return nil
 }
 
-// awaitSweep waits for the sweep: the slow transaction commits in the middle of it.
+// awaitSweep blocks until the sweep has ended. It commits the slow transaction during the sweep.
 func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFinding, began time.Time) error {
-	seen := func(kind store.Kind) func() bool {
+	isLogged := func(kind store.Kind) func() bool {
 		return func() bool {
 			n, err := s.countLogged(ctx, string(kind))
 			return err == nil && n > 0
 		}
 	}
-	if err := s.awaitCondition(ctx, "the gap is found", patience, seen(store.GapFound)); err != nil {
+
+	if err := s.awaitCondition(ctx, "the gap is found", patience, isLogged(store.GapFound)); err != nil {
 		return err
 	}
 	s.printEvent("the gap is found: sweeping the outbox")
 	_, before := s.check.Progress()
-	if err := s.awaitCondition(ctx, "the sweep delivers", patience, func() bool { _, n := s.check.Progress(); return n > before+f.Orphaned/10 }); err != nil {
+	err := s.awaitCondition(ctx, "the sweep delivers", patience, func() bool {
+		_, delivered := s.check.Progress()
+		return delivered > before+f.Orphaned/10
+	})
+	if err != nil {
 		return err
 	}
+
 	if err := slow.commitTransaction(ctx); err != nil {
 		return err
 	}
 	s.printEvent("the slow transaction is committed")
-	if err := s.awaitCondition(ctx, "the gap is closed", 2*patience, seen(store.GapClosed)); err != nil {
+	if err := s.awaitCondition(ctx, "the gap is closed", 2*patience, isLogged(store.GapClosed)); err != nil {
 		return err
 	}
-	if err := s.awaitCondition(ctx, "a lag below one second", patience, func() bool { return s.currentLag() < time.Second }); err != nil {
+	err = s.awaitCondition(ctx, "a lag below one second", patience, func() bool { return s.currentLag() < time.Second })
+	if err != nil {
 		return err
 	}
+
 	took := time.Since(began)
-	f.SweepS, f.SweepRate = roundSeconds(took), float64(int(float64(f.Orphaned)/took.Seconds()))
-	var err error
+	f.SweepS = roundSeconds(took)
+	f.SweepRate = float64(int(float64(f.Orphaned) / took.Seconds()))
 	f.Gaps, err = s.countLogged(ctx, string(store.GapClosed))
 	s.printEvent("the gap is closed")
 	return err

@@ -9,21 +9,22 @@ import (
 )
 
 var outageScenario = Scenario{
-	Name:    "broker-outage",
-	Promise: "Kafka is stopped for half a minute under load: no attempts are spent, nothing is dead, and all arrives in order once it is back",
-	events:  30 * 400, rate: 400,
+	Name:       "broker-outage",
+	Promise:    "Kafka is stopped for half a minute under load: no attempts are spent, nothing is dead, and all arrives in order once it is back",
+	events:     30 * 400,
+	rate:       400,
 	ownServers: true,
 	run:        runOutage,
 }
 
-// OutageFinding is what scenario broker-outage found.
+// OutageFinding is the result of scenario broker-outage.
 type OutageFinding struct {
 	Outcome
-	OutageS    float64 `json:"outage_s"`    // from the end of the broker to its return
-	Backlog    int     `json:"backlog"`     // events that waited when it was back
+	OutageS    float64 `json:"outage_s"`    // from the stop of the broker to its return
+	Backlog    int     `json:"backlog"`     // waiting events at its return
 	RecoveredS float64 `json:"recovered_s"` // from its return until the lag was below one second
-	Attempts   int     `json:"attempts"`    // spent by envelopes, in all
-	Takeovers  int     `json:"takeovers"`   // the outage costs no ownership
+	Attempts   int     `json:"attempts"`    // attempts that all envelopes have used
+	Takeovers  int     `json:"takeovers"`   // an outage must not cause any
 }
 
 func (f *OutageFinding) describeFigures() []string {
@@ -34,7 +35,7 @@ func (f *OutageFinding) describeFigures() []string {
 	}
 }
 
-// warmUp is how long a load runs before anything is done to it.
+// warmUp is how long a load runs before the fault.
 const warmUp = 3 * time.Second
 
 func runOutage(ctx context.Context, s *stage) (Finding, error) {
@@ -50,26 +51,32 @@ func runOutage(ctx context.Context, s *stage) (Finding, error) {
 	if err := s.runFor(ctx, warmUp); err != nil {
 		return f, err
 	}
-	broker, began := s.stack.Kafkas()[0], time.Now()
+
+	broker := s.stack.Kafkas()[0]
+	began := time.Now()
 	if err := broker.Shutdown(); err != nil {
 		return f, err
 	}
-	s.printEvent("Kafka is stopped; %d events/s go on", s.options.Rate)
+	s.printEvent("Kafka is stopped; the service still appends %d events/s", s.options.Rate)
 	if err := s.runFor(ctx, s.durationOf(s.options.Events)); err != nil {
 		return f, err
 	}
+
 	if err := broker.Restart(ctx); err != nil {
 		return f, err
 	}
 	back := time.Now()
 	committed, delivered := s.check.Progress()
-	f.OutageS, f.Backlog = roundSeconds(back.Sub(began)), committed-delivered
+	f.OutageS = roundSeconds(back.Sub(began))
+	f.Backlog = committed - delivered
 	s.printEvent("Kafka is back; %s events wait", formatThousands(f.Backlog))
-	if err := s.awaitCondition(ctx, "a lag below one second", patience, func() bool { return s.currentLag() < time.Second }); err != nil {
+	err = s.awaitCondition(ctx, "a lag below one second", patience, func() bool { return s.currentLag() < time.Second })
+	if err != nil {
 		return f, err
 	}
 	f.RecoveredS = roundSeconds(time.Since(back))
 	s.printEvent("the lag is below one second, %.1f s later", f.RecoveredS)
+
 	if err := s.runFor(ctx, warmUp); err != nil {
 		return f, err
 	}
@@ -79,12 +86,13 @@ func runOutage(ctx context.Context, s *stage) (Finding, error) {
 	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
+
 	f.Takeovers = int(s.follow.currentOwner().epoch - epoch)
 	if f.Attempts, err = s.sumAttempts(ctx); err != nil {
 		return f, err
 	}
 	if f.Attempts > 0 {
-		s.recordBroken("%d attempts were spent on an outage", f.Attempts)
+		s.recordBroken("the outage cost %d attempts", f.Attempts)
 	}
 	if f.Takeovers > 0 {
 		s.recordBroken("the outage of Kafka cost the lease %d times", f.Takeovers)
@@ -92,15 +100,19 @@ func runOutage(ctx context.Context, s *stage) (Finding, error) {
 	return f, nil
 }
 
-// sumAttempts are those that envelopes in the outbox have spent.
+// sumAttempts returns the number of attempts that the envelopes in the outbox have used.
 func (s *stage) sumAttempts(ctx context.Context) (int, error) {
 	cur, err := s.outboxCollection().Aggregate(ctx, bson.A{
 		bson.D{{Key: "$match", Value: bson.D{{Key: "attempts", Value: bson.D{{Key: "$gt", Value: 0}}}}}},
-		bson.D{{Key: "$group", Value: bson.D{{Key: "_id", Value: nil}, {Key: "n", Value: bson.D{{Key: "$sum", Value: "$attempts"}}}}}},
+		bson.D{{Key: "$group", Value: bson.D{
+			{Key: "_id", Value: nil},
+			{Key: "n", Value: bson.D{{Key: "$sum", Value: "$attempts"}}},
+		}}},
 	})
 	if err != nil {
 		return 0, fmt.Errorf("adding up attempts: %w", err)
 	}
+
 	var sums []struct {
 		N int `bson:"n"`
 	}

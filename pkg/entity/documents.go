@@ -80,6 +80,7 @@ func OnMongo(coll *mongo.Collection, plain bool) (Documents, error) {
 
 func (m *mongoDocuments) Name() string { return m.coll.Name() }
 
+// Find returns the existing documents with one query: see Documents.
 func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields ...string) ([]bson.Raw, error) {
 	opts := options.Find()
 	if len(fields) > 0 {
@@ -93,6 +94,7 @@ func (m *mongoDocuments) Find(ctx context.Context, ids []bson.RawValue, fields .
 	return findAll(ctx, m.coll, idsFilter(ids, nil), opts)
 }
 
+// Scan returns the next documents with one query: see Documents.
 func (m *mongoDocuments) Scan(ctx context.Context, after bson.RawValue, limit int) ([]bson.Raw, error) {
 	filter := bson.D{}
 	if !after.IsZero() {
@@ -121,8 +123,11 @@ func findAll(
 	return docs, nil
 }
 
+// Insert adds documents with one command: see Documents.
 func (m *mongoDocuments) Insert(ctx context.Context, docs []bson.Raw) error {
 	_, err := m.coll.InsertMany(ctx, docs)
+
+	// Another unique index is not about the existence of the entity.
 	if mongo.IsDuplicateKeyError(err) && isDuplicateID(err) {
 		return &ExistsError{Collection: m.Name(), Err: err}
 	}
@@ -146,6 +151,7 @@ func isDuplicateID(err error) bool {
 	return false
 }
 
+// Put adds or replaces documents with one command: see Documents.
 func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 	models := make([]mongo.WriteModel, len(docs))
 	for i, d := range docs {
@@ -159,11 +165,13 @@ func (m *mongoDocuments) Put(ctx context.Context, docs []bson.Raw) error {
 	return err
 }
 
+// Replace replaces a document with one command: see Documents.
 func (m *mongoDocuments) Replace(ctx context.Context, doc bson.Raw, g *Guard) (bool, error) {
 	res, err := m.coll.ReplaceOne(ctx, idFilter(doc.Lookup("_id"), g), doc)
 	return err == nil && res.MatchedCount == 1, err
 }
 
+// Delete removes documents with one command: see Documents.
 func (m *mongoDocuments) Delete(ctx context.Context, ids []bson.RawValue, g *Guard) (int64, error) {
 	res, err := m.coll.DeleteMany(ctx, idsFilter(ids, g))
 	if err != nil {
@@ -180,6 +188,7 @@ func (m *mongoDocuments) RollbackOnly(ctx context.Context, cause error) {
 	outbox.SetRollbackOnly(ctx, cause)
 }
 
+// idFilter returns a filter for the document with this id that has the version of g.
 func idFilter(id bson.RawValue, g *Guard) bson.D {
 	return addGuard(bson.D{{Key: "_id", Value: id}}, g)
 }

@@ -129,6 +129,7 @@ func (p *Projector[T, I]) HandleBatch(ctx context.Context, ms []*consumer.Messag
 			return err
 		}
 
+		// A View gets each entity at most once.
 		i, ok := index[mapKey(s.ID)]
 		switch {
 		case !ok:

@@ -199,6 +199,8 @@ func (r *Recorded[T, I]) distinctKeys(ids []I) ([]bson.RawValue, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.entities.docs.Name(), err)
 		}
+
+		// Both changes would get the same version.
 		if _, twice := seen[mapKey(key)]; twice {
 			return nil, &RefusedError{r.entities.docs.Name(), fmt.Sprintf("%s occurs twice in one call", formatID(id))}
 		}
@@ -291,6 +293,7 @@ func (r *Recorded[T, I]) writeEntities(ctx context.Context, v verb, ts []T) ([]i
 		events[i] = changeEvent(r.name, Upserted, ids[i], next[i], docs[i])
 	}
 
+	// The outbox checks the size of the events before it sends them.
 	if err := r.box.Append(ctx, events...); err != nil {
 		return nil, err
 	}

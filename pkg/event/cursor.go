@@ -47,6 +47,8 @@ func (c *cursor) next() bool {
 
 	c.name = c.rest[1:end]
 	body := c.rest[end+1:]
+
+	// The length comes from the document, so it may be wrong.
 	n := valueLen(c.typ, body)
 	if n < 0 || n > len(body) {
 		c.broken = true

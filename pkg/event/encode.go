@@ -58,6 +58,7 @@ func (e Event) appendEnvelope(dst []byte) []byte {
 	return closeDocument(dst, start)
 }
 
+// appendHeaders appends the headers as an array of {k, v}, or nothing if there are none.
 func appendHeaders(dst []byte, hs []Header) []byte {
 	if len(hs) == 0 {
 		return dst
@@ -107,6 +108,7 @@ func appendString(dst []byte, name, s string) []byte {
 	return appendStringValue(appendName(dst, bson.TypeString, name), s)
 }
 
+// appendOptional appends a string, or nothing if it is empty.
 func appendOptional(dst []byte, name, s string) []byte {
 	if s == "" {
 		return dst
@@ -114,6 +116,7 @@ func appendOptional(dst []byte, name, s string) []byte {
 	return appendString(dst, name, s)
 }
 
+// appendDate appends a date with millisecond precision, or nothing if it is zero.
 func appendDate(dst []byte, name string, t time.Time) []byte {
 	if t.IsZero() {
 		return dst

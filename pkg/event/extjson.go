@@ -113,6 +113,7 @@ func appendRareType(dst []byte, t bson.Type, val []byte, depth int) ([]byte, boo
 		dst = append(append(dst, `{"$numberDecimal":"`...), bson.NewDecimal128(uint64LE(val[8:]), uint64LE(val)).String()...)
 		return append(dst, `"}`...), true
 	case bson.TypeRegex:
+		// The specification requires the options in alphabetical order.
 		pattern, options, _ := bytes.Cut(val[:len(val)-1], []byte{0})
 		sorted := []rune(string(options))
 		slices.Sort(sorted)
@@ -172,6 +173,7 @@ func appendDouble(dst []byte, f float64) []byte {
 		return append(dst, `{"$numberDouble":"NaN"}`...)
 	}
 
+	// Without a point or an exponent, the number would be read as an integer.
 	start := len(dst)
 	dst = strconv.AppendFloat(dst, f, 'G', -1, 64)
 	if !bytes.ContainsAny(dst[start:], "E.") {

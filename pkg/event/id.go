@@ -78,6 +78,7 @@ func (id *ID) UnmarshalBSONValue(typ byte, data []byte) error {
 	return nil
 }
 
+// appendValue appends the id as a BSON value.
 func (id ID) appendValue(dst []byte) []byte {
 	switch id.typ {
 	case bson.TypeBinary:

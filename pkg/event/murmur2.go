@@ -35,6 +35,7 @@ func Murmur2(key []byte) uint32 {
 		h = (h ^ uint32(key[0])) * m
 	}
 
+	// The final mix spreads the last bytes over all bits.
 	h ^= h >> 13
 	h *= m
 	return h ^ h>>15

@@ -29,6 +29,8 @@ func Parse(raw []byte, v *View) error {
 	var seen fieldSet
 	for c.next() {
 		f := fieldByName(c.name)
+
+		// The document may contain fields of other programs.
 		if f == 0 {
 			continue
 		}
@@ -187,6 +189,7 @@ func (v *View) setField(f fieldSet, c *cursor) error {
 // wrong type counts as missing (N25, N28). So do the fields of an exception, which have no meaning
 // without a state.
 func (v *View) setRelayField(f fieldSet, c *cursor) error {
+	// Other writers could use these fields to change the delivery, so their presence is recorded.
 	if f&relayOwned != 0 && v.RelayOwned == nil && c.typ != bson.TypeNull {
 		v.RelayOwned = c.name
 	}
@@ -233,6 +236,7 @@ func (v *View) setRelayField(f fieldSet, c *cursor) error {
 	return nil
 }
 
+// setID sets the id, which must be a string, an ObjectId or a UUID.
 func (v *View) setID(c *cursor) error {
 	switch c.typ {
 	case bson.TypeString:
@@ -255,6 +259,7 @@ func (v *View) setID(c *cursor) error {
 	return nil
 }
 
+// setPayload sets the payload, without checking the inside of a document.
 func (v *View) setPayload(c *cursor) error {
 	switch c.typ {
 	case bson.TypeBinary:
@@ -276,6 +281,7 @@ func (v *View) setPayload(c *cursor) error {
 	return nil
 }
 
+// setPartition sets the partition. −1 is allowed and means that there is none.
 func (v *View) setPartition(c *cursor) error {
 	if c.typ == bson.TypeNull {
 		return nil
@@ -293,6 +299,7 @@ func (v *View) setPartition(c *cursor) error {
 	return nil
 }
 
+// setHeaders sets the headers after checking all of them.
 func (v *View) setHeaders(c *cursor) error {
 	switch c.typ {
 	case bson.TypeNull:
@@ -310,6 +317,7 @@ func (v *View) setHeaders(c *cursor) error {
 	return nil
 }
 
+// setState sets the state of an exception, which must be a known one.
 func (v *View) setState(c *cursor) error {
 	if c.typ == bson.TypeNull {
 		return nil
@@ -365,6 +373,7 @@ func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
 	val := c.val
 	switch c.typ {
 	case bson.TypeString, bson.TypeNull:
+		// A string is its own canonical text, so it needs no buffer.
 		return setString(dst, c)
 	case bson.TypeInt32, bson.TypeInt64, bson.TypeObjectID:
 	case bson.TypeBinary:
@@ -381,6 +390,7 @@ func setText(dst *[]byte, buf *[36]byte, c *cursor) error {
 	return nil
 }
 
+// setDate sets a date in Unix milliseconds. Null counts as absent.
 func setDate(dst *int64, has *bool, c *cursor) error {
 	switch c.typ {
 	case bson.TypeNull:
@@ -402,6 +412,8 @@ func integerValue(c *cursor) (int64, bool) {
 		return int64(uint64LE(c.val)), true
 	case bson.TypeDouble:
 		f := math.Float64frombits(uint64LE(c.val))
+
+		// Beyond 2⁵³, doubles do not represent all whole numbers.
 		if f == math.Trunc(f) && math.Abs(f) < 1<<53 {
 			return int64(f), true
 		}
@@ -410,6 +422,7 @@ func integerValue(c *cursor) (int64, bool) {
 	return 0, false
 }
 
+// newMalformed returns a refusal of class malformed.
 func newMalformed(format string, args ...any) error {
 	return &record.Refusal{Class: record.Malformed, Reason: fmt.Sprintf(format, args...)}
 }

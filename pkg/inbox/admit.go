@@ -38,6 +38,8 @@ func (x *Inbox) Admit(ctx context.Context, list []Entry) (fresh []bool, err erro
 
 	memo := memoFromContext(ctx)
 	fresh, rest := memo.knownAnswers(list)
+
+	// Answers of this transaction need no second read.
 	if len(rest) == 0 {
 		return fresh, nil
 	}
@@ -263,6 +265,7 @@ func (x *Inbox) findDuplicates(ctx context.Context, list []Entry, refusal error)
 	var dup *DuplicateError
 	errors.As(refusal, &dup)
 
+	// The transaction was aborted, so this reads outside of it.
 	fresh, err := x.Check(mongo.NewSessionContext(ctx, nil), list)
 	if err != nil {
 		return errors.Join(dup.Err, err)

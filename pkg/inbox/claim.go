@@ -76,6 +76,8 @@ func (x *Inbox) Claim(ctx context.Context, e Entry, lease time.Duration) (Claim,
 	if lease < MinLease || lease > x.retention {
 		err = errors.Join(err, fmt.Errorf("%w: invalid lease %s: it must be between %s and the retention", ErrInvalid, lease, MinLease))
 	}
+
+	// The claim must be committed before the handler begins.
 	if inTransaction(ctx) {
 		err = errors.Join(err, ErrInTransaction)
 	}
@@ -88,6 +90,7 @@ func (x *Inbox) Claim(ctx context.Context, e Entry, lease time.Duration) (Claim,
 		return nil, fmt.Errorf("claiming: %w", err)
 	}
 
+	// Release gives up all claims of a partition.
 	x.mu.Lock()
 	x.heldClaims[c] = struct{}{}
 	x.mu.Unlock()
@@ -260,6 +263,7 @@ func (c *claim) Entry() Entry { return c.entry }
 
 func (c *claim) Attempt() int { return c.attempt }
 
+// Handled marks the message as handled and moves the watermark: see Claim.Handled.
 func (c *claim) Handled(ctx context.Context) error {
 	// If this process is killed, the next owner of the partition can end the transaction.
 	c.inbox.recordSession(ctx)

@@ -62,9 +62,9 @@ func (s suspicion) showsTruncation(l Log) bool {
 	return s.id != "" && s.id == l.ID && l.End >= 0 && l.End < s.watermark
 }
 
-// Attach must be called when this process begins to handle a partition, once for each assignment. l
-// is the log that was just read from the leader. Without Attach, Admit uses the current generation.
-// Attach needs one read and one write, and does not join a transaction of ctx.
+// Attach prepares the inbox for a partition that this process begins to handle. Call it once for
+// each assignment, with the log that was just read from the leader. Without Attach, Admit uses the
+// current generation. Attach needs one read and one write, and does not join a transaction of ctx.
 //
 // Attach compares the log with the watermark:
 //   - If the topic was recreated, a new generation begins, in which old watermarks have no effect.
@@ -167,6 +167,7 @@ func (x *Inbox) switchGeneration(
 		return Generation{}, errors.Join(err, requireTopic(p))
 	}
 
+	// Attach and Renew do not join a transaction of the caller.
 	ctx = mongo.NewSessionContext(ctx, nil)
 	lanes := make(map[lane]struct{}, Lanes)
 	for l := range int32(Lanes) {
@@ -204,6 +205,7 @@ func (x *Inbox) switchGeneration(
 			}
 		}
 
+		// Another process may have written the document since it was read. Then everything is repeated.
 		ok, err := x.writeGeneration(ctx, p, m, next.Number, now, by)
 		if err == nil && ok && !begin && seen.showsTruncation(log) {
 			err = x.lowerWatermarks(ctx, m, seen.generation, log.End)

@@ -46,6 +46,7 @@ func (x *Inbox) Indexes() []string {
 // is a *PrivilegeError if the user has no permission. If an index with the same name or key has
 // other options, the error contains its field.
 func (x *Inbox) EnsureIndexes(ctx context.Context) error {
+	// Collections and indexes are created outside of the transaction of the caller.
 	ctx = mongo.NewSessionContext(ctx, nil)
 	db := x.markers.Database()
 

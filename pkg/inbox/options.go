@@ -112,6 +112,7 @@ func WithRecreated(r Recreated) Option { return func(s *settings) { s.recreated 
 // retention can catch up first.
 func WithoutTTL() Option { return func(s *settings) { s.noTTL = true } }
 
+// validate joins the problems of all options.
 func (s *settings) validate() error {
 	var errs []error
 	if s.collection == "" || strings.ContainsAny(s.collection, "$\x00") || strings.HasPrefix(s.collection, "system.") {

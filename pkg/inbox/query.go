@@ -215,6 +215,8 @@ func (x *Inbox) sweepOnce(ctx context.Context, limit int) (removed int64, full b
 		SetSort(bson.D{{Key: "k", Value: 1}}).
 		SetLimit(int64(limit)).
 		SetProjection(bson.D{{Key: "_id", Value: 1}})
+
+	// A deletion has no limit, so the ids are read first.
 	cur, err := x.markers.Find(ctx, expiredFilter("k"), find)
 	if err != nil {
 		return 0, false, err

@@ -390,6 +390,8 @@ func (g *generation) Commit(ctx context.Context, offsets map[consumer.TopicParti
 
 	g.broker.mu.Lock()
 	defer g.broker.mu.Unlock()
+
+	// Another member may be reading the partitions by now.
 	if g.group.id != g.id {
 		return consumer.ErrGenerationOver
 	}

@@ -115,8 +115,8 @@ func (x *Inbox) advanceWatermarks(t *tx, list []inbox.Entry, m marks) error {
 	return nil
 }
 
-// Attach must be called when this process begins to handle a partition. See inbox.Inbox.Attach. It
-// never returns inbox.ErrUnconfirmed.
+// Attach prepares the inbox for a partition that this process begins to handle. See
+// inbox.Inbox.Attach. It never returns inbox.ErrUnconfirmed.
 func (x *Inbox) Attach(
 	ctx context.Context, consumer, topic string, part int32, l inbox.Log,
 ) (inbox.Generation, error) {

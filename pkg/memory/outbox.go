@@ -72,6 +72,8 @@ func NewOutbox(db *DB, opts ...OutboxOption) (*Outbox, error) {
 	}
 
 	b.rows = db.findOrAddTable(b.collection)
+
+	// Outboxes of one name share their events.
 	b.feed = findOrAddFeed(db, b.rows)
 	return b, nil
 }

@@ -40,6 +40,7 @@ func TestOutboxContract(t *testing.T) {
 				for _, raw := range box.Envelopes() {
 					docs = append(docs, raw)
 				}
+
 				return docs
 			},
 			Claim: func(t *testing.T, id event.ID) {
@@ -55,7 +56,8 @@ func TestOutboxContract(t *testing.T) {
 	})
 }
 
-// Two outboxes of a name share their events, those of two names do not; and what is not to be captured is not.
+// Outboxes with the same name share their events, and others do not. Without a propagator, no trace
+// context is copied.
 func TestOutboxOptions(t *testing.T) {
 	t.Parallel()
 	db := NewDB()
@@ -67,16 +69,20 @@ func TestOutboxOptions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	traced := func(list []bson.Raw) bool {
 		t.Helper()
 		if len(list) != 1 {
 			t.Fatalf("%d envelopes", len(list))
 		}
+
 		return list[0].Lookup("headers", "0", "k").String() == `"traceparent"`
 	}
+
 	if !traced(plain.Envelopes()) || traced(audit.Envelopes()) {
 		t.Errorf("%s\n%s", plain.Envelopes(), audit.Envelopes())
 	}
+
 	if again := newOutbox(t, db, WithCollection("audit")).Envelopes(); len(again) != 1 {
 		t.Errorf("another of the name sees %s", again)
 	}

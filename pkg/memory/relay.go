@@ -313,6 +313,7 @@ func (r *Relay) sendRecords(ctx context.Context, e *envelope, at time.Time) erro
 		CommitMS:    at.UnixMilli(),
 	}
 	for _, target := range targets {
+		// An earlier attempt may have reached some of the topics.
 		if slices.Contains(r.sent[e.id], target.Topic) {
 			continue
 		}

@@ -126,6 +126,7 @@ func (s *Sagas) checkVersion(t *tx, name string, r saga.Record) (key string, sto
 		version = stored.Version
 	}
 
+	// The error is a refusal: nothing was written, so the transaction can continue.
 	if r.Version != saga.AnyVersion && r.Version != version {
 		return "", nil, newRefusal(errStale)
 	}

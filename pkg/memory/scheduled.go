@@ -31,7 +31,7 @@ func (b *Outbox) Schedule(
 func (b *Outbox) Cancel(ctx context.Context, id event.ID, opts ...outbox.CallOption) error {
 	err := b.changeScheduled(ctx, id, opts, func(*envelope) (any, error) { return nil, nil })
 	if err != nil {
-		return fmt.Errorf("cancelling event %s: %w", id, err)
+		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
 	return nil
 }
@@ -175,7 +175,7 @@ func (b *Outbox) SummarizeScheduled(
 ) ([]outbox.ScheduledSummary, error) {
 	found, err := b.findScheduled(ctx, q, opts)
 	if err != nil {
-		return nil, fmt.Errorf("summarising scheduled events of %s: %w", b.collection, err)
+		return nil, fmt.Errorf("summarizing scheduled events of %s: %w", b.collection, err)
 	}
 
 	out := []outbox.ScheduledSummary{}
@@ -202,7 +202,7 @@ func (b *Outbox) CancelScheduled(
 ) (int64, error) {
 	n, err := b.cancelMatching(ctx, q, opts)
 	if err != nil {
-		return 0, fmt.Errorf("cancelling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 	return n, nil
 }

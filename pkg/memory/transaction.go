@@ -20,6 +20,7 @@ import (
 // only roll back: Transaction then returns outbox.ErrRollbackOnly and the cause, even if the outer
 // fn returns nil.
 func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) error) error {
+	// A nested call joins, and only the outermost one commits.
 	if u := db.unitFromContext(ctx); u != nil {
 		return u.runJoined(ctx, fn)
 	}
@@ -34,6 +35,8 @@ func (db *DB) Transaction(ctx context.Context, fn func(ctx context.Context) erro
 		if err == nil || !isTransient(err) {
 			return err
 		}
+
+		// To run again at once would only conflict again.
 		if err := u.tx.waitForBlocker(ctx); err != nil {
 			return err
 		}

@@ -182,6 +182,7 @@ func parseCron(spec string) (cron.Schedule, error) {
 // alignedSchedule fires at multiples of a duration, so that all processes agree on the times.
 type alignedSchedule time.Duration
 
+// Next returns the first multiple after t.
 func (a alignedSchedule) Next(t time.Time) time.Time {
 	return t.Truncate(time.Duration(a)).Add(time.Duration(a))
 }
@@ -228,6 +229,7 @@ var cronNamespace = uuid.MustParse("0d9b1c8e-7f52-4a0c-9a53-6c1d6a5b7e21")
 // Reschedule.
 func (b *Box) CronID(name string, at time.Time) event.ID { return event.NewID(b.cronUUID(name, at)) }
 
+// cronUUID derives the id from the outbox, the entry and the time, so that all processes agree on it.
 func (b *Box) cronUUID(name string, at time.Time) uuid.UUID {
 	firing := at.UTC().Truncate(time.Second).Format(time.RFC3339)
 	text := b.coll.Database().Name() + "." + b.collection + "\x00" + name + "\x00" + firing

@@ -54,9 +54,11 @@ func TestCronFiringsThatAreLacking(t *testing.T) {
 		for _, at := range list {
 			got = append(got, at.Format("2006-01-02 15:04:05"))
 		}
+
 		if !slices.Equal(got, x.want) {
 			t.Errorf("%s: %q, want %q", name, got, x.want)
 		}
+
 		if wake := e.nextCheckTime(end, clock(x.now)); !wake.Equal(clock(x.wake)) {
 			t.Errorf("%s: looks again at %s, want %s", name, wake, x.wake)
 		}
@@ -72,17 +74,20 @@ func TestCronAllMissedComeInPieces(t *testing.T) {
 		if len(list) > maxFiringsPerTransaction {
 			t.Fatalf("%d at once", len(list))
 		}
+
 		for _, at := range list {
 			if want := last.Add(time.Second); !at.Equal(want) {
 				t.Fatalf("%s, want %s", at, want)
 			}
 			last = at
 		}
+
 		n, last, rounds = n+len(list), end, rounds+1
 		if wake := e.nextCheckTime(end, now); wake.After(now) {
 			break
 		}
 	}
+
 	if n != 1201 || rounds != 3 {
 		t.Errorf("%d firings in %d pieces", n, rounds)
 	}
@@ -94,6 +99,7 @@ func TestCronExpressions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	for _, x := range []struct {
 		e         CronEntry
 		now, want string
@@ -140,10 +146,12 @@ func TestCronRefusesBadEntries(t *testing.T) {
 		} else {
 			list = append(list, good)
 		}
+
 		if _, err := NewCron(new(Box), list...); err == nil {
 			t.Errorf("%s was accepted", name)
 		}
 	}
+
 	if _, err := NewCron(nil); err == nil {
 		t.Error("no box was accepted")
 	}

@@ -144,6 +144,7 @@ func (c *Cron) loadState(ctx context.Context, name string) (state cronState, kno
 	return state, true, nil
 }
 
+// saveState stores the state of an entry.
 func (c *Cron) saveState(ctx context.Context, state cronState) error {
 	filter := bson.D{{Key: "_id", Value: state.Name}}
 	_, err := c.stateCollection().ReplaceOne(ctx, filter, state, options.Replace().SetUpsert(true))

@@ -55,6 +55,7 @@ func WithPropagator(p propagation.TextMapPropagator) Option {
 	return func(s *settings) { s.propagator = p }
 }
 
+// validate returns the first problem of the options.
 func (s *settings) validate() error {
 	switch {
 	case s.collection == "" || strings.ContainsAny(s.collection, "$\x00") || strings.HasPrefix(s.collection, "system."):

@@ -33,7 +33,7 @@ func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error
 
 	filter, err := unclaimedFilter(ctx, id)
 	if err != nil {
-		return fmt.Errorf("cancelling event %s: %w", id, err)
+		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
 
 	res, err := b.coll.DeleteOne(ctx, filter)
@@ -43,7 +43,7 @@ func (b *Box) Cancel(ctx context.Context, id event.ID, opts ...CallOption) error
 		err = ErrNotScheduled
 	}
 	if err != nil {
-		return fmt.Errorf("cancelling event %s: %w", id, err)
+		return fmt.Errorf("canceling event %s: %w", id, err)
 	}
 	return nil
 }

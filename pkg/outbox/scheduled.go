@@ -92,6 +92,7 @@ func (b *Box) Scheduled(ctx context.Context, q ScheduledQuery, opts ...CallOptio
 	return page, nil
 }
 
+// readScheduled reads the total, the bound of the page and the page.
 func (b *Box) readScheduled(ctx context.Context, q ScheduledQuery) (ScheduledPage, error) {
 	size := q.PageSize
 	switch {
@@ -195,7 +196,7 @@ func (b *Box) SummarizeScheduled(ctx context.Context, q ScheduledQuery, opts ...
 		out, err = b.summarizeByType(ctx, filter)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("summarising scheduled events of %s: %w", b.collection, err)
+		return nil, fmt.Errorf("summarizing scheduled events of %s: %w", b.collection, err)
 	}
 	return out, nil
 }
@@ -250,18 +251,19 @@ func (b *Box) CancelScheduled(ctx context.Context, q ScheduledQuery, opts ...Cal
 		err = unitFromContext(ctx).checkUsable()
 	}
 	if err != nil {
-		return 0, fmt.Errorf("cancelling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 
 	res, err := b.coll.DeleteMany(ctx, filter)
 	if err != nil {
 		unitFromContext(ctx).setRollbackOnly(err)
-		return 0, fmt.Errorf("cancelling scheduled events of %s: %w", b.collection, err)
+		return 0, fmt.Errorf("canceling scheduled events of %s: %w", b.collection, err)
 	}
 
 	return res.DeletedCount, nil
 }
 
+// isEmpty reports whether no condition is set. A list of ids without elements is a condition.
 func (q *ScheduledQuery) isEmpty() bool {
 	return q.IDs == nil && q.Type == "" && q.AggregateType == "" && q.DueFrom.IsZero() && q.DueBefore.IsZero()
 }
@@ -347,6 +349,7 @@ type scheduledDocument struct {
 	ExpiresAt     bson.RawValue `bson:"expiresAt"`
 }
 
+// toEvent converts the document. It ignores fields with an unexpected type.
 func (d *scheduledDocument) toEvent() ScheduledEvent {
 	s := ScheduledEvent{DueAt: d.DueAt.Time().UTC()}
 	_ = s.ID.UnmarshalBSONValue(byte(d.ID.Type), d.ID.Value)

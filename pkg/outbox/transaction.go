@@ -138,6 +138,7 @@ func certainlyAborted(err error) bool {
 		!mongo.IsNetworkError(answer) && !mongo.IsTimeout(answer)
 }
 
+// driverOptions returns options that do not depend on the configuration of the client.
 func (s *transactionSettings) driverOptions() *options.TransactionOptionsBuilder {
 	rc := readconcern.Majority()
 	if s.snapshot {

@@ -65,6 +65,7 @@ func ByPayload[P any, I Identifier](decode Decode, f func(P) I) Correlate[I] {
 // Decode decodes data into the value that the pointer into refers to, as json.Unmarshal does.
 type Decode func(data []byte, into any) error
 
+// unmarshalExtJSON decodes relaxed Extended JSON.
 func unmarshalExtJSON(data []byte, into any) error { return bson.UnmarshalExtJSON(data, false, into) }
 
 var errTombstone = errors.New("the record is a tombstone: it has no value")

@@ -18,7 +18,7 @@
 // One transaction commits the state, the events that a step emits, its timeouts, and the mark of
 // the consumer that the message was handled. If one of them fails, none is stored.
 //
-// If several steps of one saga run at the same time, in whatever process, one of them commits. The
+// If several steps of one saga run at the same time, in any process, one of them commits. The
 // others run again on the new state, because the version of the document guards every change,
 // including the completion. If a start finds that the saga exists, its message is handled as one
 // for an existing saga.

@@ -72,6 +72,7 @@ func (o *outgoing) appendToOutbox(ctx context.Context, box Outbox) error {
 		events = append(events, t.event.With(event.WithDueAt(o.now.Add(t.after))))
 	}
 
+	// Steps without events need no outbox.
 	if len(events) == 0 && len(o.cancel) == 0 {
 		return nil
 	}

@@ -37,6 +37,7 @@ func (h *handler[S, I]) Handle(ctx context.Context, m *consumer.Message) error {
 		return err
 	}
 
+	// In the transaction of the caller, the policy of the caller retries conflicts.
 	once := func(ctx context.Context) error { return h.handleOnce(ctx, rt, id, m) }
 	reg := h.saga.reg
 	switch {
@@ -245,6 +246,7 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 			return nil
 		}
 
+		// The definition may have changed since the message was held.
 		err := fmt.Errorf("type %q: %w", m.Type, ErrUnknownMessage)
 		if rt, known := h.routes[m.Type]; known {
 			err = h.runStepOrUndo(ctx, in, rt, m)
@@ -257,6 +259,7 @@ func (h *handler[S, I]) releaseHeld(ctx context.Context, in *Instance[S, I]) err
 			continue
 		}
 
+		// These errors do not come from the step, so the whole message is handled again.
 		if ctx.Err() != nil || errors.Is(err, ErrConflict) {
 			return err
 		}
@@ -300,6 +303,7 @@ func comesEarly(number Sequence, m *consumer.Message) bool {
 // runStepOrUndo runs the step of m. If the step fails or drops the message, the instance is
 // restored.
 func (h *handler[S, I]) runStepOrUndo(ctx context.Context, in *Instance[S, I], rt route[S, I], m *consumer.Message) error {
+	// A failed step may have changed a part of the instance.
 	before, err := in.newSavepoint()
 	if err != nil {
 		return err

@@ -78,6 +78,8 @@ func (in *Instance[S, I]) Emit(events ...event.Event) { in.out.addEvents(events)
 func (in *Instance[S, I]) commitStep(ctx context.Context) error {
 	s := in.h.saga
 	in.doc.State = in.State
+
+	// A complete saga waits for nothing and compensates nothing.
 	if in.completed {
 		in.cancelTimeouts()
 		in.doc.Compensations = nil

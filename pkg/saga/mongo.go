@@ -161,6 +161,8 @@ func (s *MongoStore) replaceDocument(ctx context.Context, saga string, r Record,
 // versionFilter returns a filter for the document with the id and the version of r.
 func versionFilter(r Record) bson.D {
 	g := bson.D{{Key: "_id", Value: storedID(r.ID)}}
+
+	// With AnyVersion, other steps may have changed the saga.
 	if r.Version != AnyVersion {
 		g = append(g, bson.E{Key: "version", Value: r.Version})
 	}

@@ -176,6 +176,8 @@ func New[S any, I Identifier](r *Registry, name string, opts ...SagaOption) (*Sa
 // package.
 func typeOwner[S any]() string {
 	t := reflect.TypeFor[S]()
+
+	// Built-in and unnamed types have no package.
 	if t.Name() == "" || t.PkgPath() == "" {
 		return t.String()
 	}
@@ -367,6 +369,7 @@ func (s *Saga[S, I]) Register(c Registrar, opts ...consumer.HandlerOption) error
 		return err
 	}
 
+	// Options of the caller come last, so they can override the name.
 	opts = append([]consumer.HandlerOption{consumer.Named(s.name)}, opts...)
 	if err := c.Subscribe(s.Messages(), h, opts...); err != nil {
 		return fmt.Errorf("registering saga %s: %w", s.name, err)

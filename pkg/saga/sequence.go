@@ -148,6 +148,7 @@ func (s *savepoint[S, I]) restoreTo(in *Instance[S, I]) error {
 	return nil
 }
 
+// compareNumber compares the number of h with n.
 func compareNumber(h heldMessage, n int64) int { return int(min(max(h.Number-n, -1), 1)) }
 
 // holdMessage stores the message with number n until its turn. If a message with this number is
@@ -158,6 +159,7 @@ func (in *Instance[S, I]) holdMessage(n int64, m *consumer.Message) (changed boo
 		return false, nil
 	}
 
+	// The document of the saga contains all held messages, and its size is limited.
 	bytes := messageSize(m)
 	for _, h := range in.doc.Held {
 		bytes += messageSize(h.Message.toMessage())

@@ -44,6 +44,7 @@ func (in *Instance[S, I]) Timeout(name string, after time.Duration, payload any,
 		opts = append([]event.Option{event.WithContentType("application/json")}, opts...)
 	}
 
+	// A saga has at most one timeout of a name.
 	in.CancelTimeout(name)
 
 	ev := event.New(s.aggregate, in.out.id, typ, payload, opts...)
@@ -85,6 +86,7 @@ func (in *Instance[S, I]) cancelTimeouts() {
 // expireTimeout removes the timeout of m from the pending ones. It returns false if it was not
 // pending.
 func (in *Instance[S, I]) expireTimeout(m *consumer.Message) bool {
+	// The name is not enough: the timeout may have been requested again.
 	id, _ := m.Header(headerTimeout)
 	n := len(in.doc.Timeouts)
 	in.doc.Timeouts = slices.DeleteFunc(in.doc.Timeouts, func(t pendingTimeout) bool { return t.Event.String() == string(id) })

@@ -115,6 +115,7 @@ func (r Report) Err() error {
 			broken = append(broken, fmt.Sprintf("%d %s", x.n, x.what))
 		}
 	}
+
 	if broken == nil {
 		return nil
 	}

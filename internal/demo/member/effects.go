@@ -117,7 +117,8 @@ func (r *EffectReport) Err() error {
 	if r.Lost+r.Double+r.OutOfOrder+r.Phantom+r.Miscounted == 0 {
 		return nil
 	}
-	return fmt.Errorf("of %d orders: %d effects lost, %d double, %d out of order, %d of no order, %d keys miscounted; for example: %s",
+	return fmt.Errorf("of %d orders: %d effects lost, %d double, %d out of order, %d of no order, "+
+		"%d keys miscounted; for example: %s",
 		r.Orders, r.Lost, r.Double, r.OutOfOrder, r.Phantom, r.Miscounted, strings.Join(r.Examples, "; "))
 }
 

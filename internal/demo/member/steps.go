@@ -145,7 +145,8 @@ func (r *StepReport) Err() error {
 	if r.Lost+r.Double+r.Unfinished+r.LostEmitted+r.DoubleEmitted == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d sagas: %d steps lost, %d double; %d of their events lost, %d double; %d not complete; for example: %s",
+	return fmt.Errorf("%d sagas: %d steps lost, %d double; %d of their events lost, %d double; "+
+		"%d not complete; for example: %s",
 		r.Sagas, r.Lost, r.Double, r.LostEmitted, r.DoubleEmitted, r.Unfinished, strings.Join(r.Examples, "; "))
 }
 
