@@ -7,44 +7,48 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Print is the configuration that [Load] returns, as YAML in which every secret is *** and every reference stands as it was
-// written: what a reference stands for may be a secret, also at a key where none is expected. Without secrets, Load reads it
-// again.
+// Print returns the configuration that [Load] returns, as YAML. Each secret is ***, and each reference
+// is printed as it was written, because its value may be a secret even at a key that is not secret. If
+// there are no secrets, Load can read the text.
 func Print(path string, env, set []string) (text string, warnings []string, err error) {
-	c, refers, warnings, err := load(Default(), path, env, set)
+	c, references, warnings, err := loadWithReferences(Default(), path, env, set)
 	if err != nil {
 		return "", warnings, err
 	}
+
+	// All types in the configuration can be encoded.
 	var root yaml.Node
 	if err := root.Encode(c); err != nil {
-		panic("config: a configuration that cannot be printed: " + err.Error()) // every type in it can be
+		panic("config: encoding the configuration: " + err.Error())
 	}
-	restore(&root, "", refers)
+	restoreReferences(&root, "", references)
 
 	var b bytes.Buffer
 	e := yaml.NewEncoder(&b)
 	e.SetIndent(2)
 	if err := e.Encode(&root); err != nil {
-		panic("config: a configuration that cannot be printed: " + err.Error())
+		panic("config: encoding the configuration: " + err.Error())
 	}
 	return b.String(), warnings, nil
 }
 
-// restore puts the references back that were written at path and below it.
-func restore(n *yaml.Node, path string, refers map[string]resolved) {
-	if r, ok := refers[path]; ok {
+// restoreReferences replaces the values at path and below it by the references that were written there.
+func restoreReferences(n *yaml.Node, path string, references map[string]resolvedText) {
+	if r, ok := references[path]; ok {
 		text := r.text
 		switch keyTypes[path] {
 		case secretType:
 			return
 		case uriType:
-			if text = NewURI(text).String(); text == mask { // the whole address is a reference: it is shown without its login
+			// If the whole address is a reference, the node already shows the address without its login.
+			if text = NewURI(text).String(); text == mask {
 				return
 			}
 		}
 		*n = yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Style: yaml.DoubleQuotedStyle, Value: text}
 		return
 	}
+
 	switch n.Kind {
 	case yaml.MappingNode:
 		for i := 0; i+1 < len(n.Content); i += 2 {
@@ -52,11 +56,11 @@ func restore(n *yaml.Node, path string, refers map[string]resolved) {
 			if path != "" {
 				at = path + "." + at
 			}
-			restore(n.Content[i+1], at, refers)
+			restoreReferences(n.Content[i+1], at, references)
 		}
 	case yaml.SequenceNode:
 		for i, item := range n.Content {
-			restore(item, path+"["+strconv.Itoa(i)+"]", refers)
+			restoreReferences(item, path+"["+strconv.Itoa(i)+"]", references)
 		}
 	}
 }

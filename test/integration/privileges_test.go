@@ -18,16 +18,17 @@ import (
 	"github.com/outrelay/outrelay/test/kit"
 )
 
-// advice is where a log says what to grant.
+// advice matches the log texts that say which privilege to grant.
 var advice = regexp.MustCompile(`grant (?:the actions? )?([a-zA-Z, ]+?) on (?:\{db: \\?"(\w+)\\?", collection: \\?"(\w*)\\?"\}|(the cluster|its database|the state database|[\w.]+))`)
 
-// A relay that lacks a single privilege of its role names that one, and no other, as soon as it needs it. What it needs for
-// commands of operators and for figures alone, it works without; the doctor names each of them.
+// If a single privilege of its role is missing, a relay logs exactly this privilege when it needs it.
+// It works without privileges that only commands of operators or figures need. The doctor lists all of
+// them.
 func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 	t.Parallel()
-	g := guard(t)
-	g.Set("drain", "100ms") // what lacks a privilege cannot be finished
-	g.do("setup", "migrate", "up", "--yes")
+	g := newGuardedScene(t)
+	g.SetConfig("drain", "100ms") // a drain cannot finish without a privilege
+	g.mustRunAs("setup", "migrate", "up", "--yes")
 	outbox, dead := g.DB.Name()+".outbox", g.DB.Name()+".outbox_dead"
 	role := g.roles.MongoDB[0]
 	state := ""
@@ -36,7 +37,8 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 			state = *p.Resource.DB
 		}
 	}
-	named := map[string]string{ // the place that the log names for a privilege, "" if the relay works without it
+
+	named := map[string]string{ // the resource in the log for a missing privilege; "" if the relay works without it
 		"find on " + outbox: outbox, "changeStream on " + outbox: outbox, "update on " + outbox: outbox, "remove on " + outbox: outbox, "listIndexes on " + outbox: outbox,
 		"insert on " + outbox: "", // of an edited letter that is given back
 		"find on " + dead:     dead, "insert on " + dead: dead, "update on " + dead: dead, "listIndexes on " + dead: dead,
@@ -47,12 +49,14 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 		"serverStatus on the cluster":             "", // of the oplog's window
 		"getParameter on the cluster":             "", // of the purge's margin
 	}
+
 	tried := 0
 	for i, p := range role.Privileges {
 		on := "the cluster"
 		if !p.Resource.Cluster {
 			on = *p.Resource.DB + "." + *p.Resource.Collection
 		}
+
 		for j, action := range p.Actions {
 			fewer := slices.Clone(role.Privileges)
 			fewer[i].Actions = slices.Delete(slices.Clone(p.Actions), j, j+1)
@@ -62,34 +66,37 @@ func TestASingleMissingPrivilegeIsNamed(t *testing.T) {
 			what := action + " on " + on
 			want, known := named[what]
 			if !known {
-				t.Errorf("it is not said whether a relay needs %s", what)
+				t.Errorf("the test does not define whether a relay needs %s", what)
 				continue
 			}
-			g.lacking(fewer, what, action, want, state)
+			g.checkWithout(fewer, what, action, want, state)
 			tried++
 		}
 	}
+
 	if tried != len(named) {
-		t.Errorf("%d of %d privileges were taken away", tried, len(named))
+		t.Errorf("the test removed %d privileges, want %d", tried, len(named))
 	}
 }
 
-// lacking runs a relay without one action of its role, beside an event for each thing that it does.
-func (g *guarded) lacking(privileges []doctor.Privilege, what, action, want, state string) {
+// checkWithout runs a relay without one action of its role. It appends an event for each operation of
+// the relay.
+func (g *guarded) checkWithout(privileges []doctor.Privilege, what, action, want, state string) {
 	t := g.t
 	began := time.Now()
 	defer func() { t.Logf("without %s: %.1f s", what, time.Since(began).Seconds()) }()
 	if want == state && action == "changeStream" { // a standby watches the lease of an owner
-		owner := g.Start()
-		owner.TookOver()
-		defer func() { owner.Term(); owner.Wait() }()
+		owner := g.StartRelay()
+		owner.WaitTookOver()
+		defer func() { owner.Terminate(); owner.WaitExit() }()
 	}
-	g.update(g.roles.MongoDB[0].Name, privileges)
-	relay := g.Start()
-	g.Append(g.Outbox(), event.New("order", "1", "Placed", nil), event.New("late", what, "Placed", nil))
+
+	g.updateRole(g.roles.MongoDB[0].Name, privileges)
+	relay := g.StartRelay()
+	g.AppendEvents(g.Outbox(), event.New("order", "1", "Placed", nil), event.New("late", what, "Placed", nil))
 	g.AppendMalformed(what)
 	names := func() (right bool, wrong []string) {
-		for _, m := range advice.FindAllStringSubmatch(relay.Log(), -1) {
+		for _, m := range advice.FindAllStringSubmatch(relay.ReadLog(), -1) {
 			place := m[4]
 			if m[2] != "" {
 				place = strings.TrimSuffix(m[2]+"."+m[3], ".")
@@ -106,8 +113,9 @@ func (g *guarded) lacking(privileges []doctor.Privilege, what, action, want, sta
 		}
 		return right, wrong
 	}
+
 	if want == "" {
-		relay.TookOver()
+		relay.WaitTookOver()
 		kit.Eventually(t, "the event is dead", func() bool {
 			n, err := g.DB.Collection("outbox_dead").CountDocuments(t.Context(), bson.D{{Key: "_id.id", Value: what}})
 			return err == nil && n == 1
@@ -115,15 +123,17 @@ func (g *guarded) lacking(privileges []doctor.Privilege, what, action, want, sta
 	} else {
 		kit.Eventually(t, fmt.Sprintf("without %s, the log names it", what), func() bool { right, _ := names(); return right })
 	}
+
 	if _, wrong := names(); len(wrong) > 0 {
-		t.Errorf("without %s the relay asks for %q", what, wrong)
+		t.Errorf("without %s the relay logs wrong privileges %q", what, wrong)
 	}
-	relay.Term()
-	relay.Wait()
+
+	relay.Terminate()
+	relay.WaitExit()
 }
 
-// update gives a role these privileges and no others.
-func (g *guarded) update(role string, list []doctor.Privilege) {
+// updateRole gives a role exactly these privileges.
+func (g *guarded) updateRole(role string, list []doctor.Privilege) {
 	g.t.Helper()
 	privileges := bson.A{}
 	for _, p := range list {
@@ -137,6 +147,7 @@ func (g *guarded) update(role string, list []doctor.Privilege) {
 		}
 		privileges = append(privileges, bson.D{{Key: "resource", Value: on}, {Key: "actions", Value: p.Actions}})
 	}
+
 	if err := g.Client.Database("admin").RunCommand(g.t.Context(), bson.D{{Key: "updateRole", Value: role}, {Key: "privileges", Value: privileges}, {Key: "roles", Value: bson.A{}}}).Err(); err != nil {
 		g.t.Fatal(err)
 	}
