@@ -16,8 +16,8 @@ import (
 	"github.com/outrelay/outrelay/internal/opspage"
 )
 
-// Operators serves the operator's page and API of one deployment. It has a connection of its own,
-// so that no request delays the lease or the stream. It works in a process with or without a relay.
+// Operators serves the operator's page and API of one deployment. It has its own connection, so
+// that no request delays the lease or the stream. It works in a process with or without a relay.
 type Operators struct {
 	server     *httpapi.Server
 	deployment *admin.Deployment

@@ -228,8 +228,7 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 	work, cancel := context.WithCancel(work)
 	defer cancel()
 
-	// With several slots, the state of the process is only standby. The slots have states of their
-	// own.
+	// With several slots, the state of the process is only standby. Each slot has its own state.
 	var sharing errgroup.Group
 	if r.balancer != nil {
 		r.state.setRole(RoleStandby)
@@ -255,8 +254,8 @@ func (r *Relay) activeTerms() (list []*term) {
 	return list
 }
 
-// stateCollections returns the pattern of collections that are never watched, whatever the
-// configuration contains (N27).
+// stateCollections returns the pattern of collections that are never watched, even if the
+// configuration lists them (N27).
 func stateCollections(cfg config.Config) []string {
 	return []string{cfg.MongoDB.State + ".*"}
 }
