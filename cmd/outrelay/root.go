@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 
@@ -60,10 +61,9 @@ func (p *program) execute(ctx context.Context, args []string) int {
 
 // commands are the constructors of everything under the root, in the order of the help.
 func commands() []func(*program) *cobra.Command {
-	return []func(*program) *cobra.Command{
+	return slices.Concat([]func(*program) *cobra.Command{
 		newRunCommand,
-		newDevCommand,
-		newDevMemberCommand,
+	}, developmentCommands(), []func(*program) *cobra.Command{
 		newStatusCommand,
 		newNodesCommand,
 		newEventsCommand,
@@ -71,9 +71,6 @@ func commands() []func(*program) *cobra.Command {
 		newPingCommand,
 		newDoctorCommand,
 		newRolesCommand,
-		newBenchCommand,
-		newBenchChildCommand,
-		newBenchRelayCommand,
 		newPauseCommand,
 		newResumeCommand,
 		newPinCommand,
@@ -96,7 +93,7 @@ func commands() []func(*program) *cobra.Command {
 		newSchemaCommand,
 		newVersionCommand,
 		newDocsCommand,
-	}
+	})
 }
 
 func newRootCommand(p *program) *cobra.Command {

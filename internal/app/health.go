@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	rules "github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/httpapi"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
 // slotHealth is the health of a process with several slots. The process is ready if all its slots
@@ -16,14 +16,14 @@ type slotHealth struct {
 
 // processHealth returns the health of the process: its own state, or its state together with the
 // states of its slots.
-func (r *Relay) processHealth() httpapi.Health {
+func (r *Relay) processHealth() probes.Health {
 	if r.balancer == nil {
 		return r.state
 	}
 	return &slotHealth{r.state, r.slots}
 }
 
-// Live implements httpapi.Health.
+// Live implements probes.Health.
 func (h *slotHealth) Live() error {
 	if err := h.process.Live(); err != nil {
 		return err
@@ -40,10 +40,10 @@ func (h *slotHealth) Live() error {
 // process.
 var rolesByRank = []Role{RoleHalted, RoleOwner, RoleTakeOver, RoleStopping, RoleStandby, RoleStarting}
 
-// Report implements httpapi.Health.
+// Report implements probes.Health.
 func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
 
-// Ready implements httpapi.Health.
+// Ready implements probes.Health.
 func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 	ok, role, reasons = h.process.Ready()
 

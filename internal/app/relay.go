@@ -26,11 +26,11 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
@@ -66,6 +66,9 @@ type Relay struct {
 	exporter       *tracing.Exporter // nil unless configured
 	figures        *figures
 	embedded       bool
+	// buildOperators binds the operators' page and API. It is nil in programs that do not contain
+	// them.
+	buildOperators func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)
 	pace           pace
 }
 
@@ -80,6 +83,24 @@ var defaultPace = pace{call: 10 * time.Second, clean: 10 * time.Second, indexes:
 
 // Option changes the behavior of a relay outside of its work.
 type Option func(*Relay)
+
+// Listener is a server that runs with the relay. The caller must call Run or Close.
+type Listener interface {
+	Addr() string
+	Run(ctx context.Context) error
+	Close() error
+}
+
+// WithOperators makes the relay serve the operators' page and API if http.admin is set. Without
+// this option, New returns an error if http.admin is set. build binds the address. A program that
+// does not pass build does not link page and API.
+func WithOperators(build func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)) Option {
+	return func(r *Relay) { r.buildOperators = build }
+}
+
+// errNoOperators is the error of http.admin in a program without the operators' page.
+var errNoOperators = errors.New("http.admin: this program does not contain the operators' page and API: " +
+	"remove the key, and start `outrelay run` with `roles: [admin]` in another process")
 
 // Embedded is for a relay inside another program. The relay does not notify the service manager:
 // that is up to the program.
@@ -97,6 +118,9 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	}
 	for _, o := range options {
 		o(r)
+	}
+	if r.servesOperators() && r.buildOperators == nil {
+		return nil, errNoOperators
 	}
 	r.pool = dispatch.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
 
@@ -166,9 +190,13 @@ func (r *Relay) Run(ctx context.Context) error {
 
 	g, work := errgroup.WithContext(work)
 	if r.cfg.HTTP.Listen != "off" {
-		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.processHealth(), r.metrics.Registry, r.log)
+		srv, err := probes.Listen(r.cfg.HTTP.Listen, r.processHealth(), r.metrics.Registry, r.log)
 		if err != nil {
-			return errors.Join(fmt.Errorf("http.listen: %w", err), operators.Close())
+			err = fmt.Errorf("http.listen: %w", err)
+			if operators != nil {
+				err = errors.Join(err, operators.Close())
+			}
+			return err
 		}
 		g.Go(func() error { return srv.Run(work) })
 	}
@@ -201,10 +229,27 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
+// servesOperators reports whether this process has to serve the operators' page and API.
+func (r *Relay) servesOperators() bool { return r.cfg.HTTP.Admin != nil && r.cfg.Is(config.RoleAdmin) }
+
+// listenOperators binds the listener of the operators' page and API. It returns nil if they are not
+// configured.
+func (r *Relay) listenOperators() (Listener, error) {
+	if !r.servesOperators() {
+		return nil, nil
+	}
+	o, err := r.buildOperators(r.cfg, r.version, r.log, r.metrics)
+	if err != nil {
+		return nil, err
+	}
+	r.log.Info("the operator's page and API are served", "address", o.Addr())
+	return o, nil
+}
+
 // Handler returns a handler that serves /livez, /readyz and /metrics. It is independent of
 // http.listen.
 func (r *Relay) Handler() http.Handler {
-	return httpapi.Handler(r.processHealth(), r.metrics.Registry, r.log)
+	return probes.Handler(r.processHealth(), r.metrics.Registry, r.log)
 }
 
 // Ready returns the readiness, the role and the problems of the process, as /readyz does.

@@ -120,7 +120,7 @@ func (s *state) endPulse(loop string) {
 	delete(s.pulses, loop)
 }
 
-// Live implements httpapi.Health. The process is not live only if a stage hangs, or a loop that
+// Live implements probes.Health. The process is not live only if a stage hangs, or a loop that
 // monitors the stages.
 func (s *state) Live() error {
 	s.mu.Lock()
@@ -141,15 +141,15 @@ func (s *state) setReport(r *health.Report) {
 	s.report = r
 }
 
-// Report implements httpapi.Health.
+// Report implements probes.Health.
 func (s *state) Report() *health.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.report
 }
 
-// Ready implements httpapi.Health. A standby is ready: it can take over. The process is not ready
-// if a problem lasts longer than the readiness time, or if only a person can fix it.
+// Ready implements probes.Health. A standby is ready: it can take over. The process is not ready if
+// a problem lasts longer than the readiness time, or if only a person can fix it.
 func (s *state) Ready() (ok bool, role string, reasons []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

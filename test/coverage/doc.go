@@ -1,2 +1,2 @@
-// Package coverage holds docs/coverage.md to its word: a line for each row, and only names that exist.
+// Package coverage holds test/coverage/rows.md to its word: a line for each row, and only names that exist.
 package coverage

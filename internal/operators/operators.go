@@ -1,4 +1,5 @@
-package app
+// Package operators serves the operators' page and API of one deployment.
+package operators
 
 import (
 	"context"
@@ -10,44 +11,41 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/opspage"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
-// Operators serves the operator's page and API of one deployment. It has its own connection, so
-// that no request delays the lease or the stream. It works in a process with or without a relay.
-type Operators struct {
-	server     *httpapi.Server
+// Server serves the operators' page and API of one deployment. It has its own connection, so that
+// no request delays the lease or the stream. It works in a process with or without a relay.
+type Server struct {
+	server     *probes.Server
 	deployment *admin.Deployment
 	disconnect func()
 }
 
-// NewOperators binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB
-// yet, and serves nothing before Run. The caller must call Run or Close.
-func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operators, error) {
-	return newOperators(cfg, version, log, nil)
-}
-
-// newOperators is like NewOperators. m counts refused logins and renewed certificates. It may be
-// nil.
-func newOperators(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Operators, error) {
+// New binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB yet, and
+// serves nothing before Run. The caller must call Run or Close. m counts refused logins and renewed
+// certificates. It may be nil.
+func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
 	a := cfg.HTTP.Admin
 	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
 	if err != nil {
 		return nil, fmt.Errorf("http.admin.redact: %w", err)
 	}
-	router, err := Router(cfg)
+	router, err := app.Router(cfg)
 	if err != nil {
 		return nil, err
 	}
-	state, disconnect, err := StateDatabase(cfg)
+	state, disconnect, err := app.StateDatabase(cfg)
 	if err != nil {
 		return nil, err
 	}
 
-	o := &Operators{disconnect: disconnect, deployment: &admin.Deployment{
+	o := &Server{disconnect: disconnect, deployment: &admin.Deployment{
 		State:    state,
 		Watcher:  cfg.Watcher,
 		Node:     cfg.Node,
@@ -55,11 +53,11 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 		Router:   router,
 		Redact:   redact,
 		Log:      log,
-		Outboxes: Outboxes(cfg, state.Client()),
+		Outboxes: app.Outboxes(cfg, state.Client()),
 		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
-			return CompactedTopics(ctx, cfg, topics)
+			return app.CompactedTopics(ctx, cfg, topics)
 		},
-		Oplog: Oplog(state.Client()),
+		Oplog: app.Oplog(state.Client()),
 	}}
 
 	opts := httpapi.AdminOptions{
@@ -88,7 +86,7 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 }
 
 // newPage returns the handler of the operator's page.
-func (o *Operators) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
+func (o *Server) newPage(cfg config.Config, version string, log *slog.Logger) http.Handler {
 	return opspage.New(opspage.Options{
 		Watcher: cfg.Watcher,
 		Node:    cfg.Node,
@@ -119,36 +117,28 @@ func accessConfig(a *config.Admin) httpapi.Access {
 	return out
 }
 
-// Addr returns the address that the server listens on, with the actual port.
-func (o *Operators) Addr() string { return o.server.Addr() }
-
-// Close closes Operators that are never run. It does nothing if o is nil.
-func (o *Operators) Close() error {
-	if o == nil {
-		return nil
+// Option makes a relay serve the operators' page and API if http.admin is set.
+func Option() app.Option {
+	build := func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (app.Listener, error) {
+		return New(cfg, version, log, m)
 	}
+	return app.WithOperators(build)
+}
+
+// Addr returns the address that the server listens on, with the actual port.
+func (o *Server) Addr() string { return o.server.Addr() }
+
+// Close closes a server that is never run.
+func (o *Server) Close() error {
 	o.disconnect()
 	return o.server.Close()
 }
 
 // Run serves until ctx ends.
-func (o *Operators) Run(ctx context.Context) error {
+func (o *Server) Run(ctx context.Context) error {
 	defer o.disconnect()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return o.server.Run(ctx) })
 	g.Go(func() error { return o.deployment.Run(ctx) })
 	return g.Wait()
-}
-
-// listenOperators binds the listener of the operator's page and API. It returns nil if they are not
-// configured.
-func (r *Relay) listenOperators() (*Operators, error) {
-	if r.cfg.HTTP.Admin == nil || !r.cfg.Is(config.RoleAdmin) {
-		return nil, nil
-	}
-	o, err := newOperators(r.cfg, r.version, r.log, r.metrics)
-	if err == nil {
-		r.log.Info("the operator's page and API are served", "address", o.Addr())
-	}
-	return o, err
 }
