@@ -117,6 +117,8 @@ func (t *term) claimCollection(
 	ctx context.Context, o store.Outbox, at bson.Timestamp,
 ) (before store.Claim, err error) {
 	t.collections[o.UUID] = true
+
+	// A claim of another watcher does not go away, so it must not be retried.
 	var claimed *store.ClaimedError
 	err = t.retryCall(ctx, "mongodb", func(ctx context.Context) (err error) {
 		before, err = t.registry.ClaimAt(ctx, o.UUID, o.NS(), t.cfg.Watcher, at)

@@ -198,13 +198,13 @@ func (d *dirtyList) removeInTransaction(ctx context.Context, o store.Outbox) err
 }
 
 // previousOwner contains the envelopes after the checkpoint that an earlier owner stored as
-// exceptions, with the topics for which they wait, and those that it dead-lettered, with the topics
-// that rejected them.
+// exceptions, with the topics for which they wait, and the envelopes that it dead-lettered, with
+// the topics that rejected them.
 //
 // The stream repeats their events. The reconciler owns the stored topics. The other topics may not
 // have got their records, which may have been queued when that owner died, so the stream sends them
-// like any other event. The read-back has found those that were sent (N15). It is filled before the
-// stream is opened.
+// like any other event. The read-back has found the records that were sent (N15). previousOwner is
+// filled before the stream is opened.
 type previousOwner struct {
 	waitingTopics map[[16]byte][]string
 	// deadTopics is keyed by the position in the stream as well: a dead envelope has left its

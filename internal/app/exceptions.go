@@ -89,8 +89,8 @@ func (x *exceptionWriter) Record(ctx context.Context, batch []dispatch.Exception
 }
 
 // deadLetterFor returns the dead letter of an exception that does not wait. dies is false for an
-// exception that waits. An exception dies if it is dead by itself, if its envelope is gone, or if
-// only one attempt is allowed.
+// exception that waits. An exception dies if its record can never be sent, if its envelope is gone,
+// or if only one attempt is allowed.
 func (x *exceptionWriter) deadLetterFor(e dispatch.Exception) (l deadletter.Letter, dies bool, err error) {
 	switch {
 	case e.Raw == nil:
@@ -117,8 +117,8 @@ func (x *exceptionWriter) deadLetterFor(e dispatch.Exception) (l deadletter.Lett
 }
 
 // numberUnstamped gives positions to swept envelopes without a server timestamp, in the order of
-// their decisions, which is the order of their keys (N15). A later term uses a later time. From the
-// time, a later owner knows which of the envelopes its stream may repeat.
+// their decisions, which is the order of their keys (N15). A later term uses a later time. By the
+// time, a later owner recognizes the envelopes that its stream may repeat.
 func (x *exceptionWriter) numberUnstamped(ctx context.Context, waiting []store.Exception) error {
 	var at bson.Timestamp
 	for i := range waiting {
@@ -147,13 +147,14 @@ func (x *exceptionWriter) openGates(e *dispatch.Exception) {
 	e.State = ""
 }
 
-// writeWaiting stores waiting envelopes. It dead-letters and returns those that MongoDB rejects,
-// because the added fields make them too large or too deep, or because a validator of the
+// writeWaiting stores waiting envelopes. It dead-letters and returns the envelopes that MongoDB
+// rejects, because the added fields make them too large or too deep, or because a validator of the
 // collection forbids the fields. Repeating such a write could not succeed.
 func (x *exceptionWriter) writeWaiting(
 	ctx context.Context, waiting []store.Exception,
 ) (dead []*store.Exception, err error) {
 	write := func(part []store.Exception) error { return store.WriteExceptions(ctx, x.t.held, part) }
+
 	reject := func(h store.Exception, rejection error) error {
 		e := dispatch.Exception{
 			NS:    h.NS,
@@ -172,6 +173,7 @@ func (x *exceptionWriter) writeWaiting(
 		dead = append(dead, &h)
 		return x.moveToDeadLetters(ctx, []deadletter.Letter{x.newLetter(&e)})
 	}
+
 	err = store.WriteHalves(waiting, write, reject)
 	return dead, err
 }

@@ -127,7 +127,7 @@ func (t *term) openGap(ctx context.Context, lost *changestream.GapError) (change
 }
 
 // errGapTooLate ends a term that has found a gap after it has loaded exceptions. The next takeover
-// knows the gap.
+// finds the gap in the document.
 var errGapTooLate = errors.New("the change stream has a gap that contains exceptions")
 
 // planSweep saves the gap, together with u. It returns the end of the gap as the start of the next

@@ -30,6 +30,7 @@ func (r *Relay) newMember(db *mongo.Database) *nodes.Member {
 	if !r.cfg.Is(config.RoleRelay) {
 		watcher, compared = "", ""
 	}
+
 	return nodes.New(nodes.Config{
 		State:        db,
 		Node:         r.cfg.Node,

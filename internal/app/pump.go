@@ -274,12 +274,12 @@ func (p *pump) fillItem(item *dispatch.Item) error {
 	return err
 }
 
-// recordDelivery requests that the delivery of item is recorded on its envelope. Besides the
-// configuration, an envelope without a server timestamp requires it: otherwise neither sweep nor
-// purge could tell that it was sent (N25).
+// recordDelivery requests that the delivery of item is recorded on its envelope. The configuration
+// may require that. An envelope without a server timestamp always requires it: otherwise neither
+// sweep nor purge could determine that it was sent (N25).
 func (p *pump) recordDelivery(item *dispatch.Item) {
-	// A timestamp far older than the commit was copied here with the document. It says nothing
-	// about this insert.
+	// A timestamp far older than the commit was copied here with the document. It is unrelated to
+	// this insert.
 	stamp := p.view.TS
 	if p.ev.ClusterTime.T > stamp.T+p.stampMargin {
 		stamp = bson.Timestamp{}
@@ -310,7 +310,7 @@ func (p *pump) namespace() string {
 }
 
 // rejectEnvelope dead-letters the envelope of item if err is a *record.Refusal, and returns any
-// other err. An expired envelope is dropped instead if the configuration says so.
+// other err. An expired envelope is dropped instead if it is configured so.
 func (p *pump) rejectEnvelope(ctx context.Context, item *dispatch.Item, err error) error {
 	refusal, ok := errors.AsType[*record.Refusal](err)
 	if !ok {

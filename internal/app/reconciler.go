@@ -321,12 +321,14 @@ func (x *exceptionWriter) writeDeliveries(ctx context.Context, list []store.Sent
 		}
 		return store.RecordSent(ctx, x.t.held, x.t.cfg.Recording, part)
 	}
+
 	reject := func(s store.Sent, err error) error {
 		x.t.recordingRefused[s.NS] = time.Now()
 		x.t.log.Error("a collection rejects recorded deliveries; allow the field sentAt in its validator",
 			"collection", s.NS, "again_in", recordingPause, "error", err)
 		return nil
 	}
+
 	return store.WriteHalves(list, write, reject)
 }
 

@@ -66,11 +66,10 @@ type Relay struct {
 	exporter       *tracing.Exporter // nil unless configured
 	figures        *figures
 	embedded       bool
-
-	// buildOperators binds the operators' page and API; nil in programs that do not contain them.
+	// buildOperators binds the operators' page and API. It is nil in programs that do not contain
+	// them.
 	buildOperators func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)
-
-	pace pace
+	pace           pace
 }
 
 // pace contains the times that tests shorten.
@@ -85,21 +84,23 @@ var defaultPace = pace{call: 10 * time.Second, clean: 10 * time.Second, indexes:
 // Option changes the behavior of a relay outside of its work.
 type Option func(*Relay)
 
-// Listener is a server that runs with the relay. Close frees one that was never run.
+// Listener is a server that runs with the relay. The caller must call Run or Close.
 type Listener interface {
 	Addr() string
 	Run(ctx context.Context) error
 	Close() error
 }
 
-// WithOperators makes the relay serve the operators' page and API where http.admin is set. New returns an error if it is set
-// without this option. build binds the address; a program that does not pass it does not link page and API.
+// WithOperators makes the relay serve the operators' page and API if http.admin is set. Without
+// this option, New returns an error if http.admin is set. build binds the address. A program that
+// does not pass build does not link page and API.
 func WithOperators(build func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)) Option {
 	return func(r *Relay) { r.buildOperators = build }
 }
 
 // errNoOperators is the error of http.admin in a program without the operators' page.
-var errNoOperators = errors.New("http.admin: this program does not contain the operators' page and API: remove the key, and run `outrelay run` with `roles: [admin]` beside it")
+var errNoOperators = errors.New("http.admin: this program does not contain the operators' page and API: " +
+	"remove the key, and start `outrelay run` with `roles: [admin]` in another process")
 
 // Embedded is for a relay inside another program. The relay does not notify the service manager:
 // that is up to the program.
@@ -228,7 +229,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// servesOperators reports whether this process must serve the operators' page and API.
+// servesOperators reports whether this process has to serve the operators' page and API.
 func (r *Relay) servesOperators() bool { return r.cfg.HTTP.Admin != nil && r.cfg.Is(config.RoleAdmin) }
 
 // listenOperators binds the listener of the operators' page and API. It returns nil if they are not
@@ -241,7 +242,6 @@ func (r *Relay) listenOperators() (Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-
 	r.log.Info("the operator's page and API are served", "address", o.Addr())
 	return o, nil
 }
@@ -273,8 +273,7 @@ func (r *Relay) ownSlots(stop, work context.Context) error {
 	work, cancel := context.WithCancel(work)
 	defer cancel()
 
-	// With several slots, the state of the process is only standby. The slots have states of their
-	// own.
+	// With several slots, the state of the process is only standby. Each slot has its own state.
 	var sharing errgroup.Group
 	if r.balancer != nil {
 		r.state.setRole(RoleStandby)
@@ -300,8 +299,8 @@ func (r *Relay) activeTerms() (list []*term) {
 	return list
 }
 
-// stateCollections returns the pattern of collections that are never watched, whatever the
-// configuration contains (N27).
+// stateCollections returns the pattern of collections that are never watched, even if the
+// configuration lists them (N27).
 func stateCollections(cfg config.Config) []string {
 	return []string{cfg.MongoDB.State + ".*"}
 }

@@ -130,8 +130,8 @@ func (t *term) sweepRenamed(
 	return t.dirty.markIfNonEmpty(ctx, o)
 }
 
-// keepTicking counts ticks until stop is called. It is for work whose single steps may take longer
-// than [stalledAfter] and have deadlines of their own.
+// keepTicking counts ticks until stop is called. It is for work whose single steps have deadlines,
+// but may take longer than [stalledAfter].
 func (p *progress) keepTicking(every time.Duration) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var ticking sync.WaitGroup

@@ -57,7 +57,7 @@ func (t *term) findNextStart(ctx context.Context, err error) (changestream.Start
 }
 
 // resumeAfterInvalidate returns the start behind the drop or rename of the watched collection. It
-// returns a *HaltError if the configuration says so.
+// returns a *HaltError if it is configured so.
 func (t *term) resumeAfterInvalidate(
 	ctx context.Context, e *changestream.InvalidateError,
 ) (changestream.Start, error) {

@@ -116,6 +116,7 @@ func (r *resliceRun) acquireSlot(ctx context.Context, id string) (*lease.Held, e
 	if err != nil {
 		return nil, err
 	}
+
 	h, err := l.Acquire(ctx)
 	if err != nil {
 		return nil, refusalf("slot %s could not be acquired: %w", id, err)

@@ -23,8 +23,8 @@ import (
 // request to the issuer of the certificate. An OCSP response that the server staples is still
 // checked.
 //
-// The log of the driver stays off, whatever its environment variables contain: at its finest level
-// it prints documents.
+// The log of the driver stays off, even if its environment variables turn it on: at its finest
+// level it prints documents.
 func SecureMongo(opts *options.ClientOptions, t *config.TLS, log *slog.Logger, reloaded func(ok bool)) error {
 	opts.SetLoggerOptions(options.Logger().SetSink(noLog{}))
 	next, err := t.Source(log, reloaded)
@@ -85,7 +85,7 @@ func (d tlsDialer) DialContext(ctx context.Context, network, addr string) (net.C
 var errRevoked = errors.New("the server's certificate was revoked by its issuer")
 
 // verifyNotRevoked returns an error if the server staples a response of the issuer's OCSP responder
-// to its certificate, and the response says that the certificate is revoked.
+// to its certificate, and the certificate is revoked according to the response.
 func verifyNotRevoked(s tls.ConnectionState) error {
 	if len(s.OCSPResponse) == 0 || len(s.VerifiedChains) == 0 || len(s.VerifiedChains[0]) < 2 {
 		return nil

@@ -148,8 +148,8 @@ func (s *state) Report() *health.Report {
 	return s.report
 }
 
-// Ready implements probes.Health. A standby is ready: it can take over. The process is not ready
-// if a problem lasts longer than the readiness time, or if only a person can fix it.
+// Ready implements probes.Health. A standby is ready: it can take over. The process is not ready if
+// a problem lasts longer than the readiness time, or if only a person can fix it.
 func (s *state) Ready() (ok bool, role string, reasons []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

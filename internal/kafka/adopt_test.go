@@ -238,7 +238,9 @@ func TestTopicThatCannotBeCreatedSaysWhy(t *testing.T) {
 	bad := topic + "/no"
 	r.send(t, rec(bad, "k", "1"))
 	until(t, "an impossible name is told", func() bool {
-		return slices.ContainsFunc(r.State(), func(b Blocked) bool { return b.Topic == bad && strings.Contains(b.Reason, "does not allow the topic name") })
+		return slices.ContainsFunc(r.State(), func(b Blocked) bool {
+			return b.Topic == bad && strings.Contains(b.Reason, "does not allow the topic name")
+		})
 	})
 }
 

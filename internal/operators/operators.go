@@ -19,8 +19,8 @@ import (
 	"github.com/outrelay/outrelay/internal/probes"
 )
 
-// Server serves the operator's page and API of one deployment. It has a connection of its own,
-// so that no request delays the lease or the stream. It works in a process with or without a relay.
+// Server serves the operators' page and API of one deployment. It has its own connection, so that
+// no request delays the lease or the stream. It works in a process with or without a relay.
 type Server struct {
 	server     *probes.Server
 	deployment *admin.Deployment
@@ -28,8 +28,8 @@ type Server struct {
 }
 
 // New binds http.admin.listen. cfg.HTTP.Admin must be set. It does not connect to MongoDB yet, and
-// serves nothing before Run. m counts refused logins and renewed certificates; it may be nil. The
-// caller must call Run or Close.
+// serves nothing before Run. The caller must call Run or Close. m counts refused logins and renewed
+// certificates. It may be nil.
 func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
 	a := cfg.HTTP.Admin
 	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
@@ -117,17 +117,18 @@ func accessConfig(a *config.Admin) httpapi.Access {
 	return out
 }
 
-// Option makes a relay serve the operators' page and API where http.admin is set.
+// Option makes a relay serve the operators' page and API if http.admin is set.
 func Option() app.Option {
-	return app.WithOperators(func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (app.Listener, error) {
+	build := func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (app.Listener, error) {
 		return New(cfg, version, log, m)
-	})
+	}
+	return app.WithOperators(build)
 }
 
 // Addr returns the address that the server listens on, with the actual port.
 func (o *Server) Addr() string { return o.server.Addr() }
 
-// Close frees the listener and the connection of a Server that is never run.
+// Close closes a server that is never run.
 func (o *Server) Close() error {
 	o.disconnect()
 	return o.server.Close()
