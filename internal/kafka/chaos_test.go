@@ -19,7 +19,8 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// flaky cuts connections: before a request arrived whole, or after it arrived and before its answer did.
+// flaky cuts connections: before the whole request has arrived, or between the request and its
+// response.
 type flaky struct {
 	net.Conn
 	on *atomic.Bool
@@ -56,14 +57,15 @@ func flakyDial(on *atomic.Bool) func(context.Context, string, string) (net.Conn,
 	}
 }
 
-// TestChaos cuts connections, loses answers, lets requests run after their time-out, refuses at random and moves leaders
-// all the time. Nothing is lost, nothing stands twice, and each key is in order.
+// TestChaos: connections are cut, responses are lost, requests run after their timeout, brokers
+// respond with random errors, and leaders move. No record is lost or sent twice, and each key is in
+// order.
 func TestChaos(t *testing.T) {
 	t.Parallel()
 	const keys, each, partitions = 100, 60, 12
 	var on atomic.Bool
 	timeout := 250 * time.Millisecond
-	kc, brokers := fake(t, kfake.NumBrokers(3), kfake.SeedTopics(partitions, "a"), kfake.SleepOutOfOrder())
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(3), kfake.SeedTopics(partitions, "a"), kfake.SleepOutOfOrder())
 	kc.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
 		kc.KeepControl()
 		if on.Load() && rand.IntN(100) < 2 {
@@ -72,10 +74,18 @@ func TestChaos(t *testing.T) {
 		}
 		return nil, nil, false
 	})
-	for _, e := range []*kerr.Error{kerr.RequestTimedOut, kerr.NotEnoughReplicasAfterAppend, kerr.NotEnoughReplicas, kerr.NotLeaderForPartition} {
-		kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: e, Count: -1, When: func(kmsg.Request) bool { return on.Load() && rand.IntN(100) < 2 }})
+	sometimes := func(kmsg.Request) bool { return on.Load() && rand.IntN(100) < 2 }
+	for _, e := range []*kerr.Error{
+		kerr.RequestTimedOut,
+		kerr.NotEnoughReplicasAfterAppend,
+		kerr.NotEnoughReplicas,
+		kerr.NotLeaderForPartition,
+	} {
+		kc.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Err: e, Count: -1, When: sometimes})
 	}
-	r := open(t, setUp{cfg: Config{Brokers: brokers, RequestTimeout: timeout, MaxBatchBytes: 2000, Dial: flakyDial(&on)}})
+
+	cfg := Config{Brokers: brokers, RequestTimeout: timeout, MaxBatchBytes: 2000, Dial: flakyDial(&on)}
+	r := openSink(t, sinkOptions{cfg: cfg})
 	on.Store(true)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
@@ -91,11 +101,12 @@ func TestChaos(t *testing.T) {
 			}
 		}
 	})
+
 	pace := time.NewTicker(15 * time.Millisecond)
 	defer pace.Stop()
 	for i := range each {
 		for k := range keys {
-			r.send(t, rec("a", fmt.Sprint("key", k), fmt.Sprintf("key%d/%d", k, i)))
+			r.send(t, newRecord("a", fmt.Sprint("key", k), fmt.Sprintf("key%d/%d", k, i)))
 			if k%16 == 0 {
 				r.Flush()
 			}
@@ -103,50 +114,55 @@ func TestChaos(t *testing.T) {
 		r.Flush()
 		<-pace.C
 	}
-	r.acks.resolved(keys * each)
+	r.acks.waitResolved(keys * each)
+
 	on.Store(false)
 	close(stop)
 	wg.Wait()
-	log := read(t, brokers, "a")
-	inOrder(t, log, keys, each)
-	// Each ack names the place where the record stands.
-	stands := map[place]string{}
+	log := readTopic(t, brokers, "a")
+	requireInOrder(t, log, keys, each)
+
+	// Each ack has the offset of its record.
+	valueAt := map[place]string{}
 	for _, list := range log {
 		for _, g := range list {
-			stands[place{record.TopicPartition{Topic: "a", Partition: g.Partition}, g.Offset}] = string(g.Value)
+			valueAt[place{record.TopicPartition{Topic: "a", Partition: g.Partition}, g.Offset}] = string(g.Value)
 		}
 	}
 	for k, at := range r.acks.acked {
-		if want := fmt.Sprintf("key%d/%d", int(k)%keys, int(k)/keys); stands[at] != want {
-			t.Fatalf("ticket %d was acked at %v, where %q stands instead of %q", k, at, stands[at], want)
+		if want := fmt.Sprintf("key%d/%d", int(k)%keys, int(k)/keys); valueAt[at] != want {
+			t.Fatalf("ticket %d was acked at %v, which contains %q, want %q", k, at, valueAt[at], want)
 		}
 	}
 }
 
+// TestLeaderMoveIsFollowedAtOnce: the sink does not wait for the regular metadata request.
 func TestLeaderMoveIsFollowedAtOnce(t *testing.T) {
 	t.Parallel()
-	kc, brokers := fake(t, kfake.NumBrokers(2), kfake.SeedTopics(1, "a"))
-	r := open(t, onFake(brokers...))
-	r.send(t, rec("a", "k", "k/0"))
-	r.acks.resolved(1)
-	mostly(t, r, metadataEvery/5, func(int) {
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(2), kfake.SeedTopics(1, "a"))
+	r := openSink(t, fakeOptions(brokers...))
+	r.send(t, newRecord("a", "k", "k/0"))
+	r.acks.waitResolved(1)
+
+	requireMostlyWithin(t, r, metadataEvery/5, func(int) {
 		if err := kc.MoveTopicPartition("a", 0, 1-kc.LeaderFor("a", 0)); err != nil {
 			t.Fatal(err)
 		}
 	})
-	inOrder(t, read(t, brokers, "a"), 1, 6)
+	requireInOrder(t, readTopic(t, brokers, "a"), 1, 6)
 }
 
-// TestHangingLeaderIsLeftWhenItMoves: a request is in flight to a broker that hangs; once the leader is another one, the
-// same bytes go there without waiting for the time-out.
+// TestHangingLeaderIsLeftWhenItMoves: a request is in flight to a broker that hangs. When the
+// leader moves, the same bytes go to the new leader before the timeout of the request.
 func TestHangingLeaderIsLeftWhenItMoves(t *testing.T) {
 	t.Parallel()
-	kc, brokers := fake(t, kfake.NumBrokers(2), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
-	u := onFake(brokers...)
-	u.cfg.RequestTimeout = 2 * patient
-	r := open(t, u)
-	r.send(t, rec("a", "k", "k/0"))
-	r.acks.resolved(1)
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(2), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
+	u := fakeOptions(brokers...)
+	u.cfg.RequestTimeout = 2 * testTimeout
+	r := openSink(t, u)
+	r.send(t, newRecord("a", "k", "k/0"))
+	r.acks.waitResolved(1)
+
 	release, hangs := make(chan struct{}), make(chan struct{})
 	var first atomic.Bool
 	kc.ControlKey(int16(kmsg.Produce), func(kmsg.Request) (kmsg.Response, error, bool) {
@@ -160,81 +176,99 @@ func TestHangingLeaderIsLeftWhenItMoves(t *testing.T) {
 		}
 		return nil, nil, false
 	})
-	r.send(t, rec("a", "k", "k/1"))
+
+	r.send(t, newRecord("a", "k", "k/1"))
 	r.Flush()
 	<-hangs
 	if err := kc.MoveTopicPartition("a", 0, 1-kc.LeaderFor("a", 0)); err != nil {
 		t.Fatal(err)
 	}
-	r.acks.resolved(2) // long before the request is given up
+	r.acks.waitResolved(2) // long before the timeout of the request
+
 	close(release)
-	inOrder(t, read(t, brokers, "a"), 1, 2)
+	requireInOrder(t, readTopic(t, brokers, "a"), 1, 2)
 }
 
+// TestN04_SelfMoveGoesOnWithTheNextGeneration: after a move, the next sink uses the next
+// generation, and reads back the batch whose outcome is unknown.
 func TestN04_SelfMoveGoesOnWithTheNextGeneration(t *testing.T) {
 	t.Parallel()
-	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(3, "a"))
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(3, "a"))
 	txid := "outrelay.test." + stacktest.Name(t)
-	first := onFake(brokers...)
+	first := fakeOptions(brokers...)
 	first.txid = txid
-	r := open(t, first)
+	r := openSink(t, first)
 	each := func(from, to int) {
 		for i := from; i < to; i++ {
 			for p := range int32(3) {
-				x := rec("a", fmt.Sprint("k", p), fmt.Sprintf("k%d/%d", p, i))
+				x := newRecord("a", fmt.Sprint("k", p), fmt.Sprintf("k%d/%d", p, i))
 				x.Partition = p
 				r.send(t, x)
 			}
 		}
 		r.Flush()
 	}
+
 	each(0, 5)
-	r.acks.resolved(15)
-	// Partition 1 says that it may have appended, and never whether it has: its batch is read back under the new identity.
+	r.acks.waitResolved(15)
+
+	// The outcome of the batch for partition 1 stays unknown: it is read back under the new
+	// identity. Partition 2 certainly does not append.
 	var lost atomic.Bool
 	lost.Store(true)
-	kc.Fault(
-		kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Partitions: []int32{1}, Err: kerr.NotEnoughReplicasAfterAppend, Count: -1, When: func(kmsg.Request) bool { return lost.Load() }},
-		kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: "a", Partitions: []int32{2}, Err: kerr.TopicAuthorizationFailed, Count: -1, When: func(kmsg.Request) bool { return lost.Load() }},
-	)
+	for p, e := range map[int32]*kerr.Error{1: kerr.NotEnoughReplicasAfterAppend, 2: kerr.TopicAuthorizationFailed} {
+		kc.Fault(kfake.Fault{
+			Keys:       []kmsg.Key{kmsg.Produce},
+			Topic:      "a",
+			Partitions: []int32{p},
+			Err:        e,
+			Count:      -1,
+			When:       func(kmsg.Request) bool { return lost.Load() },
+		})
+	}
 	each(5, 10)
-	until(t, "both are stuck", func() bool {
+	waitUntil(t, "both are stuck", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		q := r.topics["a"].partitions[1].queue
 		return len(q) > 0 && q[0].maybeAppended && r.topics["a"].partitions[2].tries > 0
 	})
+
 	before := r.session.Generation()
-	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	if err := r.moveToNextGeneration(ctx); err != nil {
 		t.Fatal(err)
 	}
 	senders, _ := r.claims.document()
-	if last := senders[len(senders)-1]; r.session.Generation() != before+1 || last.Generation != before+1 || last.ID == r.producer.ID {
-		t.Fatalf("generation %d after %d; saved %+v, sent as %+v", r.session.Generation(), before, last, r.producer)
+	last, generation := senders[len(senders)-1], r.session.Generation()
+	if generation != before+1 || last.Generation != before+1 || last.ID == r.producer.ID {
+		t.Fatalf("generation %d, want %d; saved sender %+v, want another id than %+v", generation, before+1, last, r.producer)
 	}
 	if left := senders[len(senders)-2]; len(left.Open) != 1 || left.Open[0].Partition != 1 || left.ID != r.producer.ID {
-		t.Fatalf("the id that was left is saved as %+v, want open in the partition in doubt", left)
+		t.Fatalf("the old id is saved as %+v, want it open in partition 1", left)
 	}
+
 	_ = r.kill()
 	lost.Store(false)
-	u := onFake(brokers...)
+	u := fakeOptions(brokers...)
 	u.txid, u.claims = txid, r.claims
-	next := open(t, u)
+	next := openSink(t, u)
 	if got := next.session.Generation(); got != before+1 {
 		t.Fatalf("the next sink has generation %d, want %d", got, before+1)
 	}
+
 	r = next
 	each(0, 12)
-	r.acks.resolved(36)
-	inOrder(t, read(t, brokers, "a"), 3, 12)
+	r.acks.waitResolved(36)
+	requireInOrder(t, readTopic(t, brokers, "a"), 3, 12)
 }
 
-// A cluster whose answers are late is one that works: the last broker that there is to ask has the time that it takes.
+// TestMetadataOfASlowClusterIsWaitedFor: a slow cluster still works, so the last broker that can
+// respond gets more time.
 func TestMetadataOfASlowClusterIsWaitedFor(t *testing.T) {
 	t.Parallel()
-	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
 	c, err := NewClient(Config{Brokers: brokers})
 	if err != nil {
 		t.Fatal(err)
@@ -250,8 +284,9 @@ func TestMetadataOfASlowClusterIsWaitedFor(t *testing.T) {
 		})
 		return nil, nil, false
 	})
+
 	l, err := c.Metadata(t.Context(), []string{"a"})
 	if err != nil || len(l.Topics["a"].Partitions) != 1 {
-		t.Errorf("%+v, %v", l, err)
+		t.Errorf("layout %+v, error %v, want one partition of topic a", l, err)
 	}
 }

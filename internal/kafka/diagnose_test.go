@@ -22,16 +22,21 @@ import (
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
 )
 
-// certificate is one for 127.0.0.1, and the pool that trusts it.
-func certificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
+// newCertificate returns a certificate for 127.0.0.1, and a pool that trusts it.
+func newCertificate(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	tmpl := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "broker"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+		SerialNumber:          big.NewInt(1),
+		Subject:               pkix.Name{CommonName: "broker"},
+		NotBefore:             time.Now().Add(-time.Hour),
+		NotAfter:              time.Now().Add(time.Hour),
+		IPAddresses:           []net.IP{net.IPv4(127, 0, 0, 1)},
+		IsCA:                  true,
+		BasicConstraintsValid: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &key.PublicKey, key)
 	if err != nil {
@@ -52,52 +57,73 @@ func login(mechanism, user, password string) *SASL {
 	return &SASL{Mechanism: mechanism, User: user, Password: func() (string, error) { return password, nil }}
 }
 
-func problemOf(t *testing.T, cfg Config, patience time.Duration) *Diagnosis {
+// diagnose returns the only problem of a configuration, and checks that its diagnosis is complete
+// and has no secret.
+func diagnose(t *testing.T, cfg Config, patience time.Duration) *Diagnosis {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 2*patient)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*testTimeout)
 	defer cancel()
 	c := newClient(t, cfg)
 	c.patience = patience
 	err := c.Diagnose(ctx)
 	d, ok := errors.AsType[*Diagnosis](err)
 	if !ok {
-		t.Fatalf("no diagnosis: %v", err)
+		t.Fatalf("got error %v, want a diagnosis", err)
 	}
 	if strings.Contains(err.Error(), secret) {
 		t.Fatalf("the password is in the message: %v", err)
 	}
 	if d.Fix == "" || d.Text == "" || d.Tried == "" || d.Broker == "" || d.Err == nil {
-		t.Errorf("half a diagnosis: %+v", d)
+		t.Errorf("incomplete diagnosis: %+v", d)
 	}
 	return d
 }
 
+// TestTLSAndSASLWork: the sink sends over TLS with each SASL mechanism.
 func TestTLSAndSASLWork(t *testing.T) {
 	t.Parallel()
-	cert, pool := certificate(t)
-	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(),
-		kfake.Superuser("PLAIN", "u", secret), kfake.Superuser("SCRAM-SHA-256", "u", secret), kfake.Superuser("SCRAM-SHA-512", "u", secret))
+	cert, pool := newCertificate(t)
+	_, brokers := newFakeCluster(t,
+		kfake.NumBrokers(1),
+		kfake.SeedTopics(1, "a"),
+		kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}),
+		kfake.EnableSASL(),
+		kfake.Superuser("PLAIN", "u", secret),
+		kfake.Superuser("SCRAM-SHA-256", "u", secret),
+		kfake.Superuser("SCRAM-SHA-512", "u", secret))
 	for _, mechanism := range []string{"plain", "scram-sha-256", "SCRAM-SHA-512"} {
 		t.Run(mechanism, func(t *testing.T) {
 			t.Parallel()
-			cfg := Config{Brokers: brokers, TLS: &tls.Config{RootCAs: pool}, SASL: login(mechanism, "u", secret), MaxBatchBytes: 3000}
+			cfg := Config{
+				Brokers:       brokers,
+				TLS:           &tls.Config{RootCAs: pool},
+				SASL:          login(mechanism, "u", secret),
+				MaxBatchBytes: 3000,
+			}
 			if err := newClient(t, cfg).Diagnose(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			r := open(t, setUp{cfg: cfg})
+
+			r := openSink(t, sinkOptions{cfg: cfg})
 			for range 300 { // small and large writes over TLS
-				r.send(t, rec("a", "k", strings.Repeat("x", 1000)))
+				r.send(t, newRecord("a", "k", strings.Repeat("x", 1000)))
 			}
 			r.Flush()
-			r.acks.resolved(300)
+			r.acks.waitResolved(300)
 		})
 	}
 }
 
+// TestDiagnosis: each common mistake in the configuration of a connection has its problem and its
+// fix.
 func TestDiagnosis(t *testing.T) {
 	t.Parallel()
-	cert, pool := certificate(t)
-	_, secure := fake(t, kfake.NumBrokers(1), kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}), kfake.EnableSASL(), kfake.Superuser("SCRAM-SHA-512", "u", secret))
+	cert, pool := newCertificate(t)
+	_, secure := newFakeCluster(t,
+		kfake.NumBrokers(1),
+		kfake.TLS(&tls.Config{Certificates: []tls.Certificate{cert}}),
+		kfake.EnableSASL(),
+		kfake.Superuser("SCRAM-SHA-512", "u", secret))
 	plain := stacktest.Brokers(t)
 	trusted := &tls.Config{RootCAs: pool}
 	good := login("SCRAM-SHA-512", "u", secret)
@@ -125,24 +151,26 @@ func TestDiagnosis(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			patience := patient / 2
+			patience := testTimeout / 2
 			if c.fix == "hang" {
-				patience = 0 // it is told by the default
+				patience = 0 // the default timeout ends the attempt
 			}
-			if d := problemOf(t, c.cfg, patience); d.Problem != c.want || !strings.Contains(d.Error(), c.fix) {
+			if d := diagnose(t, c.cfg, patience); d.Problem != c.want || !strings.Contains(d.Error(), c.fix) {
 				t.Errorf("problem %s, want %s: %v (%v)", d.Problem, c.want, d, d.Err)
 			}
 		})
 	}
 }
 
-// listen accepts connections until the test ends.
+// listen accepts connections until the test ends, and calls serve with each of them. It returns its
+// address.
 func listen(t *testing.T, serve func(net.Conn)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -166,9 +194,11 @@ func listen(t *testing.T, serve func(net.Conn)) string {
 	return l.Addr().String()
 }
 
+// TestDiagnosisOfAdvertisedListeners: the broker responds, but its advertised address cannot be
+// reached.
 func TestDiagnosisOfAdvertisedListeners(t *testing.T) {
 	t.Parallel()
-	kc, brokers := fake(t, kfake.NumBrokers(1))
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1))
 	kc.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		kc.KeepControl()
 		resp := req.ResponseKind().(*kmsg.MetadataResponse)
@@ -177,36 +207,50 @@ func TestDiagnosisOfAdvertisedListeners(t *testing.T) {
 		resp.Brokers = append(resp.Brokers, b)
 		return resp, nil, true
 	})
-	if d := problemOf(t, Config{Brokers: brokers}, patient/2); d.Problem != ProblemAdvertised || !strings.Contains(d.Error(), "advertised.listeners") || d.Broker != "127.0.0.1:1" {
-		t.Errorf("%v", d)
+
+	d := diagnose(t, Config{Brokers: brokers}, testTimeout/2)
+	named := d.Broker == "127.0.0.1:1" && strings.Contains(d.Error(), "advertised.listeners")
+	if d.Problem != ProblemAdvertised || !named {
+		t.Errorf("diagnosis of %s: %v, want %s of 127.0.0.1:1", d.Broker, d, ProblemAdvertised)
 	}
 }
 
+// TestDiagnosisAsksForTheOfferedMechanism: the fix names the mechanisms that the listener offers.
 func TestDiagnosisAsksForTheOfferedMechanism(t *testing.T) {
 	t.Parallel()
-	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.EnableSASL(), kfake.Superuser("PLAIN", "u", secret))
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.EnableSASL(), kfake.Superuser("PLAIN", "u", secret))
 	kc.ControlKey(int16(kmsg.SASLHandshake), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		resp := req.ResponseKind().(*kmsg.SASLHandshakeResponse)
 		resp.ErrorCode, resp.SupportedMechanisms = kerr.UnsupportedSaslMechanism.Code, []string{"PLAIN", "GSSAPI"}
 		return resp, nil, true
 	})
-	if d := problemOf(t, Config{Brokers: brokers, SASL: login("SCRAM-SHA-256", "u", secret)}, patient/2); d.Problem != ProblemMechanism || !strings.Contains(d.Error(), "PLAIN, GSSAPI") {
-		t.Errorf("%v", d)
+
+	d := diagnose(t, Config{Brokers: brokers, SASL: login("SCRAM-SHA-256", "u", secret)}, testTimeout/2)
+	if d.Problem != ProblemMechanism || !strings.Contains(d.Error(), "PLAIN, GSSAPI") {
+		t.Errorf("diagnosis %v, want %s with PLAIN, GSSAPI", d, ProblemMechanism)
 	}
 }
 
+// TestConfigSaysAllThatIsWrong: the error of an invalid configuration names all mistakes.
 func TestConfigSaysAllThatIsWrong(t *testing.T) {
 	t.Parallel()
-	_, err := NewClient(Config{Brokers: []string{"no-port"}, Compression: "brotli", SASL: &SASL{Mechanism: "GSSAPI"}, Lanes: -1})
+	_, err := NewClient(Config{
+		Brokers:     []string{"no-port"},
+		Compression: "brotli",
+		SASL:        &SASL{Mechanism: "GSSAPI"},
+		Lanes:       -1,
+	})
 	if err == nil {
-		t.Fatal("a wrong configuration is taken")
+		t.Fatal("NewClient accepts an invalid configuration")
 	}
+
 	for _, part := range []string{"no-port", "brotli", "GSSAPI", "password", "negative"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is missing in: %v", part, err)
 		}
 	}
+
 	if _, err := NewClient(Config{}); err == nil || !strings.Contains(err.Error(), "no brokers") {
-		t.Errorf("no brokers: %v", err)
+		t.Errorf("without brokers, got error %v", err)
 	}
 }

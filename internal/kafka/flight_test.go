@@ -11,15 +11,16 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// requests watches the produce requests of a fake cluster: how many records each brought, and how many were under way at
-// once. The first one is answered when gate is closed.
+// requests counts the produce requests of a fake cluster: the records of each, and the requests in
+// flight at the same time.
 type requests struct {
-	mu      sync.Mutex
-	records []int
-	under   int
-	most    int
+	mu       sync.Mutex
+	records  []int
+	inFlight int
+	most     int
 }
 
+// watch counts the requests of c. The cluster responds to the first request when gate is closed.
 func (q *requests) watch(c *kfake.Cluster, gate <-chan struct{}, first chan<- struct{}) {
 	c.ControlKey(int16(kmsg.Produce), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		c.KeepControl()
@@ -31,8 +32,8 @@ func (q *requests) watch(c *kfake.Cluster, gate <-chan struct{}, first chan<- st
 		}
 		q.mu.Lock()
 		q.records = append(q.records, n)
-		q.under++
-		q.most = max(q.most, q.under)
+		q.inFlight++
+		q.most = max(q.most, q.inFlight)
 		hold := len(q.records) == 1
 		q.mu.Unlock()
 		if hold {
@@ -40,50 +41,57 @@ func (q *requests) watch(c *kfake.Cluster, gate <-chan struct{}, first chan<- st
 			c.SleepControl(func() { <-gate })
 		}
 		q.mu.Lock()
-		q.under--
+		q.inFlight--
 		q.mu.Unlock()
 		return nil, nil, false
 	})
 }
 
-// gathered sends one record, then many while its request is under way, and returns the requests that the cluster saw.
-func gathered(t *testing.T) *requests {
+// sendDuringRequest sends one record, then many while its request is in flight. It returns the
+// requests that the cluster has received.
+func sendDuringRequest(t *testing.T) *requests {
 	t.Helper()
-	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"), kfake.SleepOutOfOrder())
 	q, gate, first := &requests{}, make(chan struct{}), make(chan struct{})
 	q.watch(kc, gate, first)
-	u := onFake(brokers...)
-	u.cfg.RequestTimeout = patient // a request that is given up is sent again, beside the one that hangs
-	r := open(t, u)
-	r.send(t, rec("a", "k", "k/0"))
+
+	u := fakeOptions(brokers...)
+	// A request that times out would be sent again while the first one still hangs.
+	u.cfg.RequestTimeout = testTimeout
+	r := openSink(t, u)
+	r.send(t, newRecord("a", "k", "k/0"))
 	r.Flush()
 	select {
 	case <-first:
-	case <-time.After(patient):
-		t.Fatal("no request arrives")
+	case <-time.After(testTimeout):
+		t.Fatal("no request has arrived")
 	}
+
 	for i := 1; i < 100; i++ {
-		r.send(t, rec("a", "k", fmt.Sprintf("k/%d", i)))
+		r.send(t, newRecord("a", "k", fmt.Sprintf("k/%d", i)))
 		r.Flush()
 	}
 	close(gate)
-	r.acks.resolved(100)
-	inOrder(t, read(t, brokers, "a"), 1, 100)
+	r.acks.waitResolved(100)
+	requireInOrder(t, readTopic(t, brokers, "a"), 1, 100)
 	return q
 }
 
+// TestOneBatchInFlightPerPartition: a partition has at most one request in flight.
 func TestOneBatchInFlightPerPartition(t *testing.T) {
 	t.Parallel()
-	q := gathered(t)
+	q := sendDuringRequest(t)
 	if q.most != 1 {
-		t.Fatalf("%d requests to one partition were under way at once, want one", q.most)
+		t.Fatalf("%d requests to one partition were in flight at the same time, want one", q.most)
 	}
 }
 
+// TestBatchesGrowWithLoad: all records that gather during a request go into the next one, without
+// linger.
 func TestBatchesGrowWithLoad(t *testing.T) {
 	t.Parallel()
-	q := gathered(t)
+	q := sendDuringRequest(t)
 	if len(q.records) != 2 || q.records[0] != 1 || q.records[1] != 99 {
-		t.Fatalf("requests of %v records: what gathers while one is under way goes into the next, without a linger", q.records)
+		t.Fatalf("requests of %v records, want 1 and 99", q.records)
 	}
 }

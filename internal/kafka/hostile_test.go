@@ -11,7 +11,8 @@ import (
 	"github.com/outrelay/outrelay/internal/kafka/reply"
 )
 
-// Whatever listens at a configured address, the relay stays alive, and its error names the address.
+// TestBrokerThatLiesAboutLengthsIsNamed: any server may listen at a configured address. The relay
+// stays alive, and its error names the address.
 func TestBrokerThatLiesAboutLengthsIsNamed(t *testing.T) {
 	t.Parallel()
 	for name, addr := range map[string]string{
@@ -22,22 +23,22 @@ func TestBrokerThatLiesAboutLengthsIsNamed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := newClient(t, Config{Brokers: []string{addr}})
-			named := func(err error) {
+			requireNamed := func(err error) {
 				t.Helper()
 				if !errors.Is(err, reply.ErrNotKafka) || !strings.Contains(err.Error(), addr) {
-					t.Errorf("%v", err)
+					t.Errorf("got error %v, want ErrNotKafka with the address", err)
 				}
 			}
 			_, err := c.Metadata(t.Context(), []string{"a"})
-			named(err)
-			named(c.Diagnose(t.Context()))
+			requireNamed(err)
+			requireNamed(c.Diagnose(t.Context()))
 			_, err = c.fence.Health(t.Context(), []string{"a"})
-			named(err)
+			requireNamed(err)
 
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()
 			if _, err := Open(ctx, c, TakeOver{TransactionalID: "x"}, &claims{}, newLedger(t)); err == nil {
-				t.Error("a take-over without Kafka")
+				t.Error("a take-over succeeded without Kafka")
 			}
 		})
 	}

@@ -24,27 +24,29 @@ import (
 
 func TestMain(m *testing.M) {
 	stacktest.Wide(4)
-	// The fake cluster leaves a goroutine behind when a control function of its slept while the cluster was closed.
+	// The fake cluster leaks a goroutine if it is closed while one of its control functions sleeps.
 	fake := goleak.IgnoreAnyFunction("github.com/twmb/franz-go/pkg/kfake.(*Cluster).runControl.func1")
 	goleak.VerifyTestMain(stacktest.Settled(m, func(...goleak.Option) error { return goleak.Find(fake) }), fake)
 }
 
-// patient is how long tests wait for a slow machine: for what happens soon, or never.
-const patient = time.Minute
+// testTimeout is how long tests wait for an event that happens soon unless the test fails. It is long
+// because the machine may be slow.
+const testTimeout = time.Minute
 
-// place is where a record stands.
+// place is the offset of a record in its partition.
 type place struct {
 	tp  record.TopicPartition
 	off int64
 }
 
-// refusal is the fate of a record that is at fault itself.
+// refusal is the outcome of a record that is at fault itself.
 type refusal struct {
 	*record.Refusal
 	ID, NS []byte
 }
 
-// ledger is the dispatcher of a test: it counts that each ticket is answered exactly once. As a Holder it holds nothing.
+// ledger is the dispatcher of a test. It checks that each ticket is acked or refused exactly once.
+// As a Holder it holds nothing.
 type ledger struct {
 	tb      testing.TB
 	recycle func([]record.Ticket)
@@ -60,12 +62,17 @@ type ledger struct {
 
 func newLedger(tb testing.TB) *ledger {
 	return &ledger{
-		tb: tb, acked: map[record.Ticket]place{}, refused: map[record.Ticket]*refusal{},
-		restored: map[record.TopicPartition][]int64{}, idle: map[record.TopicPartition]int64{}, changed: make(chan struct{}),
+		tb:       tb,
+		acked:    map[record.Ticket]place{},
+		refused:  map[record.Ticket]*refusal{},
+		restored: map[record.TopicPartition][]int64{},
+		idle:     map[record.TopicPartition]int64{},
+		changed:  make(chan struct{}),
 	}
 }
 
-func (l *ledger) change() {
+// signalLocked wakes waitUntil.
+func (l *ledger) signalLocked() {
 	close(l.changed)
 	l.changed = make(chan struct{})
 }
@@ -79,11 +86,12 @@ func (l *ledger) Acked(tp record.TopicPartition, base int64, tickets []record.Ti
 		}
 		l.acked[t] = place{tp, base + int64(i)}
 	}
+
 	l.bytes -= bytes
 	if l.recycle != nil {
 		l.recycle(tickets)
 	}
-	l.change()
+	l.signalLocked()
 }
 
 func (l *ledger) Withdrawn(list []record.Withdrawn) {
@@ -97,13 +105,14 @@ func (l *ledger) Withdrawn(list []record.Withdrawn) {
 			l.tb.Errorf("ticket %d was given back: %v", w.Ticket, w.Held)
 			continue
 		}
+
 		if _, twice := l.refused[w.Ticket]; twice {
 			l.tb.Errorf("ticket %d was refused twice", w.Ticket)
 		}
 		l.refused[w.Ticket] = &refusal{w.Why, w.ID, w.NS}
 		l.bytes -= w.Bytes
 	}
-	l.change()
+	l.signalLocked()
 }
 
 func (*ledger) Closed(*record.Record, bool) error    { return nil }
@@ -115,18 +124,18 @@ func (l *ledger) Restore(tp record.TopicPartition, offset int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.restored[tp] = append(l.restored[tp], offset)
-	l.change()
+	l.signalLocked()
 }
 
 func (l *ledger) Idle(tp record.TopicPartition, offset int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.idle[tp] = offset
-	l.change()
+	l.signalLocked()
 }
 
-// until waits for a condition of the ledger, which is locked while ok looks at it.
-func (l *ledger) until(d time.Duration, what string, ok func() bool) {
+// waitUntil waits until ok returns true. It calls ok with the lock of the ledger.
+func (l *ledger) waitUntil(d time.Duration, condition string, ok func() bool) {
 	l.tb.Helper()
 	deadline := time.NewTimer(d)
 	defer deadline.Stop()
@@ -138,21 +147,26 @@ func (l *ledger) until(d time.Duration, what string, ok func() bool) {
 		if done {
 			return
 		}
+
 		select {
 		case <-changed:
 		case <-deadline.C:
-			l.tb.Fatalf("%s: not within %s (%d acked, %d refused)", what, d, acked, refused)
+			l.tb.Fatalf("%s: not within %s (%d acked, %d refused)", condition, d, acked, refused)
 		}
 	}
 }
 
-func (l *ledger) resolved(n int) {
+// waitResolved waits until n records are acked or refused, and checks that they have released the
+// memory that they had reserved.
+func (l *ledger) waitResolved(n int) {
 	l.tb.Helper()
-	l.until(patient, fmt.Sprintf("%d answers", n), func() bool { return len(l.acked)+len(l.refused) == n })
+	condition := fmt.Sprintf("%d records are acked or refused", n)
+	l.waitUntil(testTimeout, condition, func() bool { return len(l.acked)+len(l.refused) == n })
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.bytes != 0 {
-		l.tb.Errorf("%d bytes of the budget are lost", l.bytes)
+		l.tb.Errorf("%d bytes stay reserved, want 0", l.bytes)
 	}
 }
 
@@ -161,7 +175,7 @@ type claims struct {
 	mu      sync.Mutex
 	senders []record.Sender
 	offsets map[string][]int64
-	asked   int // calls of Save
+	saves   int // calls of Save
 	fail    error
 	saved   func(offsets map[string][]int64)
 }
@@ -169,7 +183,7 @@ type claims struct {
 func (c *claims) Save(_ context.Context, senders []record.Sender, offsets map[string][]int64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.asked++
+	c.saves++
 	if c.fail != nil {
 		return c.fail
 	}
@@ -179,6 +193,7 @@ func (c *claims) Save(_ context.Context, senders []record.Sender, offsets map[st
 	if c.offsets == nil {
 		c.offsets = map[string][]int64{}
 	}
+
 	for topic, list := range offsets {
 		have := c.offsets[topic]
 		for p, off := range list {
@@ -191,6 +206,7 @@ func (c *claims) Save(_ context.Context, senders []record.Sender, offsets map[st
 		}
 		c.offsets[topic] = have
 	}
+
 	if c.saved != nil {
 		c.saved(offsets)
 	}
@@ -207,8 +223,8 @@ func (c *claims) document() ([]record.Sender, map[string][]int64) {
 	return slices.Clone(c.senders), offsets
 }
 
-// rig is a sink that runs until the test ends.
-type rig struct {
+// testSink is a sink that runs until the test ends.
+type testSink struct {
 	*Sink
 	acks   *ledger
 	claims *claims
@@ -218,18 +234,18 @@ type rig struct {
 	next   record.Ticket
 }
 
-type setUp struct {
+type sinkOptions struct {
 	cfg    Config
 	txid   string
 	claims *claims
 	gate   func() bool
 	noRun  bool
 	holder record.Holder // nil: the ledger, and nothing is parked
-	acks   *ledger       // of the sink before
-	every  time.Duration // reopenEvery, if it is not zero
+	acks   *ledger       // of the previous sink
+	every  time.Duration // reopenEvery, unless it is zero
 }
 
-func quiet() *slog.Logger { return slog.New(slog.DiscardHandler) }
+func discardLog() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func newClient(tb testing.TB, cfg Config) *Client {
 	tb.Helper()
@@ -238,22 +254,26 @@ func newClient(tb testing.TB, cfg Config) *Client {
 		cfg.Brokers = stacktest.Brokers(tb)
 	}
 	if cfg.Log == nil {
-		cfg.Log = quiet()
+		cfg.Log = discardLog()
 	}
+
 	c, err := NewClient(cfg)
 	if err != nil {
 		tb.Fatal(err)
 	}
+
+	// The shared broker may be slow, so its requests get more time.
 	if shared {
-		c.patience, c.fence.Timeout = patient/2, patient/2
+		c.patience, c.fence.Timeout = testTimeout/2, testTimeout/2
 	}
 	tb.Cleanup(c.Close)
 	return c
 }
 
-func open(tb testing.TB, u setUp) *rig {
+// openSink opens a sink and starts it, unless u.noRun is set.
+func openSink(tb testing.TB, u sinkOptions) *testSink {
 	tb.Helper()
-	r := &rig{acks: newLedger(tb), claims: u.claims, ended: make(chan error, 1)}
+	r := &testSink{acks: newLedger(tb), claims: u.claims, ended: make(chan error, 1)}
 	if r.claims == nil {
 		r.claims = &claims{}
 	}
@@ -266,6 +286,7 @@ func open(tb testing.TB, u setUp) *rig {
 	if u.gate == nil {
 		u.gate = func() bool { return true }
 	}
+
 	r.client = newClient(tb, u.cfg)
 	if u.every != 0 {
 		r.client.reopenEvery = u.every
@@ -273,14 +294,17 @@ func open(tb testing.TB, u setUp) *rig {
 	if u.txid == "" {
 		u.txid = "outrelay.test." + stacktest.Name(tb)
 	}
+
 	senders, offsets := r.claims.document()
-	ctx, cancel := context.WithTimeout(tb.Context(), patient)
+	ctx, cancel := context.WithTimeout(tb.Context(), testTimeout)
 	defer cancel()
 	var err error
-	r.Sink, err = Open(ctx, r.client, TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate, Holder: u.holder}, r.claims, r.acks)
+	to := TakeOver{TransactionalID: u.txid, Senders: senders, Offsets: offsets, Gate: u.gate, Holder: u.holder}
+	r.Sink, err = Open(ctx, r.client, to, r.claims, r.acks)
 	if err != nil {
 		tb.Fatal(err)
 	}
+
 	r.acks.recycle = r.Recycle
 	if u.noRun {
 		return r
@@ -289,7 +313,8 @@ func open(tb testing.TB, u setUp) *rig {
 	return r
 }
 
-func (r *rig) run(tb testing.TB) {
+// run starts the sink. It ends when the test ends.
+func (r *testSink) run(tb testing.TB) {
 	run, stop := context.WithCancel(context.WithoutCancel(tb.Context()))
 	r.cancel = stop
 	var wg sync.WaitGroup
@@ -301,26 +326,26 @@ func (r *rig) run(tb testing.TB) {
 	})
 }
 
-// kill ends the sink as a crash would, as far as Kafka sees it.
-func (r *rig) kill() error {
+// kill ends the sink without a graceful stop. For Kafka this looks like a crash.
+func (r *testSink) kill() error {
 	r.cancel()
 	return <-r.ended
 }
 
-// end waits for the error that ends the sink by itself.
-func (r *rig) end(tb testing.TB) error {
+// waitEnded waits until the sink ends because of an error, and returns the error.
+func (r *testSink) waitEnded(tb testing.TB) error {
 	tb.Helper()
 	select {
 	case err := <-r.ended:
 		return err
-	case <-time.After(patient):
-		tb.Fatal("the sink goes on")
+	case <-time.After(testTimeout):
+		tb.Fatal("the sink has not ended")
 		return nil
 	}
 }
 
-// send gives the next ticket to a record.
-func (r *rig) send(tb testing.TB, rec record.Record) record.Ticket {
+// send sends a record with the next ticket, and returns the ticket.
+func (r *testSink) send(tb testing.TB, rec record.Record) record.Ticket {
 	tb.Helper()
 	t := r.next
 	r.next++
@@ -333,24 +358,33 @@ func (r *rig) send(tb testing.TB, rec record.Record) record.Ticket {
 	return t
 }
 
-// rec is a record with an id.
-func rec(topic, key, value string) record.Record {
+// newRecord returns a record whose id is its value.
+func newRecord(topic, key, value string) record.Record {
 	return record.Record{
-		Topic: topic, Partition: record.AnyPartition, Key: []byte(key), Value: []byte(value), TimeMS: time.Now().UnixMilli(),
-		Headers: []record.Header{{Key: []byte("id"), Value: []byte(value)}},
+		Topic:     topic,
+		Partition: record.AnyPartition,
+		Key:       []byte(key),
+		Value:     []byte(value),
+		TimeMS:    time.Now().UnixMilli(),
+		Headers:   []record.Header{{Key: []byte("id"), Value: []byte(value)}},
 	}
 }
 
-// read returns all records of a topic, by partition in their order, as another client sees them.
-func read(tb testing.TB, brokers []string, topic string) map[int32][]*kgo.Record {
+// readTopic returns all records of a topic by partition, in order, as another client reads them.
+func readTopic(tb testing.TB, brokers []string, topic string) map[int32][]*kgo.Record {
 	tb.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patient)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
-	cl, err := kgo.NewClient(kgo.SeedBrokers(brokers...), kgo.ConsumeTopics(topic), kgo.FetchMaxWait(100*time.Millisecond), kgo.KeepControlRecords())
+	cl, err := kgo.NewClient(
+		kgo.SeedBrokers(brokers...),
+		kgo.ConsumeTopics(topic),
+		kgo.FetchMaxWait(100*time.Millisecond),
+		kgo.KeepControlRecords())
 	if err != nil {
 		tb.Fatal(err)
 	}
 	defer cl.Close()
+
 	ends, err := kadm.NewClient(cl).ListEndOffsets(ctx, topic)
 	if err != nil {
 		tb.Fatal(err)
@@ -361,6 +395,7 @@ func read(tb testing.TB, brokers []string, topic string) map[int32][]*kgo.Record
 			left[o.Partition] = o.Offset
 		}
 	})
+
 	out := map[int32][]*kgo.Record{}
 	for len(left) > 0 {
 		fs := cl.PollFetches(ctx)
@@ -379,7 +414,7 @@ func read(tb testing.TB, brokers []string, topic string) map[int32][]*kgo.Record
 	return out
 }
 
-// values lists the values of all partitions, each in its order.
+// values returns the values of each partition, in order.
 func values(m map[int32][]*kgo.Record) map[int32][]string {
 	out := map[int32][]string{}
 	for p, list := range m {
@@ -390,8 +425,8 @@ func values(m map[int32][]*kgo.Record) map[int32][]string {
 	return out
 }
 
-// inOrder checks a log: each key has the values 0 to n−1, each once, in order.
-func inOrder(tb testing.TB, m map[int32][]*kgo.Record, keys, n int) {
+// requireInOrder checks that each key has the values 0 to n−1, each once, in order.
+func requireInOrder(tb testing.TB, m map[int32][]*kgo.Record, keys, n int) {
 	tb.Helper()
 	next := map[string]int{}
 	for _, p := range slices.Sorted(maps.Keys(m)) {
@@ -403,11 +438,12 @@ func inOrder(tb testing.TB, m map[int32][]*kgo.Record, keys, n int) {
 				tb.Fatal(err)
 			}
 			if i != next[k] {
-				tb.Fatalf("key %s: %d stands where %d should (partition %d, offset %d)", k, i, next[k], r.Partition, r.Offset)
+				tb.Fatalf("key %s: got value %d, want %d (partition %d, offset %d)", k, i, next[k], r.Partition, r.Offset)
 			}
 			next[k]++
 		}
 	}
+
 	if len(next) != keys {
 		tb.Fatalf("%d keys, want %d", len(next), keys)
 	}
@@ -418,8 +454,8 @@ func inOrder(tb testing.TB, m map[int32][]*kgo.Record, keys, n int) {
 	}
 }
 
-// fake is a cluster in this process, for answers that a real broker gives rarely.
-func fake(tb testing.TB, opts ...kfake.Opt) (*kfake.Cluster, []string) {
+// newFakeCluster returns a cluster in this process, for responses that a real broker gives rarely.
+func newFakeCluster(tb testing.TB, opts ...kfake.Opt) (*kfake.Cluster, []string) {
 	tb.Helper()
 	c, err := kfake.NewCluster(opts...)
 	if err != nil {
@@ -429,18 +465,21 @@ func fake(tb testing.TB, opts ...kfake.Opt) (*kfake.Cluster, []string) {
 	return c, c.ListenAddrs()
 }
 
-// grow adds partitions to a topic and waits until they have leaders.
-func grow(t *testing.T, topic string, n int) {
+// addPartitions adds partitions to a topic and waits until they have leaders.
+func addPartitions(t *testing.T, topic string, n int) {
 	t.Helper()
-	res, err := admin(t).CreatePartitions(t.Context(), &kafka.CreatePartitionsRequest{Topics: []kafka.TopicPartitionsConfig{{Name: topic, Count: int32(n)}}})
+	res, err := admin(t).CreatePartitions(t.Context(), &kafka.CreatePartitionsRequest{
+		Topics: []kafka.TopicPartitionsConfig{{Name: topic, Count: int32(n)}},
+	})
 	if err == nil {
 		err = res.Errors[topic]
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
+
 	c := newClient(t, Config{})
-	until(t, "the new partitions have leaders", func() bool {
+	waitUntil(t, "the new partitions have leaders", func() bool {
 		l, err := c.Metadata(t.Context(), []string{topic})
 		if err != nil {
 			return false
@@ -450,17 +489,17 @@ func grow(t *testing.T, topic string, n int) {
 	})
 }
 
-// until polls a condition that has no signal.
-func until(tb testing.TB, what string, ok func() bool) {
+// waitUntil polls ok until it returns true, for conditions that have no signal.
+func waitUntil(tb testing.TB, condition string, ok func() bool) {
 	tb.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(patient)
+	deadline := time.After(testTimeout)
 	for !ok() {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			tb.Fatalf("%s: not in time", what)
+			tb.Fatalf("%s: not within %s", condition, testTimeout)
 		}
 	}
 }

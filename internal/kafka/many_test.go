@@ -17,13 +17,13 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// many opens a sink that does not run, with partitions of which none has a leader.
-func many(t *testing.T, topics, partitions int) *rig {
+// openManyPartitions opens a sink that does not run, with partitions that have no leaders.
+func openManyPartitions(t *testing.T, topics, partitions int) *testSink {
 	t.Helper()
-	_, brokers := fake(t, kfake.NumBrokers(1))
-	u := onFake(brokers...)
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1))
+	u := fakeOptions(brokers...)
 	u.noRun = true
-	r := open(t, u)
+	r := openSink(t, u)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range topics {
@@ -32,11 +32,12 @@ func many(t *testing.T, topics, partitions int) *rig {
 	return r
 }
 
-// A burst has passed, then the brokers are away, and one small record waits in each of 12,000 partitions.
+// TestOpenBatchesOfManyPartitionsKeepToTheBudget: after a burst the brokers are away, and one small
+// record waits in each of 12,000 partitions.
 func TestOpenBatchesOfManyPartitionsKeepToTheBudget(t *testing.T) {
 	t.Parallel()
 	const topics, partitions = 2000, 6
-	r := many(t, topics, partitions)
+	r := openManyPartitions(t, topics, partitions)
 	r.mu.Lock()
 	for _, top := range r.topics {
 		for _, p := range top.partitions {
@@ -44,13 +45,15 @@ func TestOpenBatchesOfManyPartitionsKeepToTheBudget(t *testing.T) {
 		}
 	}
 	r.mu.Unlock()
-	x := rec("", "k", string(make([]byte, 250)))
+
+	x := newRecord("", "k", string(make([]byte, 250)))
 	for i := range topics {
 		for p := range int32(partitions) {
 			x.Topic, x.Partition = fmt.Sprint("t", i), p
 			r.send(t, x)
 		}
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	held := 0
@@ -63,15 +66,16 @@ func TestOpenBatchesOfManyPartitionsKeepToTheBudget(t *testing.T) {
 		t.Errorf("%d records of %d bytes hold %d bytes, want at most %d", topics*partitions, r.unresolvedBytes, held, most)
 	}
 	if r.liveBatches != topics*partitions {
-		t.Errorf("%d batches are counted", r.liveBatches)
+		t.Errorf("%d live batches, want %d", r.liveBatches, topics*partitions)
 	}
 }
 
-// Each partition costs some requests, and the goroutine that asks also releases the quarantine.
+// TestQuietPartitionsAreKeptAliveSomeAtATime: each partition costs some requests, and the goroutine
+// that sends them also releases the quarantine.
 func TestQuietPartitionsAreKeptAliveSomeAtATime(t *testing.T) {
 	t.Parallel()
 	const topics, partitions = 10, 10
-	r := many(t, topics, partitions)
+	r := openManyPartitions(t, topics, partitions)
 	r.mu.Lock()
 	for _, top := range r.topics {
 		for _, p := range top.partitions {
@@ -79,22 +83,23 @@ func TestQuietPartitionsAreKeptAliveSomeAtATime(t *testing.T) {
 		}
 	}
 	r.mu.Unlock()
+
 	total, rounds := 0, 0
 	for more := true; more; rounds++ {
 		var n int
 		idle, _, again := r.quietPartitions()
 		if n = len(idle); n > aliveChunk {
-			t.Fatalf("%d in one go", n)
+			t.Fatalf("%d partitions in one round, want at most %d", n, aliveChunk)
 		}
 		total, more = total+n, again
 	}
 	if total != topics*partitions || rounds != (topics*partitions+aliveChunk-1)/aliveChunk {
-		t.Errorf("%d partitions in %d rounds", total, rounds)
+		t.Errorf("%d partitions in %d rounds, want %d", total, rounds, topics*partitions)
 	}
 }
 
-// patientConn notes the longest deadline that was set.
-type patientConn struct {
+// deadlineConn notes the longest deadline that was set.
+type deadlineConn struct {
 	net.Conn
 	longest *longest
 }
@@ -104,17 +109,18 @@ type longest struct {
 	d  time.Duration
 }
 
-func (c patientConn) SetDeadline(t time.Time) error {
+func (c deadlineConn) SetDeadline(t time.Time) error {
 	c.longest.mu.Lock()
 	c.longest.d = max(c.longest.d, time.Until(t))
 	c.longest.mu.Unlock()
 	return c.Conn.SetDeadline(t)
 }
 
-// A request for thousands of topics or partitions gets more time than one for a single one.
+// TestDeadlineOfARequestGrowsWithItsSize: a request for thousands of topics or partitions gets more
+// time than a request for one.
 func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
 	t.Parallel()
-	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 	const n = 10_000
 	names := make([]string, n)
 	parts := make([]record.TopicPartition, n)
@@ -122,7 +128,7 @@ func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
 		names[i] = fmt.Sprint("t", i)
 		parts[i] = record.TopicPartition{Topic: "a", Partition: 0}
 	}
-	for what, ask := range map[string]func(c *Client, n int) error{
+	for name, call := range map[string]func(c *Client, n int) error{
 		"metadata": func(c *Client, n int) error {
 			_, err := c.Metadata(t.Context(), names[:n])
 			return err
@@ -134,36 +140,39 @@ func TestDeadlineOfARequestGrowsWithItsSize(t *testing.T) {
 		"offsets": func(c *Client, n int) error {
 			layout, err := c.Metadata(t.Context(), []string{"a"})
 			if err == nil {
-				_, _ = c.ListOffsets(t.Context(), layout, parts[:n]) // the fake refuses a partition that is named twice
+				// The fake cluster rejects a partition that is named twice.
+				_, _ = c.ListOffsets(t.Context(), layout, parts[:n])
 			}
 			return err
 		},
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var got [2]time.Duration
 			for i, size := range []int{1, n} {
 				var l longest
-				c := newClient(t, Config{Brokers: brokers, Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
-					nc, err := (&net.Dialer{}).DialContext(ctx, network, addr)
-					return patientConn{nc, &l}, err
-				}})
-				if err := ask(c, size); err != nil {
+				dial := func(ctx context.Context, network, addr string) (net.Conn, error) {
+					conn, err := (&net.Dialer{}).DialContext(ctx, network, addr)
+					return deadlineConn{conn, &l}, err
+				}
+				c := newClient(t, Config{Brokers: brokers, Dial: dial})
+				if err := call(c, size); err != nil {
 					t.Fatal(err)
 				}
 				got[i] = l.d
 			}
 			if got[1] < got[0]+n*perItem/2 {
-				t.Errorf("%s for one, %s for %d", got[0], got[1], n)
+				t.Errorf("timeout %s for one item and %s for %d, want at least %s more", got[0], got[1], n, n*perItem/2)
 			}
 		})
 	}
 }
 
-// What could not be read of a topic while brokers were away is read later.
+// TestLimitsThatCouldNotBeReadAreReadLater: limits of a topic that could not be read while brokers
+// were away are read later.
 func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
 	t.Parallel()
-	kc, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	kc, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 	var away atomic.Bool
 	away.Store(true)
 	kc.ControlKey(int16(kmsg.DescribeConfigs), func(req kmsg.Request) (kmsg.Response, error, bool) {
@@ -174,12 +183,13 @@ func TestLimitsThatCouldNotBeReadAreReadLater(t *testing.T) {
 		}
 		return nil, nil, false
 	})
-	r := open(t, onFake(brokers...))
-	r.send(t, rec("a", "k", "k/0"))
+	r := openSink(t, fakeOptions(brokers...))
+	r.send(t, newRecord("a", "k", "k/0"))
 	r.Flush()
-	r.acks.resolved(1) // the topic is adopted
+	r.acks.waitResolved(1) // the topic is adopted
+
 	away.Store(false)
-	until(t, "the limit is read", func() bool {
+	waitUntil(t, "the limit is read", func() bool {
 		wake(r.renewWake)
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -15,19 +15,22 @@ import (
 	"github.com/outrelay/outrelay/internal/retry"
 )
 
-// placed creates a topic of one partition with one replica, on that broker.
-func placed(t *testing.T, s *devstack.Stack, broker int) string {
+// createTopicOn creates a topic of one partition with one replica on broker, and returns its name.
+func createTopicOn(t *testing.T, s *devstack.Stack, broker int) string {
 	t.Helper()
 	tr := &kafka.Transport{MetadataTTL: 100 * time.Millisecond}
 	t.Cleanup(tr.CloseIdleConnections)
 	cl := &kafka.Client{Addr: kafka.TCP(s.Brokers()...), Transport: tr, Timeout: 10 * time.Second}
 	name := stacktest.Name(t) + fmt.Sprint("-", broker)
-	ctx, cancel := context.WithTimeout(t.Context(), patient)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	back := retry.Reopen.Start()
 	for {
 		res, err := cl.CreateTopics(ctx, &kafka.CreateTopicsRequest{Topics: []kafka.TopicConfig{{
-			Topic: name, NumPartitions: -1, ReplicationFactor: -1, ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{broker}}},
+			Topic:              name,
+			NumPartitions:      -1,
+			ReplicationFactor:  -1,
+			ReplicaAssignments: []kafka.ReplicaAssignment{{Partition: 0, Replicas: []int{broker}}},
 		}}})
 		if err == nil {
 			err = res.Errors[name]
@@ -35,13 +38,17 @@ func placed(t *testing.T, s *devstack.Stack, broker int) string {
 		if err == nil || errors.Is(err, kafka.TopicAlreadyExists) {
 			break
 		}
-		if !errors.Is(err, kafka.BrokerNotAvailable) || back.Wait(ctx) != nil { // the controller may not know it yet
+
+		// The controller may not have registered the broker yet.
+		if !errors.Is(err, kafka.BrokerNotAvailable) || back.Wait(ctx) != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, addr := range s.Brokers() { // a broker that does not know it yet would have it parked
+
+	// A broker without the topic in its metadata would cause it to be parked.
+	for _, addr := range s.Brokers() {
 		c := newClient(t, Config{Brokers: []string{addr}})
-		until(t, addr+" knows the topic", func() bool {
+		waitUntil(t, addr+" has the topic in its metadata", func() bool {
 			l, err := c.Metadata(ctx, []string{name})
 			if err != nil {
 				return false
@@ -53,26 +60,31 @@ func placed(t *testing.T, s *devstack.Stack, broker int) string {
 	return name
 }
 
-// TestN11_ALeaderlessPartitionIsParked on three real brokers: one of them stops answering under load, in the middle of a
-// request, and comes back. Its partition is parked meanwhile, the others flow, and nothing is lost, doubled or out of order.
+// TestN11_ALeaderlessPartitionIsParked: one of three real brokers stops responding under load, in
+// the middle of a request, and comes back. In the meantime its partition is parked, and the others
+// flow. No record is lost, sent twice or out of order.
 func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	t.Parallel()
-	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: map[string]string{"broker.session.timeout.ms": "6000"}}})
-	sick, well := placed(t, s, 3), placed(t, s, 1)
-	d := sit(t, setUp{cfg: Config{Brokers: s.Brokers(), ParkAfter: 500 * time.Millisecond}})
+	props := map[string]string{"broker.session.timeout.ms": "6000"}
+	s := stacktest.Own(t, devstack.Options{Brokers: 3, Quick: true, Kafka: devstack.KafkaOptions{Props: props}})
+	sick, well := createTopicOn(t, s, 3), createTopicOn(t, s, 1)
+	d := openWithHolder(t, sinkOptions{cfg: Config{Brokers: s.Brokers(), ParkAfter: 500 * time.Millisecond}})
+
 	n := 0
 	both := func(times int) {
 		for range times {
-			if _, err := d.send(rec(well, "k", fmt.Sprintf("k/%d", n))); err != nil {
+			if _, err := d.send(newRecord(well, "k", fmt.Sprintf("k/%d", n))); err != nil {
 				t.Fatalf("the healthy topic: %v", err)
 			}
-			_, _ = d.send(rec(sick, fmt.Sprint("k", n%5), fmt.Sprintf("k%d/%d", n%5, n/5)))
+			_, _ = d.send(newRecord(sick, fmt.Sprint("k", n%5), fmt.Sprintf("k%d/%d", n%5, n/5)))
 			n++
 		}
 		d.r.Flush()
 	}
+
 	both(50)
-	d.answered(100)
+	d.waitResolved(100)
+
 	broker := s.Kafkas()[2]
 	if err := broker.Pause(); err != nil {
 		t.Fatal(err)
@@ -87,11 +99,12 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+
 	t.Cleanup(resume)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	parked := func() bool { _, ok := d.parked(sick, 0); return ok }
-	deadline := time.Now().Add(2 * patient)
+	parked := func() bool { _, ok := d.parkedCount(sick, 0); return ok }
+	deadline := time.Now().Add(2 * testTimeout)
 	for !parked() {
 		if time.Now().After(deadline) {
 			t.Fatalf("not parked: %+v", d.r.State())
@@ -99,10 +112,13 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 		both(5)
 		<-tick.C
 	}
+
 	state := d.r.State()
-	if i := slices.IndexFunc(state, func(b Blocked) bool { return b.Topic == sick }); state[i].Kind != kindNoLeader && state[i].Kind != kindUnreachable {
-		t.Errorf("parked as %+v", state[i])
+	i := slices.IndexFunc(state, func(b Blocked) bool { return b.Topic == sick })
+	if state[i].Kind != kindNoLeader && state[i].Kind != kindUnreachable {
+		t.Errorf("parked as %+v, want no_leader or unreachable", state[i])
 	}
+
 	both(50)
 	if err := d.r.Drain(t.Context()); err != nil {
 		t.Fatal(err)
@@ -111,22 +127,24 @@ func TestN11_ALeaderlessPartitionIsParked(t *testing.T) {
 	unread := d.r.topics[sick].partitions[0].needsReadBack
 	d.r.mu.Unlock()
 	if !unread {
-		t.Error("the request that hangs is forgotten")
+		t.Error("the partition does not have to be read back, although a request hangs")
 	}
+
 	resume()
-	if err := d.r.end(t); !errors.Is(err, ErrReopen) {
-		t.Fatalf("the sink ended with %v", err)
+	if err := d.r.waitEnded(t); !errors.Is(err, ErrReopen) {
+		t.Fatalf("the sink ended with %v, want ErrReopen", err)
 	}
-	d.follow()
-	until(t, "all of it is released", func() bool {
-		if d.count() > 0 { // the partition may have been in quarantine for a moment
-			d.try()
+	d.openNext()
+	waitUntil(t, "all of it is released", func() bool {
+		if d.heldCount() > 0 { // the partition may have been in quarantine for a moment
+			d.tryRelease()
 		}
-		return d.count() == 0
+		return d.heldCount() == 0
 	})
+
 	both(50)
-	d.answered(2 * n)
+	d.waitResolved(2 * n)
 	for topic, keys := range map[string]int{well: 1, sick: 5} {
-		inOrder(t, read(t, s.Brokers(), topic), keys, n/keys)
+		requireInOrder(t, readTopic(t, s.Brokers(), topic), keys, n/keys)
 	}
 }

@@ -11,80 +11,91 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 )
 
-// TestStateListsOnlyWhatWaits: a topic that is gone, and to which nobody sends any more, keeps nobody from being ready.
+// TestStateListsOnlyWhatWaits: a missing topic that gets no records does not appear in State.
 func TestStateListsOnlyWhatWaits(t *testing.T) {
 	t.Parallel()
-	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(2, "a", "b"))
-	u := onFake(brokers...)
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(2, "a", "b"))
+	u := fakeOptions(brokers...)
 	u.noRun = true
-	r := open(t, u)
+	r := openSink(t, u)
 	r.mu.Lock()
 	r.findOrAddTopicLocked("a").addPartitions(2)
 	r.findOrAddTopicLocked("b").addPartitions(2)
 	r.topics["b"].partitions[1].quarantine = true
 	r.topics["b"].partitions[1].setObstacle(obstacle{kindQuarantined, "sick"}, time.Now())
 	r.mu.Unlock()
+
 	r.applyLayout(&Layout{Topics: map[string]TopicLayout{
-		"a": {Err: kafka.UnknownTopicOrPartition}, "b": {Partitions: []PartitionLayout{{Leader: -1}, {Leader: -1}, {Leader: -1}}},
+		"a": {Err: kafka.UnknownTopicOrPartition},
+		"b": {Partitions: []PartitionLayout{{Leader: -1}, {Leader: -1}, {Leader: -1}}},
 	}})
 	if state := r.State(); len(state) != 0 {
-		t.Fatalf("nothing waits, and the state is %+v", state)
+		t.Fatalf("nothing waits, but the state is %+v", state)
 	}
+
 	for p := range int32(2) {
-		x := rec("a", "k", "1")
+		x := newRecord("a", "k", "1")
 		x.Partition = p
 		r.send(t, x)
 	}
-	r.send(t, rec("b", "k", "1")) // waits for the topic's new partitions
-	if state := r.State(); len(state) != 3 || state[0].Topic != "a" || state[1].Partition != 1 || state[2].Partition != -1 || state[2].Kind != kindGrowing {
+	r.send(t, newRecord("b", "k", "1")) // waits for the topic's new partitions
+	state := r.State()
+	if len(state) != 3 || state[0].Topic != "a" || state[1].Partition != 1 ||
+		state[2].Partition != -1 || state[2].Kind != kindGrowing {
 		t.Fatalf("state %+v, want two partitions of a, and b", state)
 	}
 	for _, b := range r.State() {
 		if b.Count != 1 || b.Reason == "" || b.Since.IsZero() {
-			t.Errorf("%+v", b)
+			t.Errorf("target %+v, want one record, a reason and a time", b)
 		}
 	}
 }
 
-// TestN02_TheGateIsAskedRightBeforeTheWrite: the lease may lapse while a connection is made, or while the process is suspended.
+// TestN02_TheGateIsAskedRightBeforeTheWrite: the lease may expire while a connection is opened, or
+// while the process is suspended.
 func TestN02_TheGateIsAskedRightBeforeTheWrite(t *testing.T) {
 	t.Parallel()
-	_, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	_, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
 	var lapses, shut atomic.Bool
-	var asked atomic.Int32
-	u := onFake(brokers...)
+	var checks atomic.Int32
+	u := fakeOptions(brokers...)
 	u.cfg.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		if lapses.Load() {
 			shut.Store(true)
 		}
 		return (&net.Dialer{}).DialContext(ctx, network, addr)
 	}
+
 	u.gate = func() bool {
 		if shut.Load() {
-			asked.Add(1)
+			checks.Add(1)
 		}
 		return !shut.Load()
 	}
-	r := open(t, u)
-	r.send(t, rec("a", "k", "k/0"))
+
+	r := openSink(t, u)
+	r.send(t, newRecord("a", "k", "k/0"))
 	r.Flush()
-	r.acks.resolved(1)
+	r.acks.waitResolved(1)
+
 	r.mu.Lock()
 	k := r.lanes[laneID{}].link
 	r.mu.Unlock()
 	k.close()
+
 	lapses.Store(true)
-	r.send(t, rec("a", "k", "k/1"))
+	r.send(t, newRecord("a", "k", "k/1"))
 	r.Flush()
-	until(t, "the gate is asked again", func() bool {
+	waitUntil(t, "the gate is checked again", func() bool {
 		r.acks.mu.Lock()
 		defer r.acks.mu.Unlock()
 		if shut.Load() && len(r.acks.acked) > 1 {
 			t.Fatal("a record was sent past the deadline of the lease")
 		}
-		return asked.Load() > 5
+		return checks.Load() > 5
 	})
+
 	lapses.Store(false)
 	shut.Store(false)
-	r.acks.resolved(2)
+	r.acks.waitResolved(2)
 }

@@ -8,15 +8,15 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// The library that serves take-overs asks for the layout of the cluster again and again. That must cost the same however many
-// topics the cluster has.
+// TestTakeOversReadNoMetadataOfAllTopics: the library that serves take-overs reads the metadata of
+// the cluster regularly. The cost must not depend on the number of topics in the cluster.
 func TestTakeOversReadNoMetadataOfAllTopics(t *testing.T) {
 	t.Parallel()
-	cluster, brokers := fake(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
-	var all, asked atomic.Int32
+	cluster, brokers := newFakeCluster(t, kfake.NumBrokers(1), kfake.SeedTopics(1, "a"))
+	var all, requests atomic.Int32
 	cluster.ControlKey(int16(kmsg.Metadata), func(req kmsg.Request) (kmsg.Response, error, bool) {
 		cluster.KeepControl()
-		asked.Add(1)
+		requests.Add(1)
 		if m, ok := req.(*kmsg.MetadataRequest); ok && m.Topics == nil {
 			all.Add(1)
 		}
@@ -24,9 +24,10 @@ func TestTakeOversReadNoMetadataOfAllTopics(t *testing.T) {
 	})
 	c := newClient(t, Config{Brokers: brokers})
 	if h, err := c.fence.Health(t.Context(), []string{"a"}); err != nil || h.Counts["a"] != 1 {
-		t.Errorf("%+v, %v", h, err)
+		t.Errorf("health %+v, error %v, want one partition of topic a", h, err)
 	}
-	if all.Load() > 0 || asked.Load() < 2 {
-		t.Errorf("%d of %d requests for metadata were for all topics", all.Load(), asked.Load())
+
+	if all.Load() > 0 || requests.Load() < 2 {
+		t.Errorf("%d of %d metadata requests were for all topics, want none of at least 2", all.Load(), requests.Load())
 	}
 }

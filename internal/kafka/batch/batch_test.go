@@ -21,6 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// allCodecs returns each codec.
 func allCodecs(t testing.TB) []*Codec {
 	t.Helper()
 	var all []*Codec
@@ -34,9 +35,9 @@ func allCodecs(t testing.TB) []*Codec {
 	return all
 }
 
-// some draws records with every shape that Kafka knows: null and empty keys, values and headers, repeated names, times
-// before the first one's.
-func some(t *rapid.T) []record.Record {
+// drawRecords draws records of every shape that Kafka allows: null and empty keys, values and
+// headers, repeated names, and times before the first record.
+func drawRecords(t *rapid.T) []record.Record {
 	data := rapid.OneOf(rapid.Just([]byte(nil)), rapid.SliceOfN(rapid.Byte(), 0, 300))
 	name := rapid.SliceOfN(rapid.Byte(), 0, 20)
 	return rapid.SliceOfN(rapid.Custom(func(t *rapid.T) record.Record {
@@ -77,6 +78,7 @@ func want(recs []record.Record) []plain {
 	return out
 }
 
+// encode returns the batch of recs as Seal returns it.
 func encode(t interface{ Fatal(...any) }, recs []record.Record, c *Codec, p Producer, seq int32) []byte {
 	var b Builder
 	b.Reset(nil)
@@ -99,7 +101,7 @@ func TestTwoOtherReadersReadWhatWeWrite(t *testing.T) {
 	t.Parallel()
 	codecs := allCodecs(t)
 	rapid.Check(t, func(t *rapid.T) {
-		recs := some(t)
+		recs := drawRecords(t)
 		c := rapid.SampledFrom(codecs).Draw(t, "codec")
 		p := Producer{ID: rapid.Int64Range(0, 1<<50).Draw(t, "id"), Epoch: int16(rapid.IntRange(0, 32767).Draw(t, "epoch"))}
 		seq := int32(rapid.IntRange(0, maxSequence).Draw(t, "sequence"))
@@ -190,13 +192,13 @@ func own(t *rapid.T, sealed []byte) []plain {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, want(all(t, list))...)
+		out = append(out, want(readRest(t, list))...)
 	}
 	return out
 }
 
-// all reads what is left of a list.
-func all(t interface{ Fatal(...any) }, list fetched.Records) (recs []record.Record) {
+// readRest returns the records that are left in list.
+func readRest(t interface{ Fatal(...any) }, list fetched.Records) (recs []record.Record) {
 	for {
 		var x fetched.Record
 		ok, err := list.Next(&x)
@@ -210,6 +212,7 @@ func all(t interface{ Fatal(...any) }, list fetched.Records) (recs []record.Reco
 	}
 }
 
+// TestSequenceWrapsAt2To31: the sequence after 2³¹−1 is 0.
 func TestSequenceWrapsAt2To31(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct{ from, n, want int32 }{
@@ -225,6 +228,7 @@ func TestSequenceWrapsAt2To31(t *testing.T) {
 	}
 }
 
+// TestAnUnknownCodecIsNamed: the error names the unknown codec.
 func TestAnUnknownCodecIsNamed(t *testing.T) {
 	t.Parallel()
 	if _, err := ParseCodec("brotli"); err == nil || !strings.Contains(err.Error(), "zstd") {
@@ -252,7 +256,7 @@ func TestMoveKeepsRecordsAndGivesTheOldMemoryBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, rec := range all(t, list) {
+	for _, rec := range readRest(t, list) {
 		got = append(got, string(rec.Key))
 	}
 	if d := cmp.Diff([]string{"a", "b"}, got); d != "" {

@@ -15,8 +15,9 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// set is a batch of two records, made by the encoder of the relay, as a broker would keep it from offset 5 on.
-func set(tb testing.TB, codec string) []byte {
+// twoRecords returns a batch of two records from the relay's encoder, as a broker would store it at
+// offset 5.
+func twoRecords(tb testing.TB, codec string) []byte {
 	tb.Helper()
 	c, err := batch.ParseCodec(codec)
 	if err != nil {
@@ -36,7 +37,7 @@ func set(tb testing.TB, codec string) []byte {
 	return p
 }
 
-// answerOf is the body of an answer with one partition.
+// answerOf returns the body of a response with one partition.
 func answerOf(v int16, records []byte) []byte {
 	be := binary.BigEndian
 	b := make([]byte, 4) // throttle
@@ -64,7 +65,7 @@ func answerOf(v int16, records []byte) []byte {
 
 func TestEachVersionOfAnAnswerIsRead(t *testing.T) {
 	t.Parallel()
-	records := set(t, "none")
+	records := twoRecords(t, "none")
 	for v := int16(4); v <= 11; v++ {
 		want := fetched.Partition{
 			TopicPartition: record.TopicPartition{Topic: "t", Partition: 2}, Code: 3, High: 40, Stable: 30, Start: 4,
@@ -100,7 +101,8 @@ func TestRecordsOfEachCodecAreRead(t *testing.T) {
 	t.Parallel()
 	for _, codec := range []string{"none", "gzip", "snappy", "lz4", "zstd"} {
 		var keys, headers []string
-		for b, err := range fetched.Batches(append(set(t, codec), set(t, codec)[:70]...)) { // the second is cut off
+		cutOff := twoRecords(t, codec)[:70]
+		for b, err := range fetched.Batches(append(twoRecords(t, codec), cutOff...)) {
 			if err != nil || b.Base != 5 || b.End != 7 || b.Producer != 7 || b.Epoch != 3 {
 				t.Fatalf("%s: %+v, %v", codec, b, err)
 			}
@@ -133,7 +135,7 @@ func TestRecordsOfEachCodecAreRead(t *testing.T) {
 
 func TestCorruptBatchesAreErrors(t *testing.T) {
 	t.Parallel()
-	good, bad := set(t, "none"), set(t, "none")
+	good, bad := twoRecords(t, "none"), twoRecords(t, "none")
 	bad[len(bad)-1] ^= 1
 	short := make([]byte, 20) // a batch that says of itself that it has no byte
 	for name, tail := range map[string][]byte{"checksum": bad, "length": short} {
@@ -153,7 +155,7 @@ func TestCorruptBatchesAreErrors(t *testing.T) {
 func TestNoBytesMakeItPanic(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(rt *rapid.T) {
-		p := set(t, rapid.SampledFrom([]string{"none", "gzip", "snappy", "lz4", "zstd"}).Draw(rt, "codec"))
+		p := twoRecords(t, rapid.SampledFrom([]string{"none", "gzip", "snappy", "lz4", "zstd"}).Draw(rt, "codec"))
 		for range rapid.IntRange(1, 6).Draw(rt, "changes") {
 			p[rapid.IntRange(0, len(p)-1).Draw(rt, "at")] = rapid.Byte().Draw(rt, "to")
 		}

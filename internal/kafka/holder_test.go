@@ -12,19 +12,19 @@ import (
 	"github.com/outrelay/outrelay/internal/record"
 )
 
-// openDoors is a Holder that holds nothing, for a sink in which nothing goes wrong.
-type openDoors struct {
-	asked int
-	found []int64
+// openHolder is a Holder that holds nothing, for a sink that gives nothing back.
+type openHolder struct {
+	checks int // calls of Closed
+	found  []int64
 }
 
-func (d *openDoors) Closed(*record.Record, bool) error { d.asked++; return nil }
-func (*openDoors) Withdrawn(list []record.Withdrawn)   { panic(list) }
-func (d *openDoors) Found(_ record.TopicPartition, offset int64) {
+func (d *openHolder) Closed(*record.Record, bool) error { d.checks++; return nil }
+func (*openHolder) Withdrawn(list []record.Withdrawn)   { panic(list) }
+func (d *openHolder) Found(_ record.TopicPartition, offset int64) {
 	d.found = append(d.found, offset)
 }
-func (*openDoors) Pressed() (record.Ticket, bool, bool) { return 0, false, false }
-func (*openDoors) Ready(topic string)                   { panic(topic) }
+func (*openHolder) Pressed() (record.Ticket, bool, bool) { return 0, false, false }
+func (*openHolder) Ready(topic string)                   { panic(topic) }
 
 // exception is a record that is held, under the ticket that its event has in the stream.
 type exception struct {
@@ -32,18 +32,19 @@ type exception struct {
 	rec    record.Record
 }
 
-// desk is the Holder of a test and the reconciler behind it: what is given back or turned away is held, later records of
-// its keys with it, until release sends all of it again in the order of the stream.
-type desk struct {
+// testHolder is the Holder of a test, together with its reconciler. It holds records that were
+// given back or turned away, and later records of their keys. release sends all of them again, in
+// the order of the stream.
+type testHolder struct {
 	tb testing.TB
-	u  setUp
-	r  *rig
+	u  sinkOptions
+	r  *testSink
 
 	mu      sync.Mutex
 	sent    map[record.Ticket]record.Record
 	held    []exception
 	gates   map[string]int  // by key
-	again   map[string]bool // keys of which a delivery by the side was given back since release began
+	again   map[string]bool // keys with a side delivery that was given back since release began
 	calls   [][]record.Withdrawn
 	found   map[record.TopicPartition]int64
 	ready   []string
@@ -51,17 +52,21 @@ type desk struct {
 	changed chan struct{}
 }
 
-func newDesk(tb testing.TB) *desk {
-	return &desk{
-		tb: tb, sent: map[record.Ticket]record.Record{}, gates: map[string]int{}, again: map[string]bool{}, found: map[record.TopicPartition]int64{},
+func newTestHolder(tb testing.TB) *testHolder {
+	return &testHolder{
+		tb:      tb,
+		sent:    map[record.Ticket]record.Record{},
+		gates:   map[string]int{},
+		again:   map[string]bool{},
+		found:   map[record.TopicPartition]int64{},
 		changed: make(chan struct{}),
 	}
 }
 
-// sit opens a sink with a desk.
-func sit(tb testing.TB, u setUp) *desk {
+// openWithHolder opens a sink with a new testHolder.
+func openWithHolder(tb testing.TB, u sinkOptions) *testHolder {
 	tb.Helper()
-	d := newDesk(tb)
+	d := newTestHolder(tb)
 	u.holder = d
 	if u.cfg.ParkAfter == 0 {
 		u.cfg.ParkAfter = 100 * time.Millisecond
@@ -69,19 +74,21 @@ func sit(tb testing.TB, u setUp) *desk {
 	if u.txid == "" {
 		u.txid = "outrelay.test." + stacktest.Name(tb)
 	}
-	d.r = open(tb, u)
+	d.r = openSink(tb, u)
 	u.acks, u.claims, u.noRun = d.r.acks, d.r.claims, true
 	d.u = u
 	return d
 }
 
-// follow opens the next sink behind one that has ended, as the next term does: what was given back and stands in the topics
-// is acked there, and what has had no answer comes once more by the stream.
-func (d *desk) follow() {
+// openNext opens the next sink after the last one has ended, as the next term does. Records that
+// were given back and are in the topics are acked. Records without an outcome are sent again, as
+// the stream would.
+func (d *testHolder) openNext() {
 	d.tb.Helper()
 	next := d.r.next
-	d.r = open(d.tb, d.u)
+	d.r = openSink(d.tb, d.u)
 	d.r.next = next
+
 	var again []record.Ticket
 	d.mu.Lock()
 	d.r.acks.mu.Lock()
@@ -91,7 +98,7 @@ func (d *desk) follow() {
 		}
 		d.r.acks.bytes -= d.r.Size(&rec)
 		if t.IsSide() {
-			d.hold(t)
+			d.holdLocked(t)
 			delete(d.sent, t)
 		} else {
 			again = append(again, t)
@@ -99,11 +106,13 @@ func (d *desk) follow() {
 	}
 	d.r.acks.mu.Unlock()
 	d.mu.Unlock()
-	for _, x := range d.take() {
+
+	for _, x := range d.takeHeld() {
 		size := d.r.Size(&x.rec)
 		d.r.acks.mu.Lock()
 		d.r.acks.bytes += size
 		d.r.acks.mu.Unlock()
+
 		found := d.r.Take(&x.rec, x.ticket|record.Side)
 		d.mu.Lock()
 		if found {
@@ -118,6 +127,7 @@ func (d *desk) follow() {
 			d.r.acks.mu.Unlock()
 		}
 	}
+
 	slices.Sort(again)
 	for _, t := range again {
 		_ = d.deliver(d.sent[t], t)
@@ -136,7 +146,7 @@ func gateOf(rec *record.Record) string {
 	return gate
 }
 
-func (d *desk) Closed(rec *record.Record, side bool) error {
+func (d *testHolder) Closed(rec *record.Record, side bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if key := gateOf(rec); !side && d.gates[key] > 0 || side && d.again[key] {
@@ -145,20 +155,21 @@ func (d *desk) Closed(rec *record.Record, side bool) error {
 	return nil
 }
 
-// hold is what the dispatcher does when it decides that an envelope becomes an exception. The lock is held.
-func (d *desk) hold(t record.Ticket) {
+// holdLocked makes an exception of the record of t, as the dispatcher does.
+func (d *testHolder) holdLocked(t record.Ticket) {
 	x := exception{t &^ record.Side, d.sent[t]}
 	d.held = append(d.held, x)
 	d.gates[gateOf(&x.rec)]++
-	d.change()
+	d.signalLocked()
 }
 
-func (d *desk) change() {
+// signalLocked wakes waitUntil.
+func (d *testHolder) signalLocked() {
 	close(d.changed)
 	d.changed = make(chan struct{})
 }
 
-func (d *desk) Withdrawn(list []record.Withdrawn) {
+func (d *testHolder) Withdrawn(list []record.Withdrawn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	bytes := 0
@@ -167,26 +178,30 @@ func (d *desk) Withdrawn(list []record.Withdrawn) {
 		w := &list[i]
 		rec, ok := d.sent[w.Ticket]
 		if !ok {
-			d.tb.Errorf("ticket %d was given back and never queued", w.Ticket)
+			d.tb.Errorf("ticket %d was given back, but never queued", w.Ticket)
 			continue
 		}
-		if string(w.ID) != string(rec.Headers[0].Value) || w.Topic != rec.Topic || string(w.Key) != string(rec.Key) || (w.Key == nil) != (rec.Key == nil) {
+
+		sameKey := string(w.Key) == string(rec.Key) && (w.Key == nil) == (rec.Key == nil)
+		if string(w.ID) != string(rec.Headers[0].Value) || w.Topic != rec.Topic || !sameKey {
 			d.tb.Errorf("ticket %d was given back as %+v", w.Ticket, w)
 		}
 		if (w.Why == nil) == (w.Held == nil) {
-			d.tb.Errorf("ticket %d: %v and %v", w.Ticket, w.Why, w.Held)
+			d.tb.Errorf("ticket %d: refusal %v and error %v, want one of them", w.Ticket, w.Why, w.Held)
 		}
 		if w.Why != nil && w.Why.Class.DeadAtOnce() {
 			dead = append(dead, *w)
 			continue
 		}
+
 		bytes += w.Bytes
 		if w.Ticket.IsSide() {
 			d.again[gateOf(&rec)] = true
 		}
-		d.hold(w.Ticket)
+		d.holdLocked(w.Ticket)
 		delete(d.sent, w.Ticket)
 	}
+
 	if d.r.acks.Withdrawn(dead); len(dead) < len(list) {
 		d.calls = append(d.calls, list)
 	}
@@ -195,14 +210,14 @@ func (d *desk) Withdrawn(list []record.Withdrawn) {
 	d.r.acks.mu.Unlock()
 }
 
-func (d *desk) Found(tp record.TopicPartition, offset int64) {
+func (d *testHolder) Found(tp record.TopicPartition, offset int64) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.found[tp] = offset
-	d.change()
+	d.signalLocked()
 }
 
-func (d *desk) Pressed() (low record.Ticket, stream, side bool) {
+func (d *testHolder) Pressed() (low record.Ticket, stream, side bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.pressed == nil {
@@ -211,17 +226,17 @@ func (d *desk) Pressed() (low record.Ticket, stream, side bool) {
 	return d.pressed()
 }
 
-func (d *desk) Ready(topic string) {
+func (d *testHolder) Ready(topic string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.ready = append(d.ready, topic)
-	d.change()
+	d.signalLocked()
 }
 
-// until waits for a condition of the desk, which is locked while ok looks at it.
-func (d *desk) until(what string, ok func() bool) {
+// waitUntil waits until ok returns true. It calls ok with the lock of the holder.
+func (d *testHolder) waitUntil(condition string, ok func() bool) {
 	d.tb.Helper()
-	deadline := time.NewTimer(patient)
+	deadline := time.NewTimer(testTimeout)
 	defer deadline.Stop()
 	for {
 		d.mu.Lock()
@@ -230,16 +245,17 @@ func (d *desk) until(what string, ok func() bool) {
 		if done {
 			return
 		}
+
 		select {
 		case <-changed:
 		case <-deadline.C:
-			d.tb.Fatalf("%s: not in time (%d held, %+v)", what, held, d.r.State())
+			d.tb.Fatalf("%s: not within %s (%d held, %+v)", condition, testTimeout, held, d.r.State())
 		}
 	}
 }
 
-// offer gives a record to the sink, as the dispatcher or the reconciler does, and keeps the books.
-func (d *desk) offer(rec record.Record, t record.Ticket) error {
+// sendCounted sends a record, as the dispatcher or the reconciler does, and counts its memory.
+func (d *testHolder) sendCounted(rec record.Record, t record.Ticket) error {
 	size := d.r.Size(&rec)
 	d.mu.Lock()
 	d.sent[t] = rec
@@ -247,6 +263,7 @@ func (d *desk) offer(rec record.Record, t record.Ticket) error {
 	d.r.acks.mu.Lock()
 	d.r.acks.bytes += size
 	d.r.acks.mu.Unlock()
+
 	err := d.r.Send(&rec, t)
 	if err != nil {
 		d.mu.Lock()
@@ -259,40 +276,45 @@ func (d *desk) offer(rec record.Record, t record.Ticket) error {
 	return err
 }
 
-// send is an event of the stream: queued, or held.
-func (d *desk) send(rec record.Record) (t record.Ticket, err error) {
+// send sends a record as the next event of the stream. It is queued or held.
+func (d *testHolder) send(rec record.Record) (t record.Ticket, err error) {
 	d.tb.Helper()
 	t = d.r.next
 	d.r.next++
 	return t, d.deliver(rec, t)
 }
 
-func (d *desk) deliver(rec record.Record, t record.Ticket) error {
+// deliver sends an event of the stream, and holds it if the sink does not take it.
+func (d *testHolder) deliver(rec record.Record, t record.Ticket) error {
 	d.tb.Helper()
-	err := d.offer(rec, t)
+	err := d.sendCounted(rec, t)
 	switch {
 	case err == nil:
-	case errors.Is(err, ErrReopen), errors.Is(err, ErrBroken): // it comes again
+
+	// The next sink gets it again.
+	case errors.Is(err, ErrReopen), errors.Is(err, ErrBroken):
 		d.mu.Lock()
 		d.sent[t] = rec
 		d.mu.Unlock()
 		d.r.acks.mu.Lock()
 		d.r.acks.bytes += d.r.Size(&rec)
 		d.r.acks.mu.Unlock()
+
 	case errors.Is(err, record.ErrParked), errors.Is(err, record.ErrBlocked):
 		d.mu.Lock()
 		d.sent[t] = rec
-		d.hold(t)
+		d.holdLocked(t)
 		delete(d.sent, t)
 		d.mu.Unlock()
+
 	default:
 		d.tb.Fatal(err)
 	}
 	return err
 }
 
-// take hands out what is held, in the order of the stream.
-func (d *desk) take() []exception {
+// takeHeld removes all held records and returns them, in the order of the stream.
+func (d *testHolder) takeHeld() []exception {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	list := d.held
@@ -302,23 +324,24 @@ func (d *desk) take() []exception {
 	return list
 }
 
-// release sends what is held again, in the order of the stream, and opens the gates. It fails if a target is still parked.
-func (d *desk) release() {
+// release sends the held records again, in the order of the stream, and opens the gates. The test
+// fails if a target is still parked.
+func (d *testHolder) release() {
 	d.tb.Helper()
-	d.try()
-	if n := d.count(); n > 0 {
+	d.tryRelease()
+	if n := d.heldCount(); n > 0 {
 		d.tb.Fatalf("%d records cannot be released", n)
 	}
 }
 
-// try is release where a target may be parked, or park again meanwhile.
-func (d *desk) try() {
+// tryRelease is release for targets that may be parked, or may be parked again in the meantime.
+func (d *testHolder) tryRelease() {
 	stop := map[string]bool{}
-	for _, x := range d.take() {
+	for _, x := range d.takeHeld() {
 		key := gateOf(&x.rec)
 		err := record.ErrBlocked
 		if !stop[key] {
-			err = d.offer(x.rec, x.ticket|record.Side)
+			err = d.sendCounted(x.rec, x.ticket|record.Side)
 		}
 		d.mu.Lock()
 		if err == nil {
@@ -332,21 +355,21 @@ func (d *desk) try() {
 	d.r.Flush()
 }
 
-// answered waits until n events are acked or refused, on whichever way.
-func (d *desk) answered(n int) {
+// waitResolved waits until n events are acked or refused, by any sink.
+func (d *testHolder) waitResolved(n int) {
 	d.tb.Helper()
-	d.r.acks.resolved(n)
+	d.r.acks.waitResolved(n)
 }
 
-// held is how many records are held.
-func (d *desk) count() int {
+// heldCount returns the number of held records.
+func (d *testHolder) heldCount() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return len(d.held)
 }
 
-// given lists the tickets of all calls of Withdrawn, in their order.
-func (d *desk) given() (tickets []record.Ticket) {
+// withdrawnTickets returns the tickets of all calls of Withdrawn, in order.
+func (d *testHolder) withdrawnTickets() (tickets []record.Ticket) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, list := range d.calls {
@@ -357,8 +380,9 @@ func (d *desk) given() (tickets []record.Ticket) {
 	return tickets
 }
 
-// parked reports whether the sink says that a target is parked, and how much waits for it.
-func (d *desk) parked(topic string, partition int32) (n int, ok bool) {
+// parkedCount returns the number of records that wait for a target, and whether it is parked, as
+// State reports.
+func (d *testHolder) parkedCount(topic string, partition int32) (n int, ok bool) {
 	for _, b := range d.r.State() {
 		if b.Topic == topic && b.Partition == partition {
 			return b.Count, b.Parked
