@@ -118,7 +118,7 @@ func TestNodesCommands(t *testing.T) {
 	sees(t, d.run(nil, exitOK, "nodes", "release", "two"), "owns nothing")
 	d.run(nil, exitConfig, "nodes", "release", "one", "--hold", "0s")
 
-	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two", "--yes"), "sign of life")
+	sees(t, d.run(nil, exitConfig, "nodes", "remove", "two", "--yes"), "heartbeat")
 	sees(t, d.run(nil, exitConfig, "nodes", "remove", "nobody", "--yes"), "nobody")
 	d.seen("two", time.Now().Add(-time.Hour))
 	sees(t, d.run(nil, exitOK, "nodes"), "stale")

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/outrelay/outrelay/internal/app"
+	"github.com/outrelay/outrelay/internal/operators"
 )
 
 func newRunCommand(p *program) *cobra.Command {
@@ -32,7 +33,7 @@ func (p *program) relay(ctx context.Context) error {
 		return err
 	}
 	version := thisBuild().Version
-	r, err := app.New(cfg, version, log)
+	r, err := app.New(cfg, version, log, operators.Option())
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	rules "github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/httpapi"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
 // slotHealth is what the process says of itself: its own, or, where it runs slots, that and theirs together. It is ready if all of
@@ -14,14 +14,14 @@ type slotHealth struct {
 	slots   []*runner
 }
 
-func (r *Relay) health() httpapi.Health {
+func (r *Relay) health() probes.Health {
 	if r.balance == nil {
 		return r.state
 	}
 	return &slotHealth{r.state, r.slots}
 }
 
-// Live implements httpapi.Health.
+// Live implements probes.Health.
 func (h *slotHealth) Live() error {
 	if err := h.process.Live(); err != nil {
 		return err
@@ -37,10 +37,10 @@ func (h *slotHealth) Live() error {
 // telling are in the order in which one tells more of a process than those behind it.
 var telling = []Role{RoleHalted, RoleOwner, RoleTakeOver, RoleStopping, RoleStandby, RoleStarting}
 
-// Report implements httpapi.Health.
+// Report implements probes.Health.
 func (h *slotHealth) Report() *rules.Report { return h.process.Report() }
 
-// Ready implements httpapi.Health.
+// Ready implements probes.Health.
 func (h *slotHealth) Ready() (ok bool, role string, reasons []string) {
 	ok, role, reasons = h.process.Ready()
 	if role == string(RoleUpgrade) { // no slot has begun

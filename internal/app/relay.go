@@ -21,11 +21,11 @@ import (
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/dispatch"
 	"github.com/outrelay/outrelay/internal/health"
-	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/kafka"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/migrate"
 	"github.com/outrelay/outrelay/internal/nodes"
+	"github.com/outrelay/outrelay/internal/probes"
 	"github.com/outrelay/outrelay/internal/routing"
 	"github.com/outrelay/outrelay/internal/slot"
 	"github.com/outrelay/outrelay/internal/store"
@@ -60,7 +60,9 @@ type Relay struct {
 	exporter  *tracing.Exporter // nil unless configured
 	figures   *figures
 	embedded  bool
-	pace      pace
+	// buildOperators binds the operators' page and API; nil in programs that do not contain them.
+	buildOperators func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)
+	pace           pace
 }
 
 // pace is how long things take or rest; tests are faster.
@@ -75,6 +77,22 @@ var defaultPace = pace{call: 10 * time.Second, clean: 10 * time.Second, indexes:
 // Option changes what a relay does besides relaying.
 type Option func(*Relay)
 
+// Listener is a server that runs with the relay. Close frees one that was never run.
+type Listener interface {
+	Addr() string
+	Run(ctx context.Context) error
+	Close() error
+}
+
+// WithOperators makes the relay serve the operators' page and API where http.admin is set. New returns an error if it is set
+// without this option. build binds the address; a program that does not pass it does not link page and API.
+func WithOperators(build func(config.Config, string, *slog.Logger, *metrics.Set) (Listener, error)) Option {
+	return func(r *Relay) { r.buildOperators = build }
+}
+
+// errNoOperators is the error of http.admin in a program without the operators' page.
+var errNoOperators = errors.New("http.admin: this program does not contain the operators' page and API: remove the key, and run `outrelay run` with `roles: [admin]` beside it")
+
 // Embedded is for a relay in another's program: what a service manager is told of the process is that program's affair.
 func Embedded() Option { return func(r *Relay) { r.embedded = true } }
 
@@ -84,6 +102,9 @@ func New(cfg config.Config, version string, log *slog.Logger, options ...Option)
 	r := &Relay{cfg: cfg, log: log, version: version, state: newState(cfg.HTTP.Readiness, time.Now), pace: defaultPace}
 	for _, o := range options {
 		o(r)
+	}
+	if r.servesOperators() && r.buildOperators == nil {
+		return nil, errNoOperators
 	}
 	r.pool = dispatch.NewPool(int64(cfg.Limits.Memory), cfg.Limits.Tickets)
 	parts := slot.Parts(cfg.Slots)
@@ -145,9 +166,13 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 	g, work := errgroup.WithContext(work)
 	if r.cfg.HTTP.Listen != "off" {
-		srv, err := httpapi.Listen(r.cfg.HTTP.Listen, r.health(), r.metrics.Registry, r.log)
+		srv, err := probes.Listen(r.cfg.HTTP.Listen, r.health(), r.metrics.Registry, r.log)
 		if err != nil {
-			return errors.Join(fmt.Errorf("http.listen: %w", err), operators.Close())
+			err = fmt.Errorf("http.listen: %w", err)
+			if operators != nil {
+				err = errors.Join(err, operators.Close())
+			}
+			return err
 		}
 		g.Go(func() error { return srv.Run(work) })
 	}
@@ -176,9 +201,25 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
+// servesOperators reports whether this process has to serve the operators' page and API.
+func (r *Relay) servesOperators() bool { return r.cfg.HTTP.Admin != nil && r.cfg.Is(config.RoleAdmin) }
+
+// operators binds the operators' listener; it returns nil where that is not configured.
+func (r *Relay) operators() (Listener, error) {
+	if !r.servesOperators() {
+		return nil, nil
+	}
+	o, err := r.buildOperators(r.cfg, r.version, r.log, r.metrics)
+	if err != nil {
+		return nil, err
+	}
+	r.log.Info("the operator's page and API are served", "address", o.Addr())
+	return o, nil
+}
+
 // Handler serves /livez, /readyz and /metrics, whatever http.listen says.
 func (r *Relay) Handler() http.Handler {
-	return httpapi.Handler(r.health(), r.metrics.Registry, r.log)
+	return probes.Handler(r.health(), r.metrics.Registry, r.log)
 }
 
 // Ready says what the process does for its watcher and what is wrong, as /readyz does.

@@ -111,7 +111,7 @@ func (s *state) rest(loop string) {
 	delete(s.pulses, loop)
 }
 
-// Live implements httpapi's Health: the process is dead only when a stage of it hangs, or a loop that watches over them.
+// Live implements probes.Health: the process is dead only when a stage of it hangs, or a loop that watches over them.
 func (s *state) Live() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,14 +130,14 @@ func (s *state) judged(r *health.Report) {
 	s.report = r
 }
 
-// Report implements httpapi's Health.
+// Report implements probes.Health.
 func (s *state) Report() *health.Report {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.report
 }
 
-// Ready implements httpapi's Health. A standby is ready: it can take over. What lasts longer than the readiness time, or
+// Ready implements probes.Health. A standby is ready: it can take over. What lasts longer than the readiness time, or
 // needs a person, is not.
 func (s *state) Ready() (ok bool, role string, reasons []string) {
 	s.mu.Lock()

@@ -222,7 +222,7 @@ func TestN20_LargeAndManyFit(t *testing.T) {
 	if _, err := coll.InsertMany(t.Context(), docs, options.InsertMany().SetOrdered(false)); err != nil {
 		t.Fatal(err)
 	}
-	if r := b.move(letters...); r != (Result{Moved: 2100, Deleted: 2100}) || b.owner.n < 3 || b.owner.n > 2100/smallest {
+	if r := b.move(letters...); r != (Result{Moved: 2100, Deleted: 2100}) || b.owner.n < 3 || b.owner.n > 2100/minPartSize {
 		t.Errorf("%+v in %d transactions", r, b.owner.n)
 	}
 	b.owner.n = 0

@@ -61,13 +61,13 @@ func TestIndexesServeTheQueries(t *testing.T) {
 		filter, sort bson.D
 		index        string
 	}{
-		"newest":      {Query{}.filter(), newest, "movedAt_1__id_1"},
-		"window":      {Query{From: time.Now()}.filter(), newest, "movedAt_1__id_1"},
-		"ids":         {Query{IDs: ids(t, "a")}.filter(), nil, "_id.id_1"},
-		"key":         {Query{Key: "none"}.filter(), nil, "key_1_movedAt_1"},
-		"class":       {Query{Class: record.Handler}.filter(), nil, "class_1_movedAt_1"},
-		"type":        {Query{Type: "none"}.filter(), nil, "type_1_movedAt_1"},
-		"requeue all": {(&scan{filter: Query{}.filter(), last: &entry{ID: ID{ID: ids(t, "a")[0]}, Pos: "8200000042"}}).rest(), stream, "pos_1__id_1"},
+		"newest":      {Query{}.mongoFilter(), newest, "movedAt_1__id_1"},
+		"window":      {Query{From: time.Now()}.mongoFilter(), newest, "movedAt_1__id_1"},
+		"ids":         {Query{IDs: ids(t, "a")}.mongoFilter(), nil, "_id.id_1"},
+		"key":         {Query{Key: "none"}.mongoFilter(), nil, "key_1_movedAt_1"},
+		"class":       {Query{Class: record.Handler}.mongoFilter(), nil, "class_1_movedAt_1"},
+		"type":        {Query{Type: "none"}.mongoFilter(), nil, "type_1_movedAt_1"},
+		"requeue all": {(&scan{filter: Query{}.mongoFilter(), lastEntry: &scanEntry{ID: ID{ID: ids(t, "a")[0]}, Pos: "8200000042"}}).remainingFilter(), stream, "pos_1__id_1"},
 	} {
 		find := bson.D{{Key: "find", Value: "outbox_dead"}, {Key: "filter", Value: c.filter}, {Key: "limit", Value: 100}}
 		if c.sort != nil {
@@ -122,7 +122,7 @@ func TestExpiryIsOffUntilItIsAskedFor(t *testing.T) {
 		if err := SetExpiry(t.Context(), coll, d); err != nil {
 			t.Fatal(err)
 		}
-		have, err := expiry(t.Context(), coll)
+		have, err := readExpirySeconds(t.Context(), coll)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -122,7 +122,7 @@ func TestOfTwoEditsOfOneVersionOneIsRefused(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if won != 1 || delivery(b.stored("x")) != 1 {
+	if won != 1 || readDelivery(b.stored("x")) != 1 {
 		t.Errorf("%d edits were taken", won)
 	}
 }

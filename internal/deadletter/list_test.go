@@ -165,12 +165,12 @@ func TestSummary(t *testing.T) {
 // many lets the server make n letters of one shape, 100 of each second from at on.
 func (b *bench) many(n int, at time.Time) {
 	b.t.Helper()
-	p, err := prepare(b.letter(order(0)))
+	p, err := prepareLetter(b.letter(order(0)))
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	p.stamp(at)
-	if _, err := b.db.Collection("seed").InsertOne(b.t.Context(), p.dead.fields()); err != nil {
+	p.setTimes(at)
+	if _, err := b.db.Collection("seed").InsertOne(b.t.Context(), p.dead.insertFields()); err != nil {
 		b.t.Fatal(err)
 	}
 	op := func(name string, args ...any) bson.D { return bson.D{{Key: name, Value: bson.A(args)}} }

@@ -149,7 +149,7 @@ func TestN18_ALetterOfAHandlerIsForItAlone(t *testing.T) {
 		t.Fatalf("%+v", got)
 	}
 	raw := b.stored("h")
-	if only := stringOf(raw, "only"); only != "billing/invoice" || delivery(raw) != 2 || stringOf(raw, "pos") != store.PosAt(bson.Timestamp{T: 5, I: 6}) {
+	if only := stringField(raw, "only"); only != "billing/invoice" || readDelivery(raw) != 2 || stringField(raw, "pos") != store.PosAt(bson.Timestamp{T: 5, I: 6}) {
 		t.Errorf("%s", raw)
 	}
 }
@@ -184,10 +184,10 @@ func TestARequeueRefusesWhatCannotBeDelivered(t *testing.T) {
 			t.Errorf("dry %v: replayed %v", dry, marked)
 		}
 	}
-	if raw := b.stored("sent"); delivery(raw) != 5 || stringOf(raw, "state") != "retry" {
+	if raw := b.stored("sent"); readDelivery(raw) != 5 || stringField(raw, "state") != "retry" {
 		t.Errorf("what had been sent: %s", raw)
 	}
-	if stringOf(b.stored("waits"), "state") != "parked" || stringOf(b.stored("another"), "state") != "" {
+	if stringField(b.stored("waits"), "state") != "parked" || stringField(b.stored("another"), "state") != "" {
 		t.Error("what the outbox held was overwritten")
 	}
 	if got := b.requeue(Query{IDs: ids(t, "expired")}, Options{Late: true}); got.Requeued != 1 {
@@ -232,7 +232,7 @@ func TestARequeueConvergesAfterACrashInTheMiddle(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	got, err := b.desk().Requeue(ctx, b.ns(), Query{All: true}, Options{}, func(Outcome) { cancel() })
 	first := got.Requeued
-	if err == nil || first != firstPart || b.count("outbox") != first {
+	if err == nil || first != initialPartSize || b.count("outbox") != first {
 		t.Fatalf("after the first part: %+v, %v, %d in the outbox", got, err, b.count("outbox"))
 	}
 	// In the order of the stream: what comes later is not there before what comes earlier.

@@ -36,29 +36,29 @@ type ConsumerFinding struct {
 	Letters    int `json:"dead_effects"`
 }
 
-func (f *ConsumerFinding) tell() []string {
+func (f *ConsumerFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("effects           %s · lost %d · double %d · out of order %d · of nothing committed, or half written %d", thousands(f.Effects), f.LostEffects, f.DoubleEffects, f.OutOfOrder, f.Strange),
+		fmt.Sprintf("effects           %s · lost %d · double %d · out of order %d · of nothing committed, or half written %d", formatThousands(f.Effects), f.LostEffects, f.DoubleEffects, f.OutOfOrder, f.Strange),
 		fmt.Sprintf("consumers         %d kill -9 · %d rebalances", f.Kills, f.Rebalances),
-		fmt.Sprintf("repeated records  %s written on purpose; the inbox refused %s messages", thousands(f.Injected), thousands(f.Refused)),
+		fmt.Sprintf("repeated records  %s written on purpose; the inbox refused %s messages", formatThousands(f.Injected), formatThousands(f.Refused)),
 	}
 }
 
 func runConsumer(ctx context.Context, s *stage) (_ Finding, err error) {
 	f := &ConsumerFinding{}
-	if _, err := s.start(ctx, "owner"); err != nil {
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
-	c, err := s.newCrew(ctx, member.Effects, s.names.topic(aggregate))
+	c, err := s.newCrew(ctx, member.Effects, s.names.topicName(aggregate))
 	if err != nil {
 		return f, err
 	}
 	defer func() {
 		if err != nil {
-			c.disband(true)
+			c.stopAll(true)
 		}
 	}()
-	hands, err := c.serve(ctx, 2)
+	hands, err := c.startMembers(ctx, 2)
 	if err != nil {
 		return f, err
 	}
@@ -66,60 +66,60 @@ func runConsumer(ctx context.Context, s *stage) (_ Finding, err error) {
 	if err != nil {
 		return f, err
 	}
-	l, err := s.load(ctx, aggregate, "customer", rateFor(s.o.Rate, s.o.Events, s.o.KillEvery), s.o.Events)
+	l, err := s.startLoad(ctx, aggregate, "customer", limitRate(s.options.Rate, s.options.Events, s.options.KillEvery), s.options.Events)
 	if err != nil {
 		return f, err
 	}
-	if err := s.disturb(ctx, c, hands, l, f); err != nil {
+	if err := s.disturbConsumers(ctx, c, hands, l, f); err != nil {
 		return f, err
 	}
-	if err := errors.Join(s.arrive(ctx), repeated()); err != nil {
+	if err := errors.Join(s.awaitArrival(ctx), repeated()); err != nil {
 		return f, err
 	}
-	f.Injected = int(r.n.Load())
+	f.Injected = int(r.repeated.Load())
 	if err := s.awaitEffects(ctx, f); err != nil {
 		var broken *brokenPromise
 		if !errors.As(err, &broken) {
 			return f, err
 		}
-		s.broke("%s", broken.why) // what is missing is counted below
+		s.recordBroken("%s", broken.why) // what is missing is counted below
 	}
-	c.disband(false)
+	c.stopAll(false)
 	return f, s.judgeEffects(ctx, f)
 }
 
-// disturb kills one consumer after the other, makes a third one come and go, or both, until the load has ended.
-func (s *stage) disturb(ctx context.Context, c *crew, hands []*hand, l *load, f *ConsumerFinding) error {
+// disturbConsumers kills one consumer after the other, makes a third one come and go, or both, until the load has ended.
+func (s *stage) disturbConsumers(ctx context.Context, c *crew, hands []*crewMember, l *load, f *ConsumerFinding) error {
 	over := make(chan error, 1)
-	s.loads.Go(func() { over <- l.finish(false) })
-	kill, swing := ticks(s.o.KillEvery), ticks(s.o.RebalanceEvery)
+	s.loads.Go(func() { over <- l.finishLoad(false) })
+	kill, swing := newTicker(s.options.KillEvery), newTicker(s.options.RebalanceEvery)
 	defer kill.Stop()
 	defer swing.Stop()
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
-	var third *hand
+	var third *crewMember
 	for {
 		var err error
 		select {
 		case err := <-over:
 			if third != nil {
-				c.leave(third)
+				c.stopMember(third)
 			}
 			return err
 		case <-kill.C:
 			h := hands[f.Kills%len(hands)]
-			if err = c.kill(h); err == nil {
-				hands[f.Kills%len(hands)], err = c.join()
+			if err = c.killMember(h); err == nil {
+				hands[f.Kills%len(hands)], err = c.startMember()
 			}
 			f.Kills++
-			s.say("consumer %s is killed with -9; another one starts", h.name)
+			s.printEvent("consumer %s is killed with -9; another one starts", h.name)
 		case <-swing.C:
 			if third != nil {
-				c.leave(third)
+				c.stopMember(third)
 				third = nil
 				continue
 			}
-			third, err = c.join()
+			third, err = c.startMember()
 		case <-look.C:
 			s.drawProgress()
 		case <-ctx.Done():
@@ -131,8 +131,8 @@ func (s *stage) disturb(ctx context.Context, c *crew, hands []*hand, l *load, f 
 	}
 }
 
-// ticks is a ticker, or one that never ticks for 0.
-func ticks(d time.Duration) *time.Ticker {
+// newTicker is a ticker, or one that never ticks for 0.
+func newTicker(d time.Duration) *time.Ticker {
 	if d > 0 {
 		return time.NewTicker(d)
 	}
@@ -145,51 +145,51 @@ func ticks(d time.Duration) *time.Ticker {
 func (s *stage) awaitEffects(ctx context.Context, f *ConsumerFinding) error {
 	want, _ := s.check.Progress()
 	err := s.awaitRead(ctx, "each event has its effect", func(ctx context.Context) (bool, error) {
-		n, err := member.CountEffects(ctx, s.db())
+		n, err := member.CountEffects(ctx, s.shopDatabase())
 		f.Effects = n
 		return n >= want, err
 	})
 	if err != nil {
 		return err
 	}
-	return s.pass(ctx, settleTime)
+	return s.runFor(ctx, settleTime)
 }
 
 // judgeEffects reads what became of it all.
 func (s *stage) judgeEffects(ctx context.Context, f *ConsumerFinding) error {
-	db := s.db()
+	db := s.shopDatabase()
 	r, err := member.JudgeEffects(ctx, db)
 	if err != nil {
 		return err
 	}
 	f.Effects, f.LostEffects, f.DoubleEffects, f.OutOfOrder, f.Strange = r.Effects, r.Lost, r.Double, r.OutOfOrder, r.Phantom+r.Miscounted
 	if err := r.Err(); err != nil {
-		s.broke("%v", err)
+		s.recordBroken("%v", err)
 	}
-	if f.Letters, err = s.letters(ctx); err != nil {
+	if f.Letters, err = s.countLetters(ctx); err != nil {
 		return err
 	}
-	if f.Refused, f.Rebalances, err = s.membership(ctx); err != nil {
+	if f.Refused, f.Rebalances, err = s.readMembership(ctx); err != nil {
 		return err
 	}
 	return nil
 }
 
-// letters counts the events that consumers have given up, which must be none.
-func (s *stage) letters(ctx context.Context) (int, error) {
-	n, err := s.db().Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
+// countLetters counts the events that consumers have given up, which must be none.
+func (s *stage) countLetters(ctx context.Context) (int, error) {
+	n, err := s.shopDatabase().Collection(consumer.DefaultLetters).CountDocuments(ctx, bson.D{})
 	if err != nil {
 		return 0, fmt.Errorf("counting the consumers' dead letters: %w", err)
 	}
 	if n > 0 {
-		s.broke("the consumers gave up %d events: they are in %s.%s", n, s.names.database, consumer.DefaultLetters)
+		s.recordBroken("the consumers gave up %d events: they are in %s.%s", n, s.names.database, consumer.DefaultLetters)
 	}
 	return int(n), nil
 }
 
-// membership is what the members of the group wrote down beside their effects.
-func (s *stage) membership(ctx context.Context) (refused, rebalances int, err error) {
-	db := s.db()
+// readMembership is what the members of the group wrote down beside their effects.
+func (s *stage) readMembership(ctx context.Context) (refused, rebalances int, err error) {
+	db := s.shopDatabase()
 	counts, err := member.ReadCounts(ctx, db)
 	if err != nil {
 		return 0, 0, err

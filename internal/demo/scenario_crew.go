@@ -29,12 +29,12 @@ type crew struct {
 	seq  int
 
 	mu   sync.Mutex
-	live []*hand
+	live []*crewMember
 	wg   sync.WaitGroup
 }
 
-// hand is one process.
-type hand struct {
+// crewMember is one process.
+type crewMember struct {
 	name     string
 	prog     *devstack.Program
 	expected atomic.Bool
@@ -42,7 +42,7 @@ type hand struct {
 
 // newCrew makes the collections of the members, which read these topics.
 func (s *stage) newCrew(ctx context.Context, role member.Role, topics ...string) (*crew, error) {
-	if err := member.Prepare(ctx, s.db()); err != nil {
+	if err := member.Prepare(ctx, s.shopDatabase()); err != nil {
 		return nil, err
 	}
 	return &crew{s: s, spec: member.Spec{
@@ -50,54 +50,54 @@ func (s *stage) newCrew(ctx context.Context, role member.Role, topics ...string)
 	}}, nil
 }
 
-// join starts one more process. One that ends by itself ends the scenario.
-func (c *crew) join() (*hand, error) {
+// startMember starts one more process. One that ends by itself ends the scenario.
+func (c *crew) startMember() (*crewMember, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.seq++
 	spec := c.spec
 	spec.Name = "c-" + strconv.Itoa(c.seq)
-	prog, err := c.s.stack.Run(spec.Name, withoutOwn(c.s.o.Env), c.s.o.Binary, member.Command, spec.Arg())
+	prog, err := c.s.stack.Run(spec.Name, removeSettings(c.s.options.Env), c.s.options.Binary, member.Command, spec.Arg())
 	if err != nil {
 		return nil, err
 	}
-	h := &hand{name: spec.Name, prog: prog}
+	h := &crewMember{name: spec.Name, prog: prog}
 	c.live = append(c.live, h)
 	c.wg.Go(func() {
 		<-prog.Done()
-		if !h.expected.Load() && !c.s.dying.Load() {
-			c.s.cancel(&brokenPromise{fmt.Sprintf("consumer %s ended by itself: %v; the end of its log:\n%s", h.name, prog.Err(), h.words())})
+		if !h.expected.Load() && !c.s.stopping.Load() {
+			c.s.cancel(&brokenPromise{fmt.Sprintf("consumer %s ended by itself: %v; the end of its log:\n%s", h.name, prog.Err(), h.lastLogLines())})
 		}
 	})
 	return h, nil
 }
 
-func (h *hand) words() string { return tailOf(h.prog) }
+func (h *crewMember) lastLogLines() string { return formatLastLines(h.prog) }
 
-// serve starts n processes and waits until they share the partitions.
-func (c *crew) serve(ctx context.Context, n int) ([]*hand, error) {
-	hands, names := make([]*hand, n), make([]string, n)
+// startMembers starts n processes and waits until they share the partitions.
+func (c *crew) startMembers(ctx context.Context, n int) ([]*crewMember, error) {
+	hands, names := make([]*crewMember, n), make([]string, n)
 	for i := range n {
-		h, err := c.join()
+		h, err := c.startMember()
 		if err != nil {
 			return nil, err
 		}
 		hands[i], names[i] = h, h.name
 	}
 	return hands, c.s.awaitRead(ctx, fmt.Sprintf("%d consumers share the partitions", n), func(ctx context.Context) (bool, error) {
-		return member.Serving(ctx, c.s.db(), names...)
+		return member.Serving(ctx, c.s.shopDatabase(), names...)
 	})
 }
 
-// kill ends a process by SIGKILL.
-func (c *crew) kill(h *hand) error {
+// killMember ends a process by SIGKILL.
+func (c *crew) killMember(h *crewMember) error {
 	h.expected.Store(true)
 	return h.prog.Kill()
 }
 
-// leave asks a process to leave the group, and waits until it is gone. That it has to be killed, or ends with an error,
+// stopMember asks a process to leave the group, and waits until it is gone. That it has to be killed, or ends with an error,
 // breaks the promise.
-func (c *crew) leave(h *hand) {
+func (c *crew) stopMember(h *crewMember) {
 	h.expected.Store(true)
 	if err := h.prog.Terminate(); err == nil {
 		late := time.AfterFunc(leaveWithin, func() { _ = h.prog.Kill() })
@@ -105,15 +105,15 @@ func (c *crew) leave(h *hand) {
 		late.Stop()
 	}
 	if err := h.prog.Err(); err != nil {
-		c.s.broke("consumer %s did not leave as asked: %v; the end of its log:\n%s", h.name, err, h.words())
+		c.s.recordBroken("consumer %s did not leave as asked: %v; the end of its log:\n%s", h.name, err, h.lastLogLines())
 	}
 }
 
-// running are those that were neither killed nor asked to leave.
-func (c *crew) running() []*hand {
+// runningMembers are those that were neither killed nor asked to leave.
+func (c *crew) runningMembers() []*crewMember {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var list []*hand
+	var list []*crewMember
 	for _, h := range c.live {
 		if !h.expected.Load() {
 			list = append(list, h)
@@ -122,15 +122,15 @@ func (c *crew) running() []*hand {
 	return list
 }
 
-// disband ends all: gracefully, or after a failure at once.
-func (c *crew) disband(failed bool) {
+// stopAll ends all: gracefully, or after a failure at once.
+func (c *crew) stopAll(failed bool) {
 	var all sync.WaitGroup
-	for _, h := range c.running() {
+	for _, h := range c.runningMembers() {
 		if failed {
-			_ = c.kill(h)
+			_ = c.killMember(h)
 			continue
 		}
-		all.Go(func() { c.leave(h) })
+		all.Go(func() { c.stopMember(h) })
 	}
 	all.Wait()
 	c.wg.Wait()
@@ -140,7 +140,7 @@ func (c *crew) disband(failed bool) {
 func (s *stage) awaitRead(ctx context.Context, what string, ok func(ctx context.Context) (bool, error)) error {
 	var failed error
 	next := time.Time{}
-	err := s.await(ctx, what, patience, func() bool {
+	err := s.awaitCondition(ctx, what, patience, func() bool {
 		if time.Now().Before(next) {
 			return false
 		}
@@ -154,9 +154,9 @@ func (s *stage) awaitRead(ctx context.Context, what string, ok func(ctx context.
 // repeater writes some records of a topic to it once more, flagged as the relay flags what may repeat, so that consumers
 // meet events that they have handled at offsets that they have not.
 type repeater struct {
-	again chan devstack.Message
-	seen  atomic.Int64
-	n     atomic.Int64
+	queue    chan devstack.Message
+	seen     atomic.Int64
+	repeated atomic.Int64
 }
 
 // repeatSome starts a repeater of all topics that the stage listens to, until ctx ends or done is called.
@@ -166,29 +166,29 @@ func (s *stage) repeatSome(ctx context.Context) (r *repeater, done func() error,
 		return nil, nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	r = &repeater{again: make(chan devstack.Message, 100)}
+	r = &repeater{queue: make(chan devstack.Message, 100)}
 	hear := func(m devstack.Message) {
 		if m.Header(redelivered) != "" || r.seen.Add(1)%repeatOneOf != 0 {
 			return
 		}
 		select {
-		case r.again <- m:
+		case r.queue <- m:
 		case <-ctx.Done():
 		}
 	}
-	s.hear.Store(&hear)
+	s.onRecord.Store(&hear)
 	ended := make(chan error, 1)
 	s.loads.Go(func() {
 		defer t.Close()
-		ended <- r.run(ctx, t)
+		ended <- r.publishAll(ctx, t)
 	})
-	return r, func() error { s.hear.Store(nil); cancel(); return <-ended }, nil
+	return r, func() error { s.onRecord.Store(nil); cancel(); return <-ended }, nil
 }
 
-func (r *repeater) run(ctx context.Context, p consumer.Publisher) error {
+func (r *repeater) publishAll(ctx context.Context, p consumer.Publisher) error {
 	for {
 		select {
-		case m := <-r.again:
+		case m := <-r.queue:
 			c := &consumer.Message{Key: m.Key, Value: m.Value}
 			for _, h := range m.Headers {
 				c.Headers = append(c.Headers, consumer.Header{Key: h.Key, Value: h.Value})
@@ -197,7 +197,7 @@ func (r *repeater) run(ctx context.Context, p consumer.Publisher) error {
 			if err := p.Publish(ctx, m.Topic, []*consumer.Message{c}); err != nil && ctx.Err() == nil {
 				return fmt.Errorf("writing a record once more: %w", err)
 			}
-			r.n.Add(1)
+			r.repeated.Add(1)
 		case <-ctx.Done():
 			return nil
 		}

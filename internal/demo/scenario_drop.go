@@ -30,7 +30,7 @@ type DropFinding struct {
 	Takeovers  int     `json:"takeovers"`
 }
 
-func (f *DropFinding) tell() []string {
+func (f *DropFinding) describeFigures() []string {
 	return []string{
 		fmt.Sprintf("drops             %d; lag below one second at most %.2f s later", f.Drops, f.ResumedS),
 		fmt.Sprintf("gone              %d events went with the collection before they were delivered", f.Gone),
@@ -45,61 +45,61 @@ const (
 
 func runDrop(ctx context.Context, s *stage) (Finding, error) {
 	f := &DropFinding{}
-	if _, err := s.start(ctx, "owner"); err != nil {
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
-	epoch := s.follow.owner().epoch
-	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, 0)
+	epoch := s.follow.currentOwner().epoch
+	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, 0)
 	if err != nil {
 		return f, err
 	}
 	for f.Drops < drops {
-		if err := s.pass(ctx, s.takes(s.o.Events/(drops+1))); err != nil {
+		if err := s.runFor(ctx, s.durationOf(s.options.Events/(drops+1))); err != nil {
 			return f, err
 		}
-		if err := s.drop(ctx, f); err != nil {
+		if err := s.dropOutbox(ctx, f); err != nil {
 			return f, err
 		}
 	}
-	if err := s.pass(ctx, s.takes(s.o.Events/(drops+1))); err != nil {
+	if err := s.runFor(ctx, s.durationOf(s.options.Events/(drops+1))); err != nil {
 		return f, err
 	}
-	if err := l.finish(true); err != nil {
+	if err := l.finishLoad(true); err != nil {
 		return f, err
 	}
-	if err := s.arrive(ctx); err != nil {
+	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
 	r := s.check.Report()
-	f.Gone, f.Redelivery, f.Takeovers = r.Excused, r.Repeated, int(s.follow.owner().epoch-epoch)
+	f.Gone, f.Redelivery, f.Takeovers = r.Excused, r.Repeated, int(s.follow.currentOwner().epoch-epoch)
 	if f.Redelivery > 0 {
-		s.broke("%d events that had been delivered were delivered again", f.Redelivery)
+		s.recordBroken("%d events that had been delivered were delivered again", f.Redelivery)
 	}
-	noticed, err := s.logged(ctx, string(store.Invalidated))
+	noticed, err := s.countLogged(ctx, string(store.Invalidated))
 	if err == nil && noticed < f.Drops {
-		s.broke("the relay noticed %d of %d drops", noticed, f.Drops)
+		s.recordBroken("the relay noticed %d of %d drops", noticed, f.Drops)
 	}
 	return f, errors.Join(err, s.notHalted(ctx))
 }
 
-// drop drops the collection and makes it again while the load goes on.
-func (s *stage) drop(ctx context.Context, f *DropFinding) error {
-	if err := s.outbox().Drop(ctx); err != nil {
+// dropOutbox drops the collection and makes it again while the load goes on.
+func (s *stage) dropOutbox(ctx context.Context, f *DropFinding) error {
+	if err := s.outboxCollection().Drop(ctx); err != nil {
 		return fmt.Errorf("dropping the outbox: %w", err)
 	}
 	s.check.Excuse()
 	began := time.Now()
 	f.Drops++
-	if err := s.outbox().Database().CreateCollection(ctx, outbox.DefaultCollection); err != nil && !collectionExists(err) {
+	if err := s.outboxCollection().Database().CreateCollection(ctx, outbox.DefaultCollection); err != nil && !collectionExists(err) {
 		return fmt.Errorf("making the outbox again: %w", err)
 	}
 	before, _ := s.check.Progress()
-	s.say("the outbox is dropped and made again")
-	err := s.await(ctx, "what is appended after the drop arrives", patience, func() bool {
+	s.printEvent("the outbox is dropped and made again")
+	err := s.awaitCondition(ctx, "what is appended after the drop arrives", patience, func() bool {
 		committed, delivered := s.check.Progress()
-		return delivered > before && committed > before && s.lag() < time.Second
+		return delivered > before && committed > before && s.currentLag() < time.Second
 	})
-	f.ResumedS = max(f.ResumedS, round(time.Since(began)))
+	f.ResumedS = max(f.ResumedS, roundSeconds(time.Since(began)))
 	return err
 }
 
@@ -114,8 +114,8 @@ func collectionExists(err error) bool {
 func (s *stage) notHalted(ctx context.Context) error {
 	said := ""
 	var failed error
-	err := s.await(ctx, "the relay is live", settleWithin, func() bool {
-		st, err := admin.ReadStatus(ctx, s.state())
+	err := s.awaitCondition(ctx, "the relay is live", settleWithin, func() bool {
+		st, err := admin.ReadStatus(ctx, s.stateDatabase())
 		if failed = err; err != nil || len(st.Watchers) != 1 {
 			return err != nil
 		}
@@ -124,12 +124,12 @@ func (s *stage) notHalted(ctx context.Context) error {
 	})
 	var broken *brokenPromise
 	if errors.As(err, &broken) {
-		s.broke("the relay is %s", said)
+		s.recordBroken("the relay is %s", said)
 		err = nil
 	}
-	n, logged := s.logged(ctx, string(store.Halted))
+	n, logged := s.countLogged(ctx, string(store.Halted))
 	if logged == nil && n > 0 {
-		s.broke("the relay halted %d times", n)
+		s.recordBroken("the relay halted %d times", n)
 	}
 	return errors.Join(err, failed, logged)
 }

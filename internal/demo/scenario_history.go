@@ -22,9 +22,9 @@ var historyScenario = Scenario{
 	Name:    "lost-history",
 	Promise: "the oplog rolls over while the relay is down: nothing is lost or out of order, and whatever is repeated is flagged",
 	events:  200_000, rate: 300,
-	own:   true,
-	mongo: devstack.MongoOptions{OplogMB: 16, Args: []string{"--syncdelay", "1"}}, // the oplog is cut behind a checkpoint only
-	run:   runHistory,
+	ownServers: true,
+	mongo:      devstack.MongoOptions{OplogMB: 16, Args: []string{"--syncdelay", "1"}}, // the oplog is cut behind a checkpoint only
+	run:        runHistory,
 }
 
 // HistoryFinding is what scenario lost-history found.
@@ -39,11 +39,11 @@ type HistoryFinding struct {
 	SweepRate   float64 `json:"sweep_rate"`    // orphans a second over that time
 }
 
-func (f *HistoryFinding) tell() []string {
+func (f *HistoryFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("orphaned          %s events that the change stream could not bring, in %d gaps", thousands(f.Orphaned), f.Gaps),
-		fmt.Sprintf("redelivered       %s records are flagged, %s of them repeat an earlier one", thousands(f.Redelivered), thousands(f.Repeated)),
-		fmt.Sprintf("swept             in %.1f s, start of the relay included: %s a second", f.SweepS, thousands(int(f.SweepRate))),
+		fmt.Sprintf("orphaned          %s events that the change stream could not bring, in %d gaps", formatThousands(f.Orphaned), f.Gaps),
+		fmt.Sprintf("redelivered       %s records are flagged, %s of them repeat an earlier one", formatThousands(f.Redelivered), formatThousands(f.Repeated)),
+		fmt.Sprintf("swept             in %.1f s, start of the relay included: %s a second", f.SweepS, formatThousands(int(f.SweepRate))),
 	}
 }
 
@@ -54,7 +54,7 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 	down := time.Now()
-	if f.Orphaned, err = s.orphan(ctx, position); err != nil {
+	if f.Orphaned, err = s.orphanEvents(ctx, position); err != nil {
 		return f, err
 	}
 	slow, err := s.openTransaction(ctx)
@@ -62,75 +62,75 @@ func runHistory(ctx context.Context, s *stage) (Finding, error) {
 		return f, err
 	}
 	defer slow.session.EndSession(context.WithoutCancel(ctx))
-	live, err := s.load(ctx, aggregate, "walk-in", s.o.Rate, 0)
+	live, err := s.startLoad(ctx, aggregate, "walk-in", s.options.Rate, 0)
 	if err != nil {
 		return f, err
 	}
-	if err := s.pass(ctx, time.Second); err != nil {
+	if err := s.runFor(ctx, time.Second); err != nil {
 		return f, err
 	}
 	began := time.Now()
-	f.AwayS = round(began.Sub(down))
-	if _, err := s.relays.spawn(); err != nil {
+	f.AwayS = roundSeconds(began.Sub(down))
+	if _, err := s.relays.startRelay(); err != nil {
 		return f, err
 	}
-	s.say("the relay is back; %d events/s are appended during the sweep, and a transaction stays open over its beginning", s.o.Rate)
-	if err := s.swept(ctx, slow, f, began); err != nil {
+	s.printEvent("the relay is back; %d events/s are appended during the sweep, and a transaction stays open over its beginning", s.options.Rate)
+	if err := s.awaitSweep(ctx, slow, f, began); err != nil {
 		return f, err
 	}
-	if err := live.finish(true); err != nil {
+	if err := live.finishLoad(true); err != nil {
 		return f, err
 	}
-	if err := s.arrive(ctx); err != nil {
+	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
 	r := s.check.Report()
 	f.Redelivered, f.Repeated = r.Flagged, r.Repeated
 	if f.Redelivered < f.Orphaned {
-		s.broke("%d records are flagged as redelivered, although %d events were swept", f.Redelivered, f.Orphaned)
+		s.recordBroken("%d records are flagged as redelivered, although %d events were swept", f.Redelivered, f.Orphaned)
 	}
 	return f, s.notHalted(ctx)
 }
 
 // deliverSome runs a relay over a few events and stops it. It returns the relay's position.
 func (s *stage) deliverSome(ctx context.Context) (bson.Timestamp, error) {
-	x, err := s.start(ctx, "owner")
+	x, err := s.startAndAwait(ctx, "owner")
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	l, err := s.load(ctx, aggregate, "customer", 1000, 500)
+	l, err := s.startLoad(ctx, aggregate, "customer", 1000, 500)
 	if err == nil {
-		err = l.finish(false)
+		err = l.finishLoad(false)
 	}
 	if err == nil {
-		err = s.arrive(ctx)
+		err = s.awaitArrival(ctx)
 	}
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	s.end(x)
+	s.stopAndWait(x)
 	doc, _, err := lease.Read(ctx, s.follow.coll, watcherID)
 	if err != nil {
 		return bson.Timestamp{}, err
 	}
-	s.say("the relay is stopped")
+	s.printEvent("the relay is stopped")
 	return doc.ClusterTime, nil
 }
 
-// orphan appends events until the oplog does not reach back to a position, and returns how many it appended.
-func (s *stage) orphan(ctx context.Context, position bson.Timestamp) (int, error) {
+// orphanEvents appends events until the oplog does not reach back to a position, and returns how many it appended.
+func (s *stage) orphanEvents(ctx context.Context, position bson.Timestamp) (int, error) {
 	before, _ := s.check.Progress()
-	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, s.o.Events, inBulk)
+	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, s.options.Events, appendInBulk)
 	if err != nil {
 		return 0, err
 	}
 	done := false
-	err = s.await(ctx, "the backlog is appended", 2*patience, func() bool {
+	err = s.awaitCondition(ctx, "the backlog is appended", 2*patience, func() bool {
 		committed, _ := s.check.Progress()
-		done = committed-before >= s.o.Events
+		done = committed-before >= s.options.Events
 		return done
 	})
-	if err = errors.Join(err, l.finish(!done)); err != nil {
+	if err = errors.Join(err, l.finishLoad(!done)); err != nil {
 		return 0, err
 	}
 	committed, _ := s.check.Progress()
@@ -151,11 +151,11 @@ func (s *stage) orphan(ctx context.Context, position bson.Timestamp) (int, error
 		if oldest.TS.After(position) {
 			break
 		}
-		if err := s.pass(ctx, lookEvery); err != nil {
+		if err := s.runFor(ctx, lookEvery); err != nil {
 			return 0, err
 		}
 	}
-	s.say("%s events are appended meanwhile, and the oplog has rolled over", thousands(committed-before))
+	s.printEvent("%s events are appended meanwhile, and the oplog has rolled over", formatThousands(committed-before))
 	return committed - before, nil
 }
 
@@ -167,7 +167,7 @@ func (s *stage) openTransaction(ctx context.Context) (*slowAppend, error) {
 	}
 	a := &slowAppend{s: s, session: session}
 	if err = session.StartTransaction(); err == nil {
-		err = a.append(mongo.NewSessionContext(ctx, session), 2)
+		err = a.appendEvents(mongo.NewSessionContext(ctx, session), 2)
 	}
 	if err != nil {
 		session.EndSession(context.WithoutCancel(ctx))
@@ -183,18 +183,18 @@ type slowAppend struct {
 	ids     []string
 }
 
-func (a *slowAppend) append(ctx context.Context, n int) error {
+func (a *slowAppend) appendEvents(ctx context.Context, n int) error {
 	var events []event.Event
 	for range n {
 		id, payload := uuid.Must(uuid.NewV7()), fmt.Appendf(nil, `{"slow":%d}`, len(a.ids)+1)
 		a.ids = append(a.ids, id.String())
-		a.s.check.Begin(check.Event{ID: id.String(), Key: "slow", Topics: []string{a.s.names.topic(aggregate)}, Value: payload})
+		a.s.check.Begin(check.Event{ID: id.String(), Key: "slow", Topics: []string{a.s.names.topicName(aggregate)}, Value: payload})
 		events = append(events, event.New(aggregate, "slow", "OrderPlaced", payload, event.WithID(id)))
 	}
 	return a.s.service.box.AppendMany(ctx, events)
 }
 
-func (a *slowAppend) commit(ctx context.Context) error {
+func (a *slowAppend) commitTransaction(ctx context.Context) error {
 	if err := a.session.CommitTransaction(ctx); err != nil {
 		return fmt.Errorf("committing a slow transaction: %w", err)
 	}
@@ -202,36 +202,36 @@ func (a *slowAppend) commit(ctx context.Context) error {
 	return nil
 }
 
-// swept waits for the sweep: the slow transaction commits in the middle of it.
-func (s *stage) swept(ctx context.Context, slow *slowAppend, f *HistoryFinding, began time.Time) error {
+// awaitSweep waits for the sweep: the slow transaction commits in the middle of it.
+func (s *stage) awaitSweep(ctx context.Context, slow *slowAppend, f *HistoryFinding, began time.Time) error {
 	seen := func(kind store.Kind) func() bool {
 		return func() bool {
-			n, err := s.logged(ctx, string(kind))
+			n, err := s.countLogged(ctx, string(kind))
 			return err == nil && n > 0
 		}
 	}
-	if err := s.await(ctx, "the gap is found", patience, seen(store.GapFound)); err != nil {
+	if err := s.awaitCondition(ctx, "the gap is found", patience, seen(store.GapFound)); err != nil {
 		return err
 	}
-	s.say("the gap is found: sweeping the outbox")
+	s.printEvent("the gap is found: sweeping the outbox")
 	_, before := s.check.Progress()
-	if err := s.await(ctx, "the sweep delivers", patience, func() bool { _, n := s.check.Progress(); return n > before+f.Orphaned/10 }); err != nil {
+	if err := s.awaitCondition(ctx, "the sweep delivers", patience, func() bool { _, n := s.check.Progress(); return n > before+f.Orphaned/10 }); err != nil {
 		return err
 	}
-	if err := slow.commit(ctx); err != nil {
+	if err := slow.commitTransaction(ctx); err != nil {
 		return err
 	}
-	s.say("the slow transaction is committed")
-	if err := s.await(ctx, "the gap is closed", 2*patience, seen(store.GapClosed)); err != nil {
+	s.printEvent("the slow transaction is committed")
+	if err := s.awaitCondition(ctx, "the gap is closed", 2*patience, seen(store.GapClosed)); err != nil {
 		return err
 	}
-	if err := s.await(ctx, "a lag below one second", patience, func() bool { return s.lag() < time.Second }); err != nil {
+	if err := s.awaitCondition(ctx, "a lag below one second", patience, func() bool { return s.currentLag() < time.Second }); err != nil {
 		return err
 	}
 	took := time.Since(began)
-	f.SweepS, f.SweepRate = round(took), float64(int(float64(f.Orphaned)/took.Seconds()))
+	f.SweepS, f.SweepRate = roundSeconds(took), float64(int(float64(f.Orphaned)/took.Seconds()))
 	var err error
-	f.Gaps, err = s.logged(ctx, string(store.GapClosed))
-	s.say("the gap is closed")
+	f.Gaps, err = s.countLogged(ctx, string(store.GapClosed))
+	s.printEvent("the gap is closed")
 	return err
 }

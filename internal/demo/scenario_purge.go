@@ -23,8 +23,8 @@ var purgeScenario = Scenario{
 	Name:    "purge",
 	Promise: "delivered envelopes go away by themselves under load, nothing unsent does, and publishing is hardly slower meanwhile",
 	events:  purgePairs * 7_000, rate: 1000,
-	own: true,
-	set: map[string]any{
+	ownServers: true,
+	relayConfig: map[string]any{
 		"start":     "now",
 		"retention": purgeRetention.String(),
 		"purge":     map[string]any{"interval": purgeLook.String(), "rate": purgeRate},
@@ -47,9 +47,9 @@ type PurgeFinding struct {
 	Overstayed int       `json:"overstayed"` // envelopes that should have been removed
 }
 
-func (f *PurgeFinding) tell() []string {
+func (f *PurgeFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("purged            %s envelopes, %s a second; %d unsent ones of the same age stayed", thousands(f.Purged), thousands(int(f.PurgeRate)), f.Kept),
+		fmt.Sprintf("purged            %s envelopes, %s a second; %d unsent ones of the same age stayed", formatThousands(f.Purged), formatThousands(int(f.PurgeRate)), f.Kept),
 		fmt.Sprintf("commit to Kafka   with a purge p50 %.1f ms p99 %.1f ms, without p50 %.1f ms p99 %.1f ms", f.WithP50MS, f.WithP99MS, f.NoneP50MS, f.NoneP99MS),
 		fmt.Sprintf("p99 ratio         median %.2f of %v", f.Ratio, f.Ratios),
 	}
@@ -69,31 +69,31 @@ const (
 
 func runPurge(ctx context.Context, s *stage) (Finding, error) {
 	f := &PurgeFinding{}
-	each := max(s.o.Events/purgePairs, 1)
-	old := &oldEnvelopes{stamp: uint32(time.Now().Add(-purgeRetention - time.Minute).Unix()), each: each}
+	each := max(s.options.Events/purgePairs, 1)
+	old := &oldEnvelopes{stamp: uint32(time.Now().Add(-purgeRetention - time.Minute).Unix()), perPair: each}
 	if err := s.insertOld(ctx, old); err != nil {
 		return f, err
 	}
-	if _, err := s.start(ctx, "owner"); err != nil {
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
-	l, err := s.load(ctx, aggregate, "customer", s.o.Rate, 0, evenly)
+	l, err := s.startLoad(ctx, aggregate, "customer", s.options.Rate, 0, appendEvenly)
 	if err != nil {
 		return f, err
 	}
-	if err := s.pass(ctx, warmUp); err != nil {
+	if err := s.runFor(ctx, warmUp); err != nil {
 		return f, err
 	}
 	rounds, err := s.purgeRounds(ctx, old)
-	if err = errors.Join(err, l.finish(true)); err != nil {
+	if err = errors.Join(err, l.finishLoad(true)); err != nil {
 		return f, err
 	}
-	if err := s.arrive(ctx); err != nil {
+	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
-	rounds.figures(f, each)
+	rounds.computeFigures(f, each)
 	if f.Ratio > purgeRatio {
-		s.broke("the median of the p99 ratios is %.2f, at most %.2f expected", f.Ratio, purgeRatio)
+		s.recordBroken("the median of the p99 ratios is %.2f, at most %.2f expected", f.Ratio, purgeRatio)
 	}
 	return f, s.countPurged(ctx, f, int(l.done.Load()))
 }
@@ -101,18 +101,18 @@ func runPurge(ctx context.Context, s *stage) (Finding, error) {
 // oldEnvelopes count as delivered, because the watcher begins behind them. Those of a pair are too young to be purged
 // until they are let go; a few that are not sent yet are old enough from the start.
 type oldEnvelopes struct {
-	stamp uint32 // seconds, of those that are old enough
-	each  int    // of a pair
-	ids   []bson.Binary
+	stamp   uint32 // seconds, of those that are old enough
+	perPair int    // of a pair
+	ids     []bson.Binary
 }
 
 func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 	began, later := time.Now(), time.Now().Add(time.Hour)
-	seal, err := store.NewRegistry(s.state().Collection("collections")).Seal(ctx)
+	seal, err := store.NewRegistry(s.stateDatabase().Collection("collections")).Seal(ctx)
 	if err != nil {
 		return err
 	}
-	n := protected + purgePairs*old.each
+	n := protected + purgePairs*old.perPair
 	docs := make([]any, 0, 1000)
 	for i := range n {
 		id := uuid.Must(uuid.NewV7())
@@ -128,34 +128,36 @@ func (s *stage) insertOld(ctx context.Context, old *oldEnvelopes) error {
 		case i >= protected:
 			doc = append(doc, bson.E{Key: "ts", Value: bson.Timestamp{T: uint32(began.Unix()), I: uint32(i + 1)}})
 		case i%2 == 0:
-			doc = append(doc, bson.E{Key: "ts", Value: old.at(i)}, bson.E{Key: "dueAt", Value: later})
+			doc = append(doc, bson.E{Key: "ts", Value: old.stampOf(i)}, bson.E{Key: "dueAt", Value: later})
 		default:
-			doc = append(doc, bson.E{Key: "ts", Value: old.at(i)}, bson.E{Key: "state", Value: event.StateRetry}, bson.E{Key: "nextAt", Value: later}, bson.E{Key: "seal", Value: seal})
+			doc = append(doc, bson.E{Key: "ts", Value: old.stampOf(i)}, bson.E{Key: "state", Value: event.StateRetry}, bson.E{Key: "nextAt", Value: later}, bson.E{Key: "seal", Value: seal})
 		}
 		if docs = append(docs, doc); len(docs) < cap(docs) && i+1 < n {
 			continue
 		}
-		if _, err := s.outbox().InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
+		if _, err := s.outboxCollection().InsertMany(ctx, docs, options.InsertMany().SetOrdered(false)); err != nil {
 			return fmt.Errorf("inserting old envelopes: %w", err)
 		}
 		docs = docs[:0]
 	}
-	s.say("%s old envelopes are inserted in %.1f s", thousands(n), time.Since(began).Seconds())
+	s.printEvent("%s old envelopes are inserted in %.1f s", formatThousands(n), time.Since(began).Seconds())
 	return nil
 }
 
-// at is the stamp of the i-th when it is old enough.
-func (o *oldEnvelopes) at(i int) bson.Timestamp { return bson.Timestamp{T: o.stamp, I: uint32(i + 1)} }
+// stampOf is the stamp of the i-th when it is old enough.
+func (o *oldEnvelopes) stampOf(i int) bson.Timestamp {
+	return bson.Timestamp{T: o.stamp, I: uint32(i + 1)}
+}
 
-// letGo makes the envelopes of a pair old enough to be purged: a watcher sees inserts, and no updates.
-func (s *stage) letGo(ctx context.Context, old *oldEnvelopes, pair int) error {
+// ageEnvelopes makes the envelopes of a pair old enough to be purged: a watcher sees inserts, and no updates.
+func (s *stage) ageEnvelopes(ctx context.Context, old *oldEnvelopes, pair int) error {
 	var models []mongo.WriteModel
-	for k := range old.each {
-		i := protected + pair*old.each + k
+	for k := range old.perPair {
+		i := protected + pair*old.perPair + k
 		models = append(models, mongo.NewUpdateOneModel().SetFilter(bson.D{{Key: "_id", Value: old.ids[i]}}).
-			SetUpdate(bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old.at(i)}}}}))
+			SetUpdate(bson.D{{Key: "$set", Value: bson.D{{Key: "ts", Value: old.stampOf(i)}}}}))
 	}
-	_, err := s.outbox().BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
+	_, err := s.outboxCollection().BulkWrite(ctx, models, options.BulkWrite().SetOrdered(false))
 	if err != nil {
 		return fmt.Errorf("letting old envelopes go: %w", err)
 	}
@@ -173,62 +175,62 @@ type purgeRounds []purgeRound
 // purgeRounds measures the pairs: in each, some envelopes are let go and purged, and then there is no purge for as long.
 func (s *stage) purgeRounds(ctx context.Context, old *oldEnvelopes) (purgeRounds, error) {
 	w := &delays{}
-	hear := w.hear
-	s.hear.Store(&hear)
+	hear := w.recordDelay
+	s.onRecord.Store(&hear)
 	rounds := make(purgeRounds, purgePairs)
 	for pair := range rounds {
-		r, each := &rounds[pair], old.each
-		if err := s.letGo(ctx, old, pair); err != nil {
+		r, each := &rounds[pair], old.perPair
+		if err := s.ageEnvelopes(ctx, old, pair); err != nil {
 			return rounds, err
 		}
-		if err := s.pass(ctx, purgeEdge); err != nil {
+		if err := s.runFor(ctx, purgeEdge); err != nil {
 			return rounds, err
 		}
-		already, err := s.purged(ctx, old, pair, 1)
+		already, err := s.awaitPurged(ctx, old, pair, 1)
 		if err != nil {
 			return rounds, err
 		}
 		began := time.Now()
-		w.take()
-		if _, err := s.purged(ctx, old, pair, each); err != nil {
+		w.takeSorted()
+		if _, err := s.awaitPurged(ctx, old, pair, each); err != nil {
 			return rounds, err
 		}
 		took := time.Since(began)
-		r.with, r.took = w.take(), took*time.Duration(each)/time.Duration(max(each-already, 1))
-		if err := s.pass(ctx, purgeEdge); err != nil {
+		r.with, r.took = w.takeSorted(), took*time.Duration(each)/time.Duration(max(each-already, 1))
+		if err := s.runFor(ctx, purgeEdge); err != nil {
 			return rounds, err
 		}
-		w.take()
-		if err := s.pass(ctx, min(took, purgeWait)); err != nil {
+		w.takeSorted()
+		if err := s.runFor(ctx, min(took, purgeWait)); err != nil {
 			return rounds, err
 		}
-		r.without = w.take()
-		s.say("%s purged in %.1f s: p99 %.1f ms, without a purge %.1f ms", thousands(each), r.took.Seconds(), quantile(r.with, 0.99), quantile(r.without, 0.99))
+		r.without = w.takeSorted()
+		s.printEvent("%s purged in %.1f s: p99 %.1f ms, without a purge %.1f ms", formatThousands(each), r.took.Seconds(), quantile(r.with, 0.99), quantile(r.without, 0.99))
 	}
 	return rounds, nil
 }
 
-// purged waits until so many envelopes of a pair are purged, and returns how many are.
-func (s *stage) purged(ctx context.Context, old *oldEnvelopes, pair, n int) (gone int, err error) {
-	waited := s.await(ctx, fmt.Sprintf("%d of %d envelopes that are old enough are purged", n, old.each), patience, func() bool {
-		gone, err = s.goneOf(ctx, old, pair)
+// awaitPurged waits until so many envelopes of a pair are purged, and returns how many are.
+func (s *stage) awaitPurged(ctx context.Context, old *oldEnvelopes, pair, n int) (gone int, err error) {
+	waited := s.awaitCondition(ctx, fmt.Sprintf("%d of %d envelopes that are old enough are purged", n, old.perPair), patience, func() bool {
+		gone, err = s.countGone(ctx, old, pair)
 		return err != nil || gone >= n
 	})
 	return gone, errors.Join(waited, err)
 }
 
-// goneOf is how many envelopes of a pair were purged, from the oldest that is left: a purge goes by stamp.
-func (s *stage) goneOf(ctx context.Context, old *oldEnvelopes, pair int) (int, error) {
-	from := protected + pair*old.each
+// countGone is how many envelopes of a pair were purged, from the oldest that is left: a purge goes by stamp.
+func (s *stage) countGone(ctx context.Context, old *oldEnvelopes, pair int) (int, error) {
+	from := protected + pair*old.perPair
 	var oldest struct {
 		TS bson.Timestamp `bson:"ts"`
 	}
-	err := s.outbox().FindOne(ctx, bson.D{{Key: "ts", Value: bson.D{
-		{Key: "$gte", Value: old.at(from)}, {Key: "$lt", Value: old.at(from + old.each)},
+	err := s.outboxCollection().FindOne(ctx, bson.D{{Key: "ts", Value: bson.D{
+		{Key: "$gte", Value: old.stampOf(from)}, {Key: "$lt", Value: old.stampOf(from + old.perPair)},
 	}}}, options.FindOne().SetSort(bson.D{{Key: "ts", Value: 1}})).Decode(&oldest)
 	switch {
 	case errors.Is(err, mongo.ErrNoDocuments):
-		return old.each, nil
+		return old.perPair, nil
 	case err != nil:
 		return 0, fmt.Errorf("looking for old envelopes: %w", err)
 	}
@@ -241,14 +243,14 @@ type delays struct {
 	list []time.Duration
 }
 
-func (d *delays) hear(m devstack.Message) {
+func (d *delays) recordDelay(m devstack.Message) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.list = append(d.list, m.Seen.Sub(m.Time))
 }
 
-// take returns what was collected since the last call, sorted.
-func (d *delays) take() []time.Duration {
+// takeSorted returns what was collected since the last call, sorted.
+func (d *delays) takeSorted() []time.Duration {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	list := d.list
@@ -257,7 +259,7 @@ func (d *delays) take() []time.Duration {
 	return list
 }
 
-func (rs purgeRounds) figures(f *PurgeFinding, each int) {
+func (rs purgeRounds) computeFigures(f *PurgeFinding, each int) {
 	var with50, with99, none50, none99 []float64
 	var took time.Duration
 	for i, r := range rs {
@@ -286,7 +288,7 @@ func median(values []float64) float64 {
 
 // countPurged holds what is left in the outbox against what should be.
 func (s *stage) countPurged(ctx context.Context, f *PurgeFinding, young int) error {
-	coll := s.db().Collection(outbox.DefaultCollection)
+	coll := s.shopDatabase().Collection(outbox.DefaultCollection)
 	old := bson.D{{Key: "aggregateid", Value: bson.D{{Key: "$regex", Value: "^old-"}}}}
 	unsent := append(bson.D{{Key: "$or", Value: bson.A{anyState(), bson.D{{Key: "dueAt", Value: bson.D{{Key: "$exists", Value: true}}}}}}}, old...)
 	all, err1 := coll.CountDocuments(ctx, bson.D{})
@@ -296,15 +298,15 @@ func (s *stage) countPurged(ctx context.Context, f *PurgeFinding, young int) err
 		return fmt.Errorf("counting what is left: %w", err)
 	}
 	f.Kept, f.Overstayed = int(kept), int(left-kept)
-	f.Purged = s.o.Events/purgePairs*purgePairs - f.Overstayed
+	f.Purged = s.options.Events/purgePairs*purgePairs - f.Overstayed
 	if f.Kept != protected {
-		s.broke("%d of %d unsent envelopes are left", f.Kept, protected)
+		s.recordBroken("%d of %d unsent envelopes are left", f.Kept, protected)
 	}
 	if f.Overstayed > 0 {
-		s.broke("%d envelopes that were delivered and are old enough are still there", f.Overstayed)
+		s.recordBroken("%d envelopes that were delivered and are old enough are still there", f.Overstayed)
 	}
 	if n := int(all-left) - young; n != 0 {
-		s.broke("%d of the young envelopes are left, %d were appended", int(all-left), young)
+		s.recordBroken("%d of the young envelopes are left, %d were appended", int(all-left), young)
 	}
 	return nil
 }

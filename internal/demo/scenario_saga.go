@@ -51,36 +51,36 @@ type SagaFinding struct {
 	Letters     int     `json:"dead_steps"`
 }
 
-func (f *SagaFinding) tell() []string {
+func (f *SagaFinding) describeFigures() []string {
 	return []string{
-		fmt.Sprintf("sagas             %s, %d not complete", thousands(f.Sagas), f.Unfinished),
-		fmt.Sprintf("steps             %s, %.0f a second · lost %d · double %d · run again after a conflict %s", thousands(f.Steps), f.StepRate, f.LostSteps, f.DoubleSteps, thousands(f.Conflicts)),
-		fmt.Sprintf("told of           %s, %d of them twice", thousands(f.Told), f.ToldTwice),
+		fmt.Sprintf("sagas             %s, %d not complete", formatThousands(f.Sagas), f.Unfinished),
+		fmt.Sprintf("steps             %s, %.0f a second · lost %d · double %d · run again after a conflict %s", formatThousands(f.Steps), f.StepRate, f.LostSteps, f.DoubleSteps, formatThousands(f.Conflicts)),
+		fmt.Sprintf("told of           %s, %d of them twice", formatThousands(f.Told), f.ToldTwice),
 		fmt.Sprintf("nodes             %d kill -9 · %d rebalances", f.Kills, f.Rebalances),
-		fmt.Sprintf("repeated records  %s written on purpose; the inbox refused %s messages", thousands(f.Injected), thousands(f.Refused)),
+		fmt.Sprintf("repeated records  %s written on purpose; the inbox refused %s messages", formatThousands(f.Injected), formatThousands(f.Refused)),
 	}
 }
 
 func runSaga(ctx context.Context, s *stage) (_ Finding, err error) {
 	f := &SagaFinding{}
-	if _, err := s.start(ctx, "owner"); err != nil {
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
 	if err := s.createTopic(ctx, member.Taken); err != nil {
 		return f, err
 	}
-	steps := max(s.o.Events/sagas, 1)
-	c, err := s.newCrew(ctx, member.Saga, s.names.topic(member.Asked))
+	steps := max(s.options.Events/sagas, 1)
+	c, err := s.newCrew(ctx, member.Saga, s.names.topicName(member.Asked))
 	if err != nil {
 		return f, err
 	}
 	c.spec.Steps = steps
 	defer func() {
 		if err != nil {
-			c.disband(true)
+			c.stopAll(true)
 		}
 	}()
-	hands, err := c.serve(ctx, 2)
+	hands, err := c.startMembers(ctx, 2)
 	if err != nil {
 		return f, err
 	}
@@ -88,66 +88,66 @@ func runSaga(ctx context.Context, s *stage) (_ Finding, err error) {
 	if err != nil {
 		return f, err
 	}
-	ears := s.hearSteps(ctx, s.names.topic(member.Taken))
+	ears := s.collectSteps(ctx, s.names.topicName(member.Taken))
 	began := time.Now()
 	asked := make(chan error, 1)
-	s.loads.Go(func() { asked <- s.ask(ctx, steps) })
+	s.loads.Go(func() { asked <- s.askSteps(ctx, steps) })
 	if err := s.killNode(ctx, c, hands[0], steps*sagas/2); err != nil {
 		return f, err
 	}
 	f.Kills++
-	if err := errors.Join(<-asked, s.arrive(ctx), repeated()); err != nil {
+	if err := errors.Join(<-asked, s.awaitArrival(ctx), repeated()); err != nil {
 		return f, err
 	}
-	f.Injected = int(r.n.Load())
+	f.Injected = int(r.repeated.Load())
 	if err := s.finishSteps(ctx, f, ears, steps*sagas, began); err != nil {
 		return f, err
 	}
-	c.disband(false)
-	f.Told, f.ToldTwice = ears.distinct(), ears.twice()
+	c.stopAll(false)
+	f.Told, f.ToldTwice = ears.countDistinct(), ears.countRepeated()
 	return f, s.judgeSteps(ctx, f, steps)
 }
 
 // killNode kills a node by SIGKILL when so many steps are taken, and starts another one.
-func (s *stage) killNode(ctx context.Context, c *crew, h *hand, after int) error {
+func (s *stage) killNode(ctx context.Context, c *crew, h *crewMember, after int) error {
 	if err := s.takeSteps(ctx, after); err != nil {
 		return err
 	}
-	if err := c.kill(h); err != nil {
+	if err := c.killMember(h); err != nil {
 		return err
 	}
-	s.say("consumer %s is killed with -9 in the middle; another one starts", h.name)
-	_, err := c.join()
+	s.printEvent("consumer %s is killed with -9 in the middle; another one starts", h.name)
+	_, err := c.startMember()
 	return err
 }
 
 // finishSteps waits until all steps are taken and told of, and a little longer for one too many. That they do not come in
 // time is noted: what is missing is counted later.
-func (s *stage) finishSteps(ctx context.Context, f *SagaFinding, e *ears, n int, began time.Time) error {
+func (s *stage) finishSteps(ctx context.Context, f *SagaFinding, e *stepEvents, n int, began time.Time) error {
 	err := s.takeSteps(ctx, n)
 	f.StepRate = float64(int(float64(n) / time.Since(began).Seconds()))
 	if err == nil {
-		err = s.await(ctx, "each step is told of", patience, func() bool { return e.distinct() >= n })
+		err = s.awaitCondition(ctx, "each step is told of", patience, func() bool { return e.countDistinct() >= n })
 	}
 	var broken *brokenPromise
 	if errors.As(err, &broken) {
-		s.broke("%s", broken.why)
+		s.recordBroken("%s", broken.why)
 	} else if err != nil {
 		return err
 	}
-	return s.pass(ctx, settleTime)
+	return s.runFor(ctx, settleTime)
 }
 
 // takeSteps waits until the sagas have taken so many steps.
 func (s *stage) takeSteps(ctx context.Context, n int) error {
-	return s.awaitRead(ctx, fmt.Sprintf("%s steps are taken", thousands(n)), func(ctx context.Context) (bool, error) {
-		got, err := member.CountSteps(ctx, s.db())
+	return s.awaitRead(ctx, fmt.Sprintf("%s steps are taken", formatThousands(n)), func(ctx context.Context) (bool, error) {
+		got, err := member.CountSteps(ctx, s.shopDatabase())
 		return got >= n, err
 	})
 }
 
-// ask appends the messages, those of one saga by several workers under many keys.
-func (s *stage) ask(ctx context.Context, steps int) error {
+// askSteps appends the messages, those of one saga by several workers under many keys.
+func (s *stage) askSteps(ctx context.Context, steps int) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for w := range workers {
 		g.Go(func() error {
@@ -172,7 +172,7 @@ func (s *stage) askBatch(ctx context.Context, batch []event.Event) error {
 	ids := make([]string, len(batch))
 	for i, e := range batch {
 		ids[i] = e.ID().String()
-		s.check.Begin(check.Event{ID: ids[i], Key: e.Key(), Topics: []string{s.names.topic(member.Asked)}})
+		s.check.Begin(check.Event{ID: ids[i], Key: e.Key(), Topics: []string{s.names.topicName(member.Asked)}})
 	}
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, batch) })
 	if err != nil {
@@ -182,20 +182,20 @@ func (s *stage) askBatch(ctx context.Context, batch []event.Event) error {
 	return nil
 }
 
-// ears hear what is told of steps.
-type ears struct {
+// stepEvents hear what is told of steps.
+type stepEvents struct {
 	mu    sync.Mutex
 	steps map[string]bool
 	again int // the same event again, or another one of the same step
 }
 
-func (s *stage) hearSteps(ctx context.Context, topic string) *ears {
-	e := &ears{steps: map[string]bool{}}
-	s.loads.Go(func() { devstack.Tail(ctx, s.stack.Brokers(), []string{topic}, e.hear) })
+func (s *stage) collectSteps(ctx context.Context, topic string) *stepEvents {
+	e := &stepEvents{steps: map[string]bool{}}
+	s.loads.Go(func() { devstack.Tail(ctx, s.stack.Brokers(), []string{topic}, e.addRecord) })
 	return e
 }
 
-func (e *ears) hear(m devstack.Message) {
+func (e *stepEvents) addRecord(m devstack.Message) {
 	var step struct{ Saga, N int }
 	what := fmt.Sprintf("%q", m.Value)
 	if json.Unmarshal(m.Value, &step) == nil {
@@ -209,13 +209,13 @@ func (e *ears) hear(m devstack.Message) {
 	e.steps[what] = true
 }
 
-func (e *ears) distinct() int {
+func (e *stepEvents) countDistinct() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return len(e.steps)
 }
 
-func (e *ears) twice() int {
+func (e *stepEvents) countRepeated() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.again
@@ -223,7 +223,7 @@ func (e *ears) twice() int {
 
 // judgeSteps reads what became of it all.
 func (s *stage) judgeSteps(ctx context.Context, f *SagaFinding, steps int) error {
-	db := s.db()
+	db := s.shopDatabase()
 	r, err := member.JudgeSteps(ctx, db, outbox.DefaultCollection, sagas, steps)
 	if err != nil {
 		return err
@@ -231,12 +231,12 @@ func (s *stage) judgeSteps(ctx context.Context, f *SagaFinding, steps int) error
 	f.Sagas, f.Steps, f.Unfinished = r.Sagas, r.Steps, r.Unfinished
 	f.LostSteps, f.DoubleSteps = r.Lost+r.LostEmitted, r.Double+r.DoubleEmitted
 	if err := r.Err(); err != nil {
-		s.broke("%v", err)
+		s.recordBroken("%v", err)
 	}
 	if f.Told != sagas*steps || f.ToldTwice > 0 {
-		s.broke("%d of %d steps were told of, %d of them twice", f.Told, sagas*steps, f.ToldTwice)
+		s.recordBroken("%d of %d steps were told of, %d of them twice", f.Told, sagas*steps, f.ToldTwice)
 	}
-	if f.Letters, err = s.letters(ctx); err != nil {
+	if f.Letters, err = s.countLetters(ctx); err != nil {
 		return err
 	}
 	counts, err := member.ReadCounts(ctx, db)
@@ -244,6 +244,6 @@ func (s *stage) judgeSteps(ctx context.Context, f *SagaFinding, steps int) error
 		return err
 	}
 	f.Conflicts = counts.Conflicts
-	f.Refused, f.Rebalances, err = s.membership(ctx)
+	f.Refused, f.Rebalances, err = s.readMembership(ctx)
 	return err
 }

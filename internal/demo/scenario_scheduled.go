@@ -39,7 +39,7 @@ type ScheduledFinding struct {
 	TakeoverS   float64 `json:"takeover_s"` // from the kill to the next owner's first delivery
 }
 
-func (f *ScheduledFinding) tell() []string {
+func (f *ScheduledFinding) describeFigures() []string {
 	return []string{
 		fmt.Sprintf("due error         p50 %.1f ms p99 %.1f ms; with those due during the take-over p50 %.1f ms p99 %.1f ms, longest %.1f ms", f.P50MS, f.P99MS, f.AllP50MS, f.AllP99MS, f.MaxMS),
 		fmt.Sprintf("changed           %d cancelled, %d rescheduled; %d came early", f.Cancelled, f.Rescheduled, f.Early),
@@ -76,52 +76,52 @@ type calendar struct {
 
 func runScheduled(ctx context.Context, s *stage) (Finding, error) {
 	f, c := &ScheduledFinding{}, &calendar{all: map[string]*dueEvent{}}
-	hear := c.hear
-	s.hear.Store(&hear)
-	if _, err := s.start(ctx, "owner"); err != nil {
+	hear := c.recordSeen
+	s.onRecord.Store(&hear)
+	if _, err := s.startAndAwait(ctx, "owner"); err != nil {
 		return f, err
 	}
-	if _, err := s.start(ctx, "standby"); err != nil {
+	if _, err := s.startAndAwait(ctx, "standby"); err != nil {
 		return f, err
 	}
-	c.span = max(time.Duration(s.o.Events)*time.Second/dueRate, dueLeast)
-	lead, err := s.scheduling(ctx)
+	c.span = max(time.Duration(s.options.Events)*time.Second/dueRate, dueLeast)
+	lead, err := s.measureScheduling(ctx)
 	if err != nil {
 		return f, err
 	}
 	first := time.Now().Add(dueLead + lead)
-	if err := s.schedule(ctx, c, first); err != nil {
+	if err := s.scheduleAll(ctx, c, first); err != nil {
 		return f, err
 	}
-	s.say("%s events are scheduled; the first is due in %.1f s, all within %v", thousands(s.o.Events), time.Until(first).Seconds(), c.span)
+	s.printEvent("%s events are scheduled; the first is due in %.1f s, all within %v", formatThousands(s.options.Events), time.Until(first).Seconds(), c.span)
 	changed := make(chan error, 1)
-	s.loads.Go(func() { changed <- s.change(ctx, c, f) })
+	s.loads.Go(func() { changed <- s.changeEvents(ctx, c, f) })
 	killed, err := s.killAt(ctx, first.Add(c.span/2))
 	if err = errors.Join(err, <-changed); err != nil {
 		return f, err
 	}
-	if err := s.await(ctx, "the last one is due", c.span+time.Minute, func() bool { return time.Now().After(first.Add(c.span)) }); err != nil {
+	if err := s.awaitCondition(ctx, "the last one is due", c.span+time.Minute, func() bool { return time.Now().After(first.Add(c.span)) }); err != nil {
 		return f, err
 	}
-	if err := s.arrive(ctx); err != nil {
+	if err := s.awaitArrival(ctx); err != nil {
 		return f, err
 	}
 	s.mu.Lock()
-	acquired := s.last.acquiredAt
-	f.Takeovers = int(s.last.epoch - s.first)
+	acquired := s.lastOwnership.acquiredAt
+	f.Takeovers = int(s.lastOwnership.epoch - s.firstEpoch)
 	s.mu.Unlock()
-	c.figures(f, killed, acquired)
-	if f.P99MS > float64(dueError.Milliseconds()) && s.o.Events >= s.scenario.events { // of a few, one stall of the machine is the percentile
-		s.broke("the due error's 99th percentile is %.0f ms, %v expected", f.P99MS, dueError)
+	c.computeFigures(f, killed, acquired)
+	if f.P99MS > float64(dueError.Milliseconds()) && s.options.Events >= s.scenario.events { // of a few, one stall of the machine is the percentile
+		s.recordBroken("the due error's 99th percentile is %.0f ms, %v expected", f.P99MS, dueError)
 	}
 	if f.Early > 0 {
-		s.broke("%d events came before they were due", f.Early)
+		s.recordBroken("%d events came before they were due", f.Early)
 	}
 	return f, nil
 }
 
-// scheduling is how long it takes to schedule all events, by that of one batch, which is rolled back.
-func (s *stage) scheduling(ctx context.Context) (time.Duration, error) {
+// measureScheduling is how long it takes to schedule all events, by that of one batch, which is rolled back.
+func (s *stage) measureScheduling(ctx context.Context) (time.Duration, error) {
 	events := make([]event.Event, dueBatch)
 	for i := range events {
 		id := uuid.Must(uuid.NewV7())
@@ -135,19 +135,19 @@ func (s *stage) scheduling(ctx context.Context) (time.Duration, error) {
 		return 0, fmt.Errorf("scheduling events: %w", err)
 	}
 	one := max(time.Since(began), time.Second*dueBatch/5000)
-	return one * time.Duration(s.o.Events) / dueBatch, nil
+	return one * time.Duration(s.options.Events) / dueBatch, nil
 }
 
-// schedule schedules all events, evenly over the span. Each has a key of its own: a due time has no order to keep.
-func (s *stage) schedule(ctx context.Context, c *calendar, first time.Time) error {
+// scheduleAll schedules all events, evenly over the span. Each has a key of its own: a due time has no order to keep.
+func (s *stage) scheduleAll(ctx context.Context, c *calendar, first time.Time) error {
 	var g errgroup.Group
 	for w := range workers {
 		g.Go(func() error {
 			var batch []*dueEvent
-			for i := w; i < s.o.Events; i += workers {
-				at := first.Add(c.span * time.Duration(i) / time.Duration(s.o.Events)).Truncate(time.Millisecond)
+			for i := w; i < s.options.Events; i += workers {
+				at := first.Add(c.span * time.Duration(i) / time.Duration(s.options.Events)).Truncate(time.Millisecond)
 				batch = append(batch, &dueEvent{id: uuid.Must(uuid.NewV7()), at: at})
-				if len(batch) == dueBatch || i+workers >= s.o.Events {
+				if len(batch) == dueBatch || i+workers >= s.options.Events {
 					if err := s.scheduleBatch(ctx, c, batch); err != nil {
 						return fmt.Errorf("scheduling events: %w", err)
 					}
@@ -166,15 +166,15 @@ func (s *stage) scheduleBatch(ctx context.Context, c *calendar, batch []*dueEven
 		id := d.id.String()
 		payload := fmt.Appendf(nil, `{"reminder":%q}`, id)
 		events[i] = event.New(aggregate, id, "ReminderDue", payload, event.WithID(d.id), event.WithDueAt(d.at))
-		s.check.Begin(check.Event{ID: id, Key: id, Topics: []string{s.names.topic(aggregate)}, Value: payload})
+		s.check.Begin(check.Event{ID: id, Key: id, Topics: []string{s.names.topicName(aggregate)}, Value: payload})
 	}
-	c.add(batch)
+	c.addAll(batch)
 	err := outbox.Transaction(ctx, s.client, func(ctx context.Context) error { return s.service.box.AppendMany(ctx, events) })
 	if err != nil {
 		return err
 	}
 	for _, d := range batch {
-		if c.kind(d.id) == keep {
+		if c.fateOf(d.id) == keep {
 			s.check.Committed(d.at, d.id.String())
 		}
 	}
@@ -189,8 +189,8 @@ const (
 	move
 )
 
-// kind says what is done with an event after it was scheduled; its last bytes are random.
-func (c *calendar) kind(id uuid.UUID) fate {
+// fateOf says what is done with an event after it was scheduled; its last bytes are random.
+func (c *calendar) fateOf(id uuid.UUID) fate {
 	switch int(id[15]) % changedOf {
 	case 0:
 		return cancel
@@ -200,15 +200,15 @@ func (c *calendar) kind(id uuid.UUID) fate {
 	return keep
 }
 
-// change cancels some events and moves others, earlier or later, while those before them are being delivered. One that
+// changeEvents cancels some events and moves others, earlier or later, while those before them are being delivered. One that
 // cannot be had any more is delivered at its time.
-func (s *stage) change(ctx context.Context, c *calendar, f *ScheduledFinding) error {
+func (s *stage) changeEvents(ctx context.Context, c *calendar, f *ScheduledFinding) error {
 	for _, d := range c.byTime() {
-		if c.kind(d.id) != keep && !waited(ctx, time.Until(d.at.Add(-changeLead))) {
+		if c.fateOf(d.id) != keep && !sleepFor(ctx, time.Until(d.at.Add(-changeLead))) {
 			return context.Cause(ctx)
 		}
 		id, err := d.id.String(), error(nil)
-		switch c.kind(d.id) {
+		switch c.fateOf(d.id) {
 		case keep:
 			continue // is known to the checker already
 		case cancel:
@@ -220,35 +220,35 @@ func (s *stage) change(ctx context.Context, c *calendar, f *ScheduledFinding) er
 		case move:
 			to := d.at.Add(time.Duration(int(d.id[14])-128) * 10 * time.Millisecond)
 			if err = s.service.box.Reschedule(ctx, event.NewID(d.id), to); err == nil {
-				c.move(id, to)
+				c.moveEvent(id, to)
 				f.Rescheduled++
 			}
 		}
 		if err != nil && !errors.Is(err, outbox.ErrNotScheduled) {
 			return err
 		}
-		s.check.Committed(c.at(id), id)
+		s.check.Committed(c.dueTimeOf(id), id)
 	}
 	return nil
 }
 
 // killAt ends the owner by SIGKILL at that time.
 func (s *stage) killAt(ctx context.Context, at time.Time) (time.Time, error) {
-	if err := s.await(ctx, "the time of the kill", time.Until(at)+time.Minute, func() bool { return time.Now().After(at) }); err != nil {
+	if err := s.awaitCondition(ctx, "the time of the kill", time.Until(at)+time.Minute, func() bool { return time.Now().After(at) }); err != nil {
 		return time.Time{}, err
 	}
 	// On a busy machine a lease runs out by itself at times: then there is nobody to kill.
-	if err := s.await(ctx, "there are an owner and a standby", patience, func() bool { _, err := s.victim(ctx); return err == nil }); err != nil {
+	if err := s.awaitCondition(ctx, "there are an owner and a standby", patience, func() bool { _, err := s.findVictim(ctx); return err == nil }); err != nil {
 		return time.Time{}, err
 	}
-	before, killed := s.follow.owner(), time.Now()
-	if err := s.demo.kill(ctx); err != nil {
+	before, killed := s.follow.currentOwner(), time.Now()
+	if err := s.demo.killOwner(ctx); err != nil {
 		return killed, err
 	}
-	return killed, s.await(ctx, "the standby takes over", patience, func() bool { return s.follow.owner().epoch > before.epoch })
+	return killed, s.awaitCondition(ctx, "the standby takes over", patience, func() bool { return s.follow.currentOwner().epoch > before.epoch })
 }
 
-func (c *calendar) add(batch []*dueEvent) {
+func (c *calendar) addAll(batch []*dueEvent) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, d := range batch {
@@ -256,13 +256,13 @@ func (c *calendar) add(batch []*dueEvent) {
 	}
 }
 
-func (c *calendar) move(id string, to time.Time) {
+func (c *calendar) moveEvent(id string, to time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.all[id].at = to.Truncate(time.Millisecond)
 }
 
-func (c *calendar) at(id string) time.Time {
+func (c *calendar) dueTimeOf(id string) time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.all[id].at
@@ -279,7 +279,7 @@ func (c *calendar) byTime() []dueEvent {
 	return all
 }
 
-func (c *calendar) hear(m devstack.Message) {
+func (c *calendar) recordSeen(m devstack.Message) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if d := c.all[m.Header("id")]; d != nil && d.seen.IsZero() {
@@ -287,9 +287,9 @@ func (c *calendar) hear(m devstack.Message) {
 	}
 }
 
-// figures computes the errors. What belongs to the take-over is what was due before the first record of the next owner and
+// computeFigures computes the errors. What belongs to the take-over is what was due before the first record of the next owner and
 // had not been delivered by the one before.
-func (c *calendar) figures(f *ScheduledFinding, killed, acquired time.Time) {
+func (c *calendar) computeFigures(f *ScheduledFinding, killed, acquired time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	first := time.Time{}
@@ -298,7 +298,7 @@ func (c *calendar) figures(f *ScheduledFinding, killed, acquired time.Time) {
 			first = d.seen
 		}
 	}
-	f.TakeoverS = round(first.Sub(killed))
+	f.TakeoverS = roundSeconds(first.Sub(killed))
 	var all, outside []time.Duration
 	for _, d := range c.all {
 		if d.seen.IsZero() {
@@ -328,8 +328,8 @@ func quantile(sorted []time.Duration, q float64) float64 {
 	return float64(sorted[i].Microseconds()) / 1000
 }
 
-// waited reports whether d passed before ctx ended.
-func waited(ctx context.Context, d time.Duration) bool {
+// sleepFor reports whether d passed before ctx ended.
+func sleepFor(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

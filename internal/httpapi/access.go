@@ -3,7 +3,6 @@ package httpapi
 import (
 	"crypto/sha256"
 	"crypto/subtle"
-	"net"
 	"net/http"
 	"net/netip"
 	"path"
@@ -14,6 +13,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
 const maxActor = 128 // bytes of a name in the events log
@@ -130,21 +130,12 @@ func (a *Access) named(host string) bool {
 	if !a.Local {
 		return true
 	}
-	name := hostName(host)
+	name := probes.HostName(host)
 	if name == "localhost" || slices.ContainsFunc(a.Hosts, func(h string) bool { return strings.EqualFold(h, name) }) {
 		return true
 	}
 	addr, err := netip.ParseAddr(name)
 	return err == nil && addr.IsLoopback()
-}
-
-// hostName is the name in a Host header, without the port.
-func hostName(host string) string {
-	name, _, err := net.SplitHostPort(host)
-	if err != nil {
-		name = host
-	}
-	return strings.ToLower(strings.TrimSuffix(strings.Trim(name, "[]"), "."))
 }
 
 // remoteIP is the address of whoever is connected; the zero value where there is none.

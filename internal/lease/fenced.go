@@ -45,6 +45,8 @@ func (h *Held) Fenced(ctx context.Context, dirty []string, fn func(ctx context.C
 		if ctx.Err() != nil || !mayRetryTransaction(err) {
 			return err
 		}
+
+		// A command of an operator may be waiting for the fence. The owner yields once.
 		if yield && errors.Is(err, errOutcomeUnknown) {
 			h.yieldToForeign(ctx)
 			yield = false

@@ -194,7 +194,7 @@ func TestN03_AnOwnerYieldsOnceToAKilledCommand(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d := time.Since(start); (d >= yieldFor) != (n == 0) {
-			t.Errorf("transaction %d took %v", n, d)
+			t.Errorf("transaction %d took %v, want at least %v only for the first", n, d, yieldFor)
 		}
 	}
 }

@@ -27,7 +27,7 @@ func TestOptionsReportEveryProblem(t *testing.T) {
 	if err == nil {
 		t.Fatal("no error")
 	}
-	for _, part := range []string{`"a$b"`, "retention of 1s", "lease of 1ms", "identity 9", "policy 9"} {
+	for _, part := range []string{`"a$b"`, "retention 1s", "lease 1ms", "identity 9", "policy 9"} {
 		if !strings.Contains(err.Error(), part) {
 			t.Errorf("%q is not in %q", part, err)
 		}

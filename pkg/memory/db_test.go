@@ -84,7 +84,7 @@ func TestWriteConflictsStartAfresh(t *testing.T) {
 	if a, err := counter.Get(t.Context(), 1); err != nil || a.Balance != workers*each {
 		t.Errorf("%d increments, want %d: %v", a.Balance, workers*each, err)
 	}
-	if n := len(db.table("counter").rows); n != 1 || len(db.table("counter").rows[mustIntKey(t, 1)].versions) != 1 {
+	if n := len(db.findOrAddTable("counter").rows); n != 1 || len(db.findOrAddTable("counter").rows[mustIntKey(t, 1)].versions) != 1 {
 		t.Errorf("%d rows; versions that nobody reads are kept", n)
 	}
 }

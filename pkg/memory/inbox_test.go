@@ -24,10 +24,10 @@ func TestInboxContract(t *testing.T) {
 	inboxtest.Run(t, func(t *testing.T) inboxtest.Setup {
 		db := NewDB()
 		x := newInbox(t, db)
-		every := func(ctx context.Context, table *rows, change func(v any) any) error {
-			return db.do(ctx, func(t *tx) error {
+		every := func(ctx context.Context, table *storedTable, change func(v any) any) error {
+			return db.runOperation(ctx, func(t *tx) error {
 				var errs []error
-				t.scan(table, func(key string, v any) { errs = append(errs, t.put(table, key, change(v))) })
+				t.scanRows(table, func(key string, v any) { errs = append(errs, t.putRow(table, key, change(v))) })
 				return errors.Join(errs...)
 			})
 		}

@@ -43,10 +43,10 @@ func TestOutboxContract(t *testing.T) {
 				return docs
 			},
 			Claim: func(t *testing.T, id event.ID) {
-				if err := db.do(t.Context(), func(x *tx) error {
-					e := *x.get(box.rows, mustKey(id)).(*envelope)
-					e.claim = true
-					return x.put(box.rows, mustKey(id), &e)
+				if err := db.runOperation(t.Context(), func(x *tx) error {
+					e := *x.getRow(box.rows, mustKey(id)).(*envelope)
+					e.claimed = true
+					return x.putRow(box.rows, mustKey(id), &e)
 				}); err != nil {
 					t.Fatal(err)
 				}

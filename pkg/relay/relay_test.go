@@ -158,6 +158,16 @@ func TestEveryProblemAtOnce(t *testing.T) {
 	}
 }
 
+// TestOperatorsPageIsRefused: the page needs packages that an embedded relay does not link, so the key has a clear error.
+func TestOperatorsPageIsRefused(t *testing.T) {
+	t.Parallel()
+	_, err := relay.New(relay.MongoDB("mongodb://localhost/shop"), relay.Brokers("localhost:9092"),
+		relay.Set("http.admin.listen", "127.0.0.1:0"), relay.Set("http.admin.anonymous", "operator"))
+	if err == nil || !strings.Contains(err.Error(), "http.admin") || !strings.Contains(err.Error(), "outrelay run") {
+		t.Errorf("got error %v, want one that names http.admin and outrelay run", err)
+	}
+}
+
 // The environment counts only where it is given, and a relay that never runs leaves nothing behind.
 func TestEnvironmentIsAskedFor(t *testing.T) {
 	env := []string{"OUTRELAY_MONGODB_URI=mongodb://127.0.0.1:1/?replicaSet=rs0", "OUTRELAY_KAFKA_BROKERS=127.0.0.1:1", "OUTRELAY_WATCH=shop.outbox"}

@@ -62,13 +62,15 @@ var rooms = []room{
 	{dir: "pkg/saga", layer: 3, also: []string{"pkg/consumer"}, why: "a saga is a consumer with a state"},
 
 	// Layer 4: what puts stages together.
-	{dir: "internal/app", layer: 4, also: []string{"internal/httpapi", "internal/opspage"}, why: "the composition root: builds, starts in flow order, stops in reverse"},
-	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics", "internal/logging", "internal/health"}, why: "a thin shell over the use-cases; masks what a reason may quote"},
+	{dir: "internal/app", layer: 4, also: []string{"internal/probes"}, why: "the composition root: builds, starts in flow order, stops in reverse"},
+	{dir: "internal/probes", layer: 4, only: []string{"internal/metrics", "internal/health"}, why: "health and metrics over HTTP, also in programs without the operators' page"},
+	{dir: "internal/httpapi", layer: 4, only: []string{"internal/admin", "internal/metrics", "internal/logging", "internal/health", "internal/probes"}, why: "a thin shell over the use-cases; masks what a reason may quote"},
+	{dir: "internal/operators", layer: 4, also: []string{"internal/app", "internal/httpapi", "internal/opspage", "internal/probes"}, why: "page and API of one deployment; the embedded relay does not link it"},
 	{dir: "internal/opspage", layer: 4, only: []string{"internal/admin"}, why: "a thin shell over the use-cases"},
 	{dir: "internal/devstack", layer: 4, only: []string{"internal/record", "internal/crash", "internal/retry", "internal/metrics", "internal/logging", "pkg/event"}, why: "real servers on this machine, for anyone: knows nothing of the relay"},
 	{dir: "internal/devstack/stacktest", layer: 4, only: []string{"internal/devstack"}, testsOnly: true, why: "databases and topics of a test's own"},
 	{dir: "internal/doctor", layer: 4, also: []string{"internal/app"}, why: "checks with the same connections as the relay"},
-	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay dev"},
+	{dir: "internal/demo", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay", "internal/operators"}, why: "outrelay dev"},
 	{dir: "internal/bench", layer: 4, also: []string{"internal/app", "internal/devstack", "pkg/relay"}, why: "outrelay bench"},
 	{dir: "pkg/memory", layer: 4, why: "a service's surroundings without servers, by the contracts of the packages it stands in for", only: []string{
 		"pkg/event", "pkg/outbox", "pkg/inbox", "pkg/consumer", "pkg/entity", "pkg/saga", "internal/hold", "internal/record", "internal/routing", "internal/tracecontext",
@@ -77,7 +79,7 @@ var rooms = []room{
 
 	// Layer 5: programs.
 	{dir: "cmd", layer: 5, why: "parses flags, makes log and metric set, prints; what it does lives below", only: []string{
-		"internal/app", "internal/httpapi", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
+		"internal/app", "internal/httpapi", "internal/operators", "internal/opspage", "internal/devstack", "internal/doctor", "internal/demo", "internal/bench", "pkg/relay",
 		"internal/config", "internal/logging", "internal/metrics", "internal/admin",
 	}},
 	{dir: "examples/orders/servers", layer: 4, only: []string{"internal/devstack"}, why: "real servers under the example that starts itself; nothing that a service would write"},

@@ -27,7 +27,7 @@ var libraries = []library{
 	{path: "github.com/invopop/jsonschema", in: []string{"internal/config"}, why: "the schema of the configuration"},
 	{path: "github.com/agnivade/levenshtein", in: []string{"internal/config"}, why: "the nearest name to a misspelt one"},
 	{path: "go.yaml.in/yaml", in: []string{"internal/config", "cmd", "internal/devstack", "internal/demo"}, why: "configuration is YAML"},
-	{path: "github.com/prometheus", in: []string{"internal/metrics", "internal/httpapi", "internal/app", "internal/tracing", "pkg/consumer"}, why: "stages count through the set they are given"},
+	{path: "github.com/prometheus", in: []string{"internal/metrics", "internal/probes", "internal/app", "internal/tracing", "pkg/consumer"}, why: "stages count through the set they are given"},
 	{path: "go.opentelemetry.io/otel", in: []string{"pkg/outbox", "pkg/consumer", "pkg/memory", "internal/tracecontext", "internal/tracing", "internal/app", "pkg/relay"}, why: "trace context in and out"},
 	{path: "go.opentelemetry.io/contrib/bridges/prometheus", in: []string{"internal/tracing"}, why: "one set of metrics, two ways out"},
 	{path: "github.com/coreos/go-systemd", in: []string{"internal/systemd"}, why: "the protocol of the service manager"},

@@ -19,6 +19,7 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/operators"
 	"github.com/outrelay/outrelay/internal/store"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/inbox"
@@ -141,7 +142,7 @@ http: { listen: "off", admin: { listen: "127.0.0.1:0", anonymous: operator, toke
 // serve runs a page, and returns its address.
 func (s *scene) serve(cfg config.Config, log *slog.Logger) string {
 	s.t.Helper()
-	o, err := app.NewOperators(cfg, "test", log)
+	o, err := operators.New(cfg, "test", log, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}

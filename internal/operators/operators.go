@@ -1,4 +1,5 @@
-package app
+// Package operators serves the operators' page and API of one deployment.
+package operators
 
 import (
 	"context"
@@ -10,45 +11,45 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/outrelay/outrelay/internal/admin"
+	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/httpapi"
 	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/internal/opspage"
+	"github.com/outrelay/outrelay/internal/probes"
 )
 
-// Operators is the operator's page and API of one deployment. It has a connection of its own, so that no question of a
+// Server is the operator's page and API of one deployment. It has a connection of its own, so that no question of a
 // person holds up the lease or the stream, and works in any process: beside a relay or alone.
-type Operators struct {
-	server *httpapi.Server
+type Server struct {
+	server *probes.Server
 	dep    *admin.Deployment
 	close  func()
 }
 
-// NewOperators binds http.admin.listen; cfg.HTTP.Admin must be set. It connects to nothing yet. Nothing is served before Run,
-// and one that is never run has to be closed.
-func NewOperators(cfg config.Config, version string, log *slog.Logger) (*Operators, error) {
-	return newOperators(cfg, version, log, nil)
-}
-
-func newOperators(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Operators, error) {
+// New binds http.admin.listen; cfg.HTTP.Admin must be set. It connects to nothing yet. Nothing is served before Run,
+// and one that is never run has to be closed. m counts refused logins; nil counts none.
+func New(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (*Server, error) {
 	a := cfg.HTTP.Admin
 	redact, err := admin.NewRedaction(a.Redact.Headers, a.Redact.Paths)
 	if err != nil {
 		return nil, fmt.Errorf("http.admin.redact: %w", err)
 	}
-	router, err := Router(cfg)
+	router, err := app.Router(cfg)
 	if err != nil {
 		return nil, err
 	}
-	state, disconnect, err := StateDatabase(cfg)
+	state, disconnect, err := app.StateDatabase(cfg)
 	if err != nil {
 		return nil, err
 	}
-	o := &Operators{close: disconnect, dep: &admin.Deployment{
+	o := &Server{close: disconnect, dep: &admin.Deployment{
 		State: state, Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Router: router, Redact: redact, Log: log,
-		Outboxes:  Outboxes(cfg, state.Client()),
-		Compacted: func(ctx context.Context, topics []string) ([]string, error) { return CompactedTopics(ctx, cfg, topics) },
-		Oplog:     Oplog(state.Client()),
+		Outboxes: app.Outboxes(cfg, state.Client()),
+		Compacted: func(ctx context.Context, topics []string) ([]string, error) {
+			return app.CompactedTopics(ctx, cfg, topics)
+		},
+		Oplog: app.Oplog(state.Client()),
 	}}
 	opts := httpapi.AdminOptions{Listen: a.Listen, Access: access(a), Deployment: o.dep, Log: log, Page: o.page(cfg, version, log)}
 	if m != nil {
@@ -69,7 +70,7 @@ func newOperators(cfg config.Config, version string, log *slog.Logger, m *metric
 }
 
 // page is the operator's page over the deployment's desks.
-func (o *Operators) page(cfg config.Config, version string, log *slog.Logger) http.Handler {
+func (o *Server) page(cfg config.Config, version string, log *slog.Logger) http.Handler {
 	return opspage.New(opspage.Options{Watcher: cfg.Watcher, Node: cfg.Node, Version: version, Log: log, Desk: func(a admin.Actor, watcher, slot string) opspage.UseCases {
 		return o.dep.For(a).Of(watcher).At(slot)
 	}})
@@ -87,35 +88,27 @@ func access(a *config.Admin) httpapi.Access {
 	return out
 }
 
-// Addr is the address that is listened on, with the port that was found.
-func (o *Operators) Addr() string { return o.server.Addr() }
+// Option makes a relay serve the operators' page and API where http.admin is set.
+func Option() app.Option {
+	return app.WithOperators(func(cfg config.Config, version string, log *slog.Logger, m *metrics.Set) (app.Listener, error) {
+		return New(cfg, version, log, m)
+	})
+}
 
-// Close frees what one that was never run holds; nil holds nothing.
-func (o *Operators) Close() error {
-	if o == nil {
-		return nil
-	}
+// Addr is the address that is listened on, with the port that was found.
+func (o *Server) Addr() string { return o.server.Addr() }
+
+// Close frees what one that was never run holds.
+func (o *Server) Close() error {
 	o.close()
 	return o.server.Close()
 }
 
 // Run serves until ctx ends.
-func (o *Operators) Run(ctx context.Context) error {
+func (o *Server) Run(ctx context.Context) error {
 	defer o.close()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return o.server.Run(ctx) })
 	g.Go(func() error { return o.dep.Run(ctx) })
 	return g.Wait()
-}
-
-// operators is the operator's listener beside the relay; nil where it is not configured.
-func (r *Relay) operators() (*Operators, error) {
-	if r.cfg.HTTP.Admin == nil || !r.cfg.Is(config.RoleAdmin) {
-		return nil, nil
-	}
-	o, err := newOperators(r.cfg, r.version, r.log, r.metrics)
-	if err == nil {
-		r.log.Info("the operator's page and API are served", "address", o.Addr())
-	}
-	return o, err
 }
