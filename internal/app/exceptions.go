@@ -248,11 +248,12 @@ func (x *exceptionWriter) appendWaiting(list []store.Exception, e *dispatch.Exce
 			continue
 		}
 
+		// The envelope waits for the targets of both. An attempt that failed decides about its state.
+		pending := append(o.Pending, w.Pending...)
 		if w.State == event.StateRetry {
 			*o = w
-		} else {
-			o.Pending = append(o.Pending, w.Pending...)
 		}
+		o.Pending = pending
 		return list
 	}
 	return append(list, w)
