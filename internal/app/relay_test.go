@@ -20,6 +20,7 @@ import (
 	"github.com/outrelay/outrelay/internal/app"
 	"github.com/outrelay/outrelay/internal/config"
 	"github.com/outrelay/outrelay/internal/devstack/stacktest"
+	"github.com/outrelay/outrelay/internal/metrics"
 	"github.com/outrelay/outrelay/pkg/event"
 	"github.com/outrelay/outrelay/pkg/outbox"
 )
@@ -112,7 +113,11 @@ func (b *bundle) startAs(prepare func(*app.Relay), set ...string) (stop func() e
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	r, err := app.New(cfg, "test", slog.New(slog.NewTextHandler(b.log, nil)))
+	// The page is no part of these tests, but a process with the role of an admin needs a listener.
+	build := func(config.Config, string, *slog.Logger, *metrics.Set) (app.Listener, error) {
+		return noOperators{}, nil
+	}
+	r, err := app.New(cfg, "test", slog.New(slog.NewTextHandler(b.log, nil)), app.WithOperators(build))
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -344,3 +349,15 @@ func TestHTTPAddressTaken(t *testing.T) {
 		t.Fatalf("a taken address gives %v, want an error that names http.listen", err)
 	}
 }
+
+// noOperators stands in for the operators' page and API.
+type noOperators struct{}
+
+func (noOperators) Addr() string { return "none" }
+
+func (noOperators) Run(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (noOperators) Close() error { return nil }
