@@ -125,7 +125,7 @@ func TestNothingThatIsPrintedHoldsASecret(t *testing.T) {
 	s.Set("mongodb.uri", "mongodb:/root:"+plantedPassword+"@h")
 	s.Set("retention", "${env:PLANTED_TOKEN}")
 	command("run")
-	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "exceptions were written") {
+	if !strings.Contains(said.String(), "mongodb://***@") || !strings.Contains(said.String(), "fates of envelopes are written") {
 		t.Error("too little was printed for the test to mean anything")
 	}
 }
